@@ -121,7 +121,7 @@ def at(
     except LakeError as error:
         if untold and "so stream time at offset" in str(error):
             return UNTOLD
-        if "its table begins" not in str(error):
+        if "the session's table begins" not in str(error):
             raise
         return None
     return {row.pop("row_id"): row for row in plain(found)}
@@ -235,7 +235,7 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
     )
     monkeypatch.setattr("sessionlake.history.asof._MAX_SEARCHED", 3)
     with pytest.raises(
-        UsageError, match=rf"session 'x' is unknown\. Name one that exists, such as .*\({facts[0].topic}\)"
+        UsageError, match=rf"session 'x' is unknown\. Name a session that exists, such as .*\({facts[0].topic}\)"
     ):
         find_session(tables, settings, "x")
     assert len(read) == 3

@@ -247,25 +247,25 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
     [
         (
             {"keys": ["topic", "colour"]},
-            "a product of numbers can have the keys topic, session_id, row_id, metric; found colour",
+            "a product with of: numbers cannot have the keys colour; use some of topic, session_id, row_id, metric",
         ),
         ({"keys": ["topic", "topic"]}, "the column 'topic' is declared twice"),
-        ({"aggregates": {"a": "first"}}, "first and last are defined within one series"),
+        ({"aggregates": {"a": "first"}}, "first and last need the points of one series"),
         ({"aggregates": {"a=b": "sum"}}, "column 'a=b': Delta does not allow '=' in a column's name"),
         (
             {"of": "texts", "keys": ["value"]},
-            "texts cannot be aggregated as mean, min, variance; allowed are approx",
+            "texts cannot be aggregated as mean, min, variance; use some of approx",
         ),
         (
             {"aggregates": {"a": "approx_distinct"}},
-            "numbers cannot be aggregated as approx_distinct; allowed are count, first",
+            "numbers cannot be aggregated as approx_distinct; use some of count, first",
         ),
         ({"aggregates": {"mean": "mean", "Mean": "mean"}}, "columns 'mean' and 'Mean' differ only in case"),
         ({"aggregates": {"a": "median"}}, "aggregates.a"),
         ({"bucket": "0 s"}, "bucket"),
         ({"name": "metrics_1m"}, "gold declares a table gold.metrics_1m"),
-        ({"retention": "1 day", "bucket": None}, "retention needs a bucket, and topic among the keys"),
-        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and topic among the keys"),
+        ({"retention": "1 day", "bucket": None}, "`retention` is measured from the bucket"),
+        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and `topic` among the keys"),
         ({"retention": "59 minutes", "bucket": "1 minute"}, "retention"),
     ],
 )

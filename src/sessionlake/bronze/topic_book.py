@@ -50,7 +50,7 @@ _IDLE_CHECK_SECONDS = 60.0
 # Time between two checks while a topic is missing that may come back.
 _RECHECK_SECONDS = 1.0
 # A topic may vanish this many times in a row while Kafka is asked about it.
-_RUN_AGAIN = "Run bronze again, if it has not restarted by itself"
+_RUN_AGAIN = "Run `sessionlake run bronze` again, if it has not started again by itself"
 _MAX_LOOKS = 5
 
 
@@ -235,12 +235,19 @@ class TopicRegister:
             for name in asked:
                 if name not in ids:
                     raise BrokerError(
-                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is new", fix=_RUN_AGAIN
+                        f"bronze: Kafka does not list topic {name}, whose messages bronze was about to read: the "
+                        "topic was just deleted, or is new",
+                        why="Nothing of this batch was committed",
+                        fix=_RUN_AGAIN,
                     )
                 if name not in known:
                     self._apply_update(self._decide_for_topics([name], ids))
                 elif _has_other_id(known[name], ids[name]):
-                    raise TopicChangedError(f"bronze: topic {name} was created again during the read", fix=_RUN_AGAIN)
+                    raise TopicChangedError(
+                        f"bronze: topic {name} was deleted and created again while bronze read it",
+                        why="Nothing of this batch was committed",
+                        fix=_RUN_AGAIN,
+                    )
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 

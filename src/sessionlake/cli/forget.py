@@ -52,8 +52,9 @@ def forget(
 
     if (session is not None) + resume + cancel != 1:
         raise UsageError(
-            "forget: exactly one of --session, --resume and --cancel is needed",
-            fix="Run `sessionlake forget --session ID`",
+            "forget: the command needs exactly one of --session, --resume and --cancel",
+            fix="Run `sessionlake forget --session ID` to forget a session, or `sessionlake forget "
+            "--resume` to finish an interrupted forgetting",
         )
     storage_of(settings).require_writable()
     if cancel:

@@ -121,7 +121,11 @@ def require_newest_tables(spark: SparkSession | None, settings: Settings, layers
 def _require_query(settings: Settings, layer: str) -> None:
     folder = Path(settings.checkpoint(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
-        raise LakeError(f"{folder} has no metadata file", fix=build_recovery_hint(layer))
+        raise LakeError(
+            f"the checkpoint folder {folder} has no file `metadata`",
+            why="Without it the stream would start from the beginning",
+            fix=build_recovery_hint(layer),
+        )
 
 
 def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:

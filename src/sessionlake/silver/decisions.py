@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WITHDRAWN = "withdrawn"
 _PLACE = ("topic", "partition", "session_id", "offset")
-_TRACE = "Run `sessionlake trace TOPIC PARTITION OFFSET` to see what was done with the message"
+_TRACE = "Run `sessionlake trace TOPIC PARTITION OFFSET` to see what became of the message"
 _CHOICES = "--topic, --partition and --offset"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -146,8 +146,8 @@ def record_decision(
     known = read_decisions(reader).get(place)
     if known is not None:
         raise UsageError(
-            f"{_describe_message(place)}: a decision is already recorded: {known}",
-            fix="To replace it, withdraw it first: run the command with --withdraw",
+            f"resolve: {_describe_message(place)}: a decision is already recorded: {known}",
+            fix="To replace it, first take it back: run `sessionlake resolve` with --withdraw",
         )
     # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _list_layers_with_stops(settings)
@@ -197,11 +197,16 @@ def withdraw_decision(
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
-            raise UsageError(f"{meant}: silver has followed the decision, so it cannot be withdrawn", fix=_TRACE)
-        raise UsageError(f"{meant}: there is no decision to withdraw", fix=f"See {DECISIONS} for all decisions")
+            raise UsageError(
+                f"resolve: {meant}: silver has acted on the decision, so it cannot be withdrawn", fix=_TRACE
+            )
+        raise UsageError(
+            f"resolve: {meant}: there is no decision to withdraw",
+            fix='`sessionlake query "SELECT * FROM ops.decisions"` shows all decisions',
+        )
     if len(pending) > 1:
         places = "; ".join(map(_describe_message, pending))
-        raise UsageError(f"{meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
+        raise UsageError(f"resolve: {meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
     place = pending[0]
     _require_not_followed(settings, reader, place)
     decided = RecordedDecision(*place, None, who, why, datetime.now(UTC))
@@ -226,12 +231,17 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
     for layer in _list_layers_with_stops(settings):
         if read_unfinished_batch(settings, layer) is not None:
             raise UsageError(
-                f"{layer} was interrupted while it committed a batch",
+                f"resolve: {layer} was interrupted while it committed a batch",
+                why="Until that batch is finished, it is not known which messages were processed",
                 fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
             )
         waits = layer in stopped and _get_violation_key(stopped[layer]) == key
         if not waits and has_read_message(reader, layer, topic, partition, offset):
-            raise UsageError(f"{_describe_message(key)}: too late to withdraw: {layer} has processed it", fix=_TRACE)
+            raise UsageError(
+                f"resolve: {_describe_message(key)}: {layer} has processed the message, so the decision "
+                "cannot be withdrawn any more",
+                fix=_TRACE,
+            )
 
 
 def _list_layers_with_stops(settings: Settings) -> list[str]:
@@ -298,13 +308,14 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
         raise UsageError(
-            f"no layer has stopped at {message_filter}, so there is nothing to decide: {places}",
-            fix="Name a message at which a layer has stopped, as its error does",
+            f"resolve: no layer has stopped at {message_filter}, so there is nothing to decide. "
+            f"Layers have stopped at: {places}",
+            fix="Name such a message with --topic, --partition and --offset",
         )
     if SILVER not in mine and len(set(mine.values())) > 1:
         places = "; ".join(map(_describe_message, sorted(set(mine.values()))))
         raise UsageError(
-            f"{message_filter}: processors have stopped at several messages: {places}",
+            f"resolve: {message_filter}: processors have stopped at several messages: {places}",
             fix=f"Choose one with {_CHOICES}",
         )
     place = mine[SILVER] if SILVER in mine else next(iter(mine.values()))
@@ -326,12 +337,15 @@ def _require_not_passed(passed: list[str], key: str, offset: int, decision: Deci
     """
     layers = " and ".join(layer for layer in passed if layer not in stopped)
     if layers:
-        raise UsageError(f"{key}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
+        raise UsageError(
+            f"resolve: {key}: {layers} has already processed offset {offset}, so there is nothing to decide", fix=_TRACE
+        )
     if passed and decision is Decision.SKIP:
         raise UsageError(
-            f"{key}: offset {offset} was processed as valid and became a violation only later",
-            why="So its message cannot be skipped any more",
-            fix="Choose --accept-gap to continue the session, or --isolate to break it until its next snapshot",
+            f"resolve: {key}: offset {offset} was processed as a valid message, and judged a violation only later",
+            why="The message is in the tables, so it cannot be skipped any more",
+            fix="Run the command with --accept-gap, which lets the session continue, or with --isolate, "
+            "which stops the session until its next snapshot",
         )
 
 
@@ -342,7 +356,9 @@ def _require_not_in_unfinished_batch(
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
-            f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}",
+            f"resolve: topic {topic}, partition {partition}: {layer} was interrupted while it "
+            f"committed offset {offset}",
+            why="Until that batch is finished, it is not known whether the message was processed",
             fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
         )
 
@@ -350,8 +366,8 @@ def _require_not_in_unfinished_batch(
 def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decision: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(
-            f"the table {DECISIONS} does not exist yet",
-            why="There is nothing to decide before silver has run",
+            f"resolve: there is no table {DECISIONS} yet, because silver has not run",
+            why="So no layer has stopped at a message",
             fix="Run `sessionlake run silver` first",
         )
     before = _read_recorded_decisions(reader).get(decision.place, [])

@@ -91,7 +91,11 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(f"{file} is damaged ({error})", fix=build_recovery_hint(layer)) from None
+        raise LossError(
+            f"{file} is damaged ({error})",
+            why=f"It says from which state and which batch {layer} resumes",
+            fix=build_recovery_hint(layer),
+        ) from None
 
 
 def read_active(settings: Settings, layer: str = SILVER) -> Handover | None:
@@ -110,7 +114,8 @@ def require_states(settings: Settings, layer: str) -> None:
         lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
             raise LossError(
-                f"{layer}: the state {find_active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                f"{layer}: the stored state {find_active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                why="Without it, the sessions of that shard would start over",
                 fix=build_recovery_hint(layer),
             )
 
@@ -170,8 +175,8 @@ def require_prepared(settings: Settings, operation: str, layer: str, remedy: str
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
     if not is_prepared(settings, operation, layer) and not is_active(settings, operation, layer):
         raise LossError(
-            f"{layer}: {find_prepared_folder(settings, layer)} is gone or damaged",
-            why="It has the state that the layer resumes from",
+            f"{layer}: the folder {find_prepared_folder(settings, layer)} is gone or damaged",
+            why="It has the state from which the layer would resume after the operation",
             fix=remedy,
         )
 
@@ -219,12 +224,20 @@ def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = 
         return None
     run = f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
     if read_last_planned_batch(checkpoint) != batch:
-        raise LakeError(f"{layer} has not finished its last batch", fix=run)
+        raise LakeError(
+            f"{layer} was interrupted in its last batch",
+            why="Until the batch is finished, it is not known exactly what the layer has read",
+            fix=run,
+        )
     if batch is None:
         return begin.bronze_version if begin else None
     version, is_complete = read_version_reached(settings, layer, batch, is_change_feed=is_change_feed)
     if not is_complete:
-        raise LakeError(f"{layer} has read only a part of one commit of its source table", fix=run)
+        raise LakeError(
+            f"{layer} has read only a part of the last commit of its source table",
+            why="The operation can only start after a complete commit",
+            fix=run,
+        )
     return version
 
 
@@ -266,7 +279,8 @@ def read_next_version(settings: Settings, layer: str, batch: int) -> int:
     place = _read_batch_end(settings, layer, number)
     if place.in_initial_snapshot:
         raise LakeError(
-            f"{layer} has read only a part of what the table held when it started",
+            f"{layer} has read only a part of the rows that its source table had at the layer's first start",
+            why="These rows are not in the order of commits, so it is not known which commits it has read",
             fix=f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first",
         )
     return place.version
@@ -319,8 +333,10 @@ def refuse_changed_shards(settings: Settings) -> None:
     made = read_shard_count(settings)
     if made not in (None, settings.silver.shards):
         raise LakeError(
-            f"silver.shards is {settings.silver.shards}, but silver's states have {made} shards",
-            fix=f"Set it back to {made}, or move the states with `sessionlake reshard {settings.silver.shards}`",
+            f"silver.shards is {settings.silver.shards}, but silver's stored states are in {made} shards",
+            why="With another number, silver would not find the states of its sessions",
+            fix=f"Set silver.shards back to {made}, or move the states with `sessionlake reshard "
+            f"{settings.silver.shards}`",
         )
 
 

@@ -153,7 +153,10 @@ def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake,
 def _require_started(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
-        raise LakeError(f"there is no silver in {settings.place} yet", fix="Run `sessionlake run all`")
+        raise LakeError(
+            f"silver has not run in {settings.place} yet, so there is nothing to rebuild",
+            fix="Run `sessionlake run all`, or name another home with SESSIONLAKE_HOME",
+        )
     return lake
 
 
@@ -170,7 +173,7 @@ def require_complete_bronze(reader: TableReader, action: str = "silver") -> None
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
             f"{describe_partition_start(*gone[0])}{more}",
-            why=f"So {action} cannot be built from what is left. Nothing was changed",
+            why=f"So {action} cannot be built from the messages that are left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
@@ -260,7 +263,8 @@ def _append_slice(
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
-                f"{table}: the rebuild wrote {written} rows instead of {count}",
+                f"{table}: the rebuild should have written {count} rows, but wrote {written}",
+                why="So the new table is not right, and does not replace the old one",
                 fix="Report this as a bug of sessionlake",
             )
 
