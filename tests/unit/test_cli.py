@@ -382,4 +382,4 @@ def test_resolve_takes_exactly_one_decision(call, words):
 def test_resolve_says_where_silver_stopped(call):
     result = call("resolve", "--session", "s", "--accept-gap")
     assert result.exit_code == 2
-    assert "no layer has stopped at session 's', so there is nothing to decide. Layers have stopped" in said(result)
+    assert "no layer has stopped at session 's', so there is nothing to decide; known stops: silver" in said(result)

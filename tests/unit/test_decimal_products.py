@@ -179,7 +179,7 @@ def test_columns_and_comments_say_that_results_are_exact() -> None:
             {"aggregates": {"spread": "variance", "p": "p50"}},
             "cannot be aggregated exactly as p50, variance; use some of",
         ),
-        ({"of": "texts", "keys": ["value"], "aggregates": {"n": "count"}}, "aggregates a column of numbers"),
+        ({"of": "texts", "keys": ["value"], "aggregates": {"n": "count"}}, "it names a column of numbers"),
     ],
 )
 def test_what_has_no_exact_result_is_refused(product: dict[str, Any], said: str) -> None:

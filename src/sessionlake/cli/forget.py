@@ -53,8 +53,7 @@ def forget(
     if (session is not None) + resume + cancel != 1:
         raise UsageError(
             "forget: the command needs exactly one of --session, --resume and --cancel",
-            fix="Run `sessionlake forget --session ID` to forget a session, or `sessionlake forget "
-            "--resume` to finish an interrupted forgetting",
+            fix="Run `sessionlake forget --session ID`, or with --resume to finish an interrupted command",
         )
     storage_of(settings).require_writable()
     if cancel:

@@ -115,10 +115,7 @@ def bronze_skip(
 
     last = offset if to is None else to
     if last < offset:
-        raise UsageError(
-            f"bronze skip: --to {last} is lower than {offset}, the first offset to skip",
-            fix=f"Give --to the last offset to skip, {offset} or higher",
-        )
+        raise UsageError(f"--to {last} is below the first offset to skip, {offset}", fix="Give --to a higher offset")
     require_broker(settings)
 
     def skip_and_report(spark: SparkSession) -> None:

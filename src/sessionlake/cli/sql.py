@@ -62,10 +62,7 @@ def query(
         show_answer(answer, form, say)
         return
     if engine is EngineName.SAIL:
-        raise UsageError(
-            "query: the engine Sail does not read tables as of a batch (--as-of-batch)",
-            fix="Leave out --engine: Spark then runs the statement",
-        )
+        raise UsageError("query: Sail cannot read tables as of a batch", fix="Leave out --engine")
     read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form, arguments))
     if read != batch:
         say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
@@ -85,9 +82,6 @@ def _split_arguments(given: list[str]) -> dict[str, str]:
     for one in given:
         name, equals, text = one.partition("=")
         if not name or not equals:
-            raise UsageError(
-                f"query: --param {one} is not of the form NAME=VALUE",
-                fix="Write a name and a value, as in --param topic=orders",
-            )
+            raise UsageError(f"query: --param {one} is not NAME=VALUE", fix="Write it as in --param topic=orders")
         arguments[name] = text
     return arguments

@@ -21,7 +21,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.progress import read_last_merged_batch, read_last_offsets
+from sessionlake.ledger.progress import read_last_merged_batch_number, read_last_offsets
 from sessionlake.ledger.retained import (
     PartitionStart,
     describe_partition_start,
@@ -166,9 +166,7 @@ def choose_topic_partition(
     matches = sorted(place for place in places if partition in (None, place[1]))
     topics = sorted({topic for topic, _ in matches})
     if len(topics) > 1:
-        raise UsageError(
-            f"session {session!r} exists in several topics: {', '.join(topics)}", fix="Choose one with --topic NAME"
-        )
+        raise UsageError(f"session {session!r} exists in topics {', '.join(topics)}", fix="Choose one with --topic")
     if len(matches) > 1:
         numbers = ", ".join(str(number) for _, number in matches)
         raise UsageError(
@@ -185,10 +183,7 @@ def _make_unknown_session_error(
     rows = reader.sample_rows(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
-        return LakeError(
-            f"there are no sessions in {settings.home} yet",
-            fix="Fill the tables with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
-        )
+        return LakeError(f"no sessions in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it")
     some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_MAX_NAMED])
     where = f"{f' of topic {topic}' if topic else ''}{'' if partition is None else f', partition {partition},'}"
     return UsageError(f"session {session!r}{where} is unknown", fix=f"Name a session that exists, such as {some}")
@@ -241,7 +236,7 @@ class _AsOfQuery:
 
     def _read_merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
-        conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
+        conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch_number(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.read_arrow_table(CUTS, *conditions)
         return read_kept_cuts(self._reader.read_arrow_table, *conditions)
@@ -257,9 +252,7 @@ class _AsOfQuery:
         found = self._reader.read_arrow_table(SNAPSHOTS, *conditions, columns=schema.names).cast(schema)
         if "rows" in cut.column_names and cut["rows"][0].as_py() not in (None, found.num_rows):
             raise LakeError(
-                f"{self._session}: retention is removing rows of {SNAPSHOTS} at this moment",
-                why="So the session's table cannot be computed from it now",
-                fix="Run the command again in a minute",
+                f"{self._session}: retention is removing rows of {SNAPSHOTS} now", fix="Run the command again"
             )
         return found
 
@@ -402,7 +395,6 @@ class _AsOfQuery:
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(
-            f"{self._session}: the session's table begins at {name} {known[name]}, after the "
-            f"requested {name} {getattr(self._moment, name)}",
+            f"{self._session}: its table begins at {name} {known[name]}, after {name} {getattr(self._moment, name)}",
             fix="Ask for the beginning or a later moment",
         )

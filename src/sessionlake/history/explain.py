@@ -22,8 +22,8 @@ from sessionlake.delta.storage.values import to_rows
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
-from sessionlake.gold.changes import get_value_columns, is_event_column, select_changes, select_events, with_seq_order
+from sessionlake.gold.aggregate.sources import PARTITION, include_session_keys
+from sessionlake.gold.changes import add_seq_order, build_event_filter, get_value_columns, select_changes, select_events
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -35,10 +35,10 @@ from sessionlake.ledger.retained import read_last_removed_position, read_removed
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.spark.reading_plan import require_plain_condition
+from sessionlake.spark.reading_plan import require_own_columns_only
 from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
-from sessionlake.streaming.handover import read_version_reached
+from sessionlake.streaming.handover import read_version_reached_by_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -157,23 +157,17 @@ def explain(
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
-                f"the figures of {table} cannot be explained by messages, because they are computed from "
-                f"rows of {own.source}",
-                why="Such a row need not come from a single message",
-                fix=f"To see the rows behind a figure, look with `sessionlake query` for rows of {own.source} "
-                f"that have the figure's values of {', '.join(filter(None, [*own.keys, own.time]))}. To "
-                "check all figures, run `sessionlake verify gold`",
+                f"{table} cannot be explained by messages, because it is computed from rows of {own.source}",
+                fix=f"To see the rows behind a figure, query {own.source} with the figure's values of "
+                f"{', '.join(filter(None, [*own.keys, own.time]))}. To check all figures, run `sessionlake verify "
+                "gold`",
             )
     if table not in known:
-        raise UsageError(
-            f"the table {table!r} cannot be explained: `explain` knows the changes behind gold's tables only",
-            fix=f"Name one of {', '.join(known)}",
-        )
+        raise UsageError(f"{table!r} is not a table that `explain` knows", fix=f"Name one of {', '.join(known)}")
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(
-            f"{table} does not exist yet in {settings.place}",
-            fix="Run `sessionlake run all --once`, which fills it, or name another home with SESSIONLAKE_HOME",
+            f"{table} does not exist yet in {settings.place}", fix="Run `sessionlake run all --once` to fill it"
         )
     rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
@@ -195,7 +189,7 @@ def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: s
     from pyspark.errors import PySparkException
 
     if where:
-        require_plain_condition(spark, "explain: --where", where)
+        require_own_columns_only(spark, "explain: --where", where)
     rows = lake.read(spark, table.table_name)
     try:
         rows = rows.where(where) if where else rows
@@ -225,11 +219,10 @@ def _has_read_complete_batches(settings: Settings) -> bool:
         raise LakeError(
             f"gold is still reading the rows that {CHANGES} had when gold started for the first time",
             why="Until it has read them all, it is not known which of them are in gold's figures",
-            fix="Wait until `sessionlake status` shows that gold has read all batches of silver, and run "
-            "the command again",
+            fix="Wait until `sessionlake status` shows that gold has read all batches of silver, and run this again",
         )
     batch = read_last_committed_batch(settings.checkpoint(GOLD))
-    return batch is None or read_version_reached(settings, GOLD, batch)[1]
+    return batch is None or read_version_reached_by_batch(settings, GOLD, batch)[1]
 
 
 def _explain_row(
@@ -318,7 +311,7 @@ def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> 
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events(changes, key, numbers=table.source.numbers).where(is_event_column(table))
+    events = _select_events(changes, key, numbers=table.source.numbers).where(build_event_filter(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -350,12 +343,12 @@ def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFra
     from pyspark.sql import functions as F
 
     found = changes.rows
-    for name in ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ())):
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if include_session_keys(key) else ())):
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
     declared = get_value_columns(changes.settings)
-    return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
+    return add_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 
 def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:

@@ -27,7 +27,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.processors.by_class import KeyedComputation
 from sessionlake.processors.by_product import ProductComputation
@@ -47,7 +47,7 @@ from sessionlake.streaming.source_columns import (
     read_last_planned_offset,
     read_table_id,
 )
-from sessionlake.streaming.stores import archive_folders
+from sessionlake.streaming.stores import archive_checkpoint_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,8 +66,8 @@ class KeyedTable:
         self._settings, self._config = settings, config
         if not Lake(settings).exists(spark, config.source):
             raise LakeError(
-                f"{config.layer}: its source table {config.source} does not exist yet",
-                fix="Run the layer that fills the source table, then run the processor again",
+                f"{config.layer}: its source {config.source} does not exist yet",
+                fix="Run what fills that table, then the processor",
             )
         present = Lake(settings).storage.read_column_types(spark, config.source)
         self.computation = (
@@ -104,8 +104,7 @@ class KeyedTable:
             raise ConfigError(
                 f"{config.config_key}.key: the table {config.output_table} was written with the key "
                 f"{', '.join(by or ())}, but the configuration has the key {', '.join(self.computation.by)}",
-                fix=f"Choose another name in `table`. Or drop {config.output_table}, and run `sessionlake "
-                f"rebuild {config.rebuild_argument}`",
+                fix=f"Choose another `table`. Or drop it, and run `sessionlake rebuild {config.rebuild_argument}`",
             )
 
     def _read_stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
@@ -144,9 +143,7 @@ class KeyedTable:
             )
             if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
-                    f"{config.output_table} was computed with another declaration than the present one (hash "
-                    f"{logic}), or was not filled completely",
-                    why="So its rows may be other ones than the present declaration gives",
+                    f"{config.output_table} was computed with another declaration (hash {logic}), or not completely",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
         lake.prepare_tables(spark, [config.output_table, LEDGER])
@@ -170,7 +167,7 @@ class KeyedTable:
             or not can_read_last_version(*place)
             or find_changed_column(*place) is not None
         ):
-            archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
+            archive_checkpoint_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
         """Marks an outdated output table of a product as incomplete, and drops it if its key has changed."""
@@ -208,7 +205,7 @@ class KeyedTable:
         else:
             raise LakeError(
                 f"{config.config_key}.source: the table {config.source} does not record which of its rows change",
-                why="It can have updates, and has no change data feed",
+                why="It can have updates, and no change data feed",
                 fix="Name another source. For a table of gold, add its name to `gold.change_feed`",
             )
         return self.lake.stream_table(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
@@ -225,11 +222,7 @@ class KeyedTable:
         config = self._config
         cut = read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
         if cut is not None and cut.max_missing_rows:
-            raise LakeError(
-                f"{cut.removal_text}",
-                why=f"Processor {config.name} needs all rows of a key",
-                fix="Restore the source table from a backup",
-            )
+            raise LakeError(f"{cut.removal_text}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
@@ -273,8 +266,8 @@ def start_keyed_processor(
         )
     if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint(config.layer)):
         raise LossError(
-            f"{config.layer} has read versions of {config.source} that do not exist any more",
-            why="The table was restored to an older version, for example from a backup",
+            f"{config.layer} has read versions of {config.source} that are gone: the table was restored to an "
+            "older one",
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
@@ -300,14 +293,12 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
         CheckpointGenerations(checkpoint, config.layer).current_generation.app_id,
         read_last_planned_batch(checkpoint),
     )
-    recorded = None if app_id is None else read_last_batch(reader, config.layer, app_id)
+    recorded = None if app_id is None else read_last_batch_number(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
             f"{config.layer}: the checkpoint {checkpoint} ends with batch {planned}, but its table "
             f"holds batches up to {recorded}",
-            why="The checkpoint is older than the table",
-            fix="Restore the newer checkpoint. Or remove the checkpoint: all rows are read again, which "
-            "leaves the table as it is",
+            fix="Restore the newer checkpoint. Or remove it: all rows are read again, and the table stays the same",
         )
 
 
@@ -376,7 +367,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
     table.prepare_rebuild(spark)
     rows, found = _recompute_rows(spark, table, config)
-    lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
+    lake, last = table.lake, read_last_batch_number(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = hash_config(settings, config)
     metadata = json.dumps({"sessionlake": read_code_version(), "config": by})

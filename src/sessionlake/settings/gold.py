@@ -179,14 +179,9 @@ class ProductSettings(Section):
         given = self.model_fields_set - {"name", "python", "output", "source"}
         given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
-            raise ValueError(
-                f"these keys are defined by the product in Python, so leave them out here: {', '.join(sorted(given))}"
-            )
+            raise ValueError(f"the product in Python has these keys itself: leave them out: {', '.join(sorted(given))}")
         if self.python is None and not (self.keys and self.aggregates):
-            raise ValueError(
-                "the product has neither keys and aggregates nor `python`; set keys and aggregates, or "
-                "name a product in Python with `python: module:NAME`"
-            )
+            raise ValueError("set keys and aggregates, or name a product in Python with `python: module:NAME`")
         return self
 
     @model_validator(mode="after")
@@ -220,14 +215,9 @@ class ProductSettings(Section):
     def _require_settings_that_fit_changes(self) -> None:
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
         if unknown := [key for key in self.keys if key not in known]:
-            raise ValueError(
-                f"a product with of: {self.of} cannot have the keys {', '.join(unknown)}; use some of "
-                f"{', '.join(known)}"
-            )
+            raise ValueError(f"keys: use some of {', '.join(known)} with of: {self.of}; found {', '.join(unknown)}")
         if self.value is not None and self.of is not EventKind.NUMBERS:
-            raise ValueError(
-                f"value: {self.value}: a product without a `source` aggregates a column of numbers; leave out `of`"
-            )
+            raise ValueError(f"value: {self.value}: without a `source`, it names a column of numbers; leave out `of`")
         if self.value is not None and (others := sorted({*self.aggregates.values()} - _EXACT_KINDS)):
             raise ValueError(
                 f"values of the decimal column {self.value} cannot be aggregated exactly as {', '.join(others)}; use "
@@ -236,8 +226,7 @@ class ProductSettings(Section):
         check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError(
-                "a table with the keys topic and session_id gets a column `partition` by itself; give "
-                "your column another name"
+                "a table with the keys topic and session_id has a column `partition`; give yours another name"
             )
         if {*self.aggregates.values()} & _ORDERED_KINDS and {*self.keys} != {*_NUMBER_KEYS}:
             raise ValueError(
@@ -245,8 +234,7 @@ class ProductSettings(Section):
             )
         if self.retention is not None and (self.bucket is None or "topic" not in self.keys):
             raise ValueError(
-                "`retention` is measured from the bucket in the topic's stream time, so it needs a "
-                "`bucket`, and `topic` among the keys"
+                "`retention` counts from a bucket in the topic's stream time: it needs `bucket` and the key topic"
             )
 
     @model_validator(mode="after")
@@ -290,17 +278,13 @@ class AverageSettings(Section):
     def _require_consistent_settings(self) -> Self:
         standard = STANDARD_AVERAGES.get(self.name)
         if standard is None and self.keys is None:
-            raise ValueError(
-                "keys must name topic and metric, and session_id or row_id or both; some of them are missing"
-            )
+            raise ValueError("keys need topic and metric, and session_id or row_id or both")
         if self.keys is None:
             return self
         if standard is not None and {*self.keys} != {*standard}:
             raise ValueError(f"the keys of the standard table {self.name} must be {', '.join(standard)}")
         if unknown := sorted({*self.keys} - {*_NUMBER_KEYS}):
-            raise ValueError(
-                f"averages cannot have the keys {', '.join(unknown)}; use some of {', '.join(_NUMBER_KEYS)}"
-            )
+            raise ValueError(f"keys of averages: use some of {', '.join(_NUMBER_KEYS)}; found {', '.join(unknown)}")
         if len({*self.keys}) < len(self.keys) or not {"topic", "metric"} <= {*self.keys}:
             raise ValueError("keys must name topic and metric, and each key only once")
         return self
@@ -334,8 +318,7 @@ class TierSettings(Section):
         for (finer, short), (coarser, long) in pairwise(spans):
             if long < short:
                 raise ValueError(
-                    f"{coarser} must be kept at least as long as {finer}, because queries over a range of "
-                    f"time combine both; raise the retention of {coarser}"
+                    f"keep {coarser} at least as long as {finer}, because queries over a range combine both"
                 )
         return self
 

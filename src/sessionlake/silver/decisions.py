@@ -197,16 +197,11 @@ def withdraw_decision(
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
-            raise UsageError(
-                f"resolve: {meant}: silver has acted on the decision, so it cannot be withdrawn", fix=_TRACE
-            )
-        raise UsageError(
-            f"resolve: {meant}: there is no decision to withdraw",
-            fix='`sessionlake query "SELECT * FROM ops.decisions"` shows all decisions',
-        )
+            raise UsageError(f"{meant}: silver has acted on the decision, so it cannot be withdrawn", fix=_TRACE)
+        raise UsageError(f"{meant}: there is no decision to withdraw", fix=f"The table {DECISIONS} has all decisions")
     if len(pending) > 1:
         places = "; ".join(map(_describe_message, pending))
-        raise UsageError(f"resolve: {meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
+        raise UsageError(f"{meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
     place = pending[0]
     _require_not_followed(settings, reader, place)
     decided = RecordedDecision(*place, None, who, why, datetime.now(UTC))
@@ -231,16 +226,13 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
     for layer in _list_layers_with_stops(settings):
         if read_unfinished_batch(settings, layer) is not None:
             raise UsageError(
-                f"resolve: {layer} was interrupted while it committed a batch",
-                why="Until that batch is finished, it is not known which messages were processed",
-                fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
+                f"{layer} was interrupted while it committed a batch",
+                fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first, which finishes it",
             )
         waits = layer in stopped and _get_violation_key(stopped[layer]) == key
         if not waits and has_read_message(reader, layer, topic, partition, offset):
             raise UsageError(
-                f"resolve: {_describe_message(key)}: {layer} has processed the message, so the decision "
-                "cannot be withdrawn any more",
-                fix=_TRACE,
+                f"{_describe_message(key)}: {layer} has processed it, so it is too late to withdraw", fix=_TRACE
             )
 
 
@@ -251,7 +243,7 @@ def _list_layers_with_stops(settings: Settings) -> list[str]:
 
 def _read_stops(settings: Settings) -> dict[str, Violation]:
     """Returns the violation at which each stopped layer has stopped, by layer."""
-    found = {layer: read_stop(settings, layer) for layer in _list_layers_with_stops(settings)}
+    found = {layer: read_stopping_message(settings, layer) for layer in _list_layers_with_stops(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
@@ -308,9 +300,8 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
         raise UsageError(
-            f"resolve: no layer has stopped at {message_filter}, so there is nothing to decide. "
-            f"Layers have stopped at: {places}",
-            fix="Name such a message with --topic, --partition and --offset",
+            f"no layer has stopped at {message_filter}, so there is nothing to decide; known stops: {places}",
+            fix=f"Name such a message with {_CHOICES}",
         )
     if SILVER not in mine and len(set(mine.values())) > 1:
         places = "; ".join(map(_describe_message, sorted(set(mine.values()))))
@@ -337,15 +328,12 @@ def _require_not_passed(passed: list[str], key: str, offset: int, decision: Deci
     """
     layers = " and ".join(layer for layer in passed if layer not in stopped)
     if layers:
-        raise UsageError(
-            f"resolve: {key}: {layers} has already processed offset {offset}, so there is nothing to decide", fix=_TRACE
-        )
+        raise UsageError(f"{key}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
     if passed and decision is Decision.SKIP:
         raise UsageError(
-            f"resolve: {key}: offset {offset} was processed as a valid message, and judged a violation only later",
-            why="The message is in the tables, so it cannot be skipped any more",
-            fix="Run the command with --accept-gap, which lets the session continue, or with --isolate, "
-            "which stops the session until its next snapshot",
+            f"{key}: offset {offset} was processed as a valid message, and judged a violation only later",
+            why="So the message is in the tables and cannot be skipped",
+            fix="Choose --accept-gap to continue the session, or --isolate to stop it until its next snapshot",
         )
 
 
@@ -356,19 +344,15 @@ def _require_not_in_unfinished_batch(
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
-            f"resolve: topic {topic}, partition {partition}: {layer} was interrupted while it "
-            f"committed offset {offset}",
-            why="Until that batch is finished, it is not known whether the message was processed",
-            fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
+            f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}",
+            fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first, which finishes the batch",
         )
 
 
 def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decision: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(
-            f"resolve: there is no table {DECISIONS} yet, because silver has not run",
-            why="So no layer has stopped at a message",
-            fix="Run `sessionlake run silver` first",
+            f"there is no table {DECISIONS} yet: silver has not run", fix="Run `sessionlake run silver` first"
         )
     before = _read_recorded_decisions(reader).get(decision.place, [])
     # The last decision must have the latest time, even if the system clock now shows an earlier time.
@@ -396,9 +380,9 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
 # -- where a layer stopped
 
 
-def read_stop(settings: Settings, layer: str = SILVER) -> Violation | None:
+def read_stopping_message(settings: Settings, layer: str = SILVER) -> Violation | None:
     """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
-    return manifest.read_stop(settings, layer, Violation)
+    return manifest.read_stopping_message(settings, layer, Violation)
 
 
 def list_ledger_decisions(

@@ -255,9 +255,8 @@ class HeldLease:
                     _warn_taken_over(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes in {self._settings.place} try to get the lease, which "
-            "allows to write, at the same time",
-            why="Only one of them may write",
+            f"{self.name}: several processes in {self._settings.place} try to get its lease at the same time",
+            why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
         )
 
