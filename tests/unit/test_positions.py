@@ -407,7 +407,7 @@ def test_wrong_sums_are_noticed_by_who_reads_all_of_the_ledger():
     wrong = sums.set_column(3 - 1, "batch_id", pa.array([n + 1 for n in sums["batch_id"].to_pylist()], pa.int64()))
     assert verify_ledger_sums(in_short(ledger.table(), sums))
     with pytest.raises(
-        LakeError, match=r"ops\.positions the copy of the ledger's sums, differs from ops\.ledger\..* Remove the table"
+        LakeError, match=r"ops\.positions, the copy of the ledger's sums, differs from ops\.ledger\..* Remove the table"
     ):
         verify_ledger_sums(in_short(ledger.table(), wrong))
 

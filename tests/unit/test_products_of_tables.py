@@ -226,7 +226,7 @@ def test_rows_of_one_place_come_in_the_order_of_their_values() -> None:
         ({"of": "texts", "aggregates": {"n": "p50"}}, "texts cannot be aggregated as p50"),
         (
             {"python": "kinds:FILLS"},
-            "the product in Python has these keys itself: leave them out: aggregates, bucket, order",
+            "the product in Python says everything else itself: leave out aggregates, bucket, order",
         ),
     ],
 )
@@ -280,9 +280,7 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [reader.name for reader in list_table_readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
-    with pytest.raises(
-        UsageError, match=r"computed from rows of silver\.fills"
-    ):
+    with pytest.raises(UsageError, match=r"computed from rows of silver\.fills"):
         explain(None, mine, "gold.fills_1m", "")
 
 

@@ -179,7 +179,7 @@ class ProductSettings(Section):
         given = self.model_fields_set - {"name", "python", "output", "source"}
         given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
-            raise ValueError(f"the product in Python has these keys itself: leave them out: {', '.join(sorted(given))}")
+            raise ValueError(f"the product in Python says everything else itself: leave out {', '.join(sorted(given))}")
         if self.python is None and not (self.keys and self.aggregates):
             raise ValueError("set keys and aggregates, or name a product in Python with `python: module:NAME`")
         return self
