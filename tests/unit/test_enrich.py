@@ -40,7 +40,7 @@ from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import JoinSettings, ReferenceSettings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.seeds import examples
 
 SITES = ReferenceTable("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
@@ -338,7 +338,9 @@ def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
 def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
     lake = Lake(Settings(home=tmp_path))
     moments = pa.nulls(1, FLAGS.arrow_schema().field(FROM).type)
-    write_deltalake(folder_of(lake, FLAGS.table_name), rows.append_column(FROM, moments).append_column(TO, moments))
+    write_deltalake(
+        find_table_folder(lake, FLAGS.table_name), rows.append_column(FROM, moments).append_column(TO, moments)
+    )
     with pytest.raises(LakeError, match=r"reference\.flags (has|lacks)"):
         read_reference(lake, lake.reader(), FLAGS)
 

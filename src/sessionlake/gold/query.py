@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_micros
+from sessionlake.delta.storage.far_times import convert_time_to_micros, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
@@ -182,7 +182,7 @@ def _to_minute_ms(argument_name: str, moment: datetime) -> int:
             why="So it is not clear which moment it means",
             fix="Add the time zone, for example +00:00",
         )
-    passed = time_to_micros(moment)
+    passed = convert_time_to_micros(moment)
     if passed % (MINUTE * 1000):
         raise UsageError(
             f"{argument_name} {moment} is not a whole minute",

@@ -51,12 +51,16 @@ _SESSION = Column(
     "bigint",
     "Hash of the session id, by which sessions of one event time are ordered; null unless class once",
 )
+_EXACT = (
+    Column("_units", "decimal(38,0)", "The exact value in units of 10^-_scale; null unless the metric is a decimal"),
+    Column("_scale", "int", "Number of digits of the exact value after the point; null unless the metric is a decimal"),
+)
 
 
-def _point_place_columns(name: str, order: str) -> tuple[Column, ...]:
-    """Returns the columns of the first or last point: its value, and its place in the order of points.
+def _build_point_columns(name: str, order: str) -> tuple[Column, ...]:
+    """Returns the columns of a window's first or last point: its value, and its place in the order of points.
 
-    A late point is compared with this place, to find out if it is now the first or last point.
+    The place shows whether a point that arrives late comes before the first or after the last point.
 
     Args:
         name: name of the column with the value: `first` or `last`.
@@ -71,7 +75,7 @@ def _point_place_columns(name: str, order: str) -> tuple[Column, ...]:
     )
 
 
-def _metrics_schema(comment: str, bucket: str) -> TableSchema:
+def _build_metrics_schema(comment: str, bucket: str) -> TableSchema:
     """Returns the definition of a table of metrics per minute, hour or day.
 
     Columns that start with an underscore hold state, from which the other columns are computed again if late points
@@ -92,8 +96,8 @@ def _metrics_schema(comment: str, bucket: str) -> TableSchema:
             Column("sum", "double", "Their sum"),
             Column("_sum_rest", "double", "State of sum: what rounding took from it"),
             Column("average", "double", "Their mean"),
-            *_point_place_columns("first", "first"),
-            *_point_place_columns("last", "last"),
+            *_build_point_columns("first", "first"),
+            *_build_point_columns("last", "last"),
             Column(
                 "variance",
                 "double",
@@ -112,7 +116,7 @@ def _metrics_schema(comment: str, bucket: str) -> TableSchema:
 
 GOLD_SCHEMAS: dict[str, TableSchema] = {
     AVERAGES: TableSchema(
-        (TOPIC, SESSION_ID, PARTITION, ROW_ID, METRIC, TS, _POSITION, ORDINAL, *_AVERAGE, _LIFE, _SEQ),
+        (TOPIC, SESSION_ID, PARTITION, ROW_ID, METRIC, TS, _POSITION, ORDINAL, *_AVERAGE, _LIFE, _SEQ, *_EXACT),
         "Average over each point and the N-1 before it in event time",
         written_by="gold.batch.averages",
         cluster_by=("topic", "session_id"),
@@ -120,7 +124,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         writes=WriteMode.BOTH,
     ),
     SENSOR_AVERAGES: TableSchema(
-        (TOPIC, ROW_ID, METRIC, TS, PARTITION, OFFSET, ORDINAL, *_AVERAGE, _SESSION, _LIFE, _SEQ),
+        (TOPIC, ROW_ID, METRIC, TS, PARTITION, OFFSET, ORDINAL, *_AVERAGE, _SESSION, _LIFE, _SEQ, *_EXACT),
         "Average over each point and the N-1 before it in event time, across the topic's sessions",
         written_by="gold.batch.averages",
         cluster_by=("topic", "row_id"),
@@ -190,9 +194,9 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         statistics_columns=("table", "topic", "session_id", "row_id", "ts", "_batch"),
         writes=WriteMode.BOTH,
     ),
-    METRICS_1M: _metrics_schema("One row a minute of event time", "minute"),
-    METRICS_1H: _metrics_schema("One row an hour of event time", "hour"),
-    METRICS_1D: _metrics_schema("One row a day of event time", "day"),
+    METRICS_1M: _build_metrics_schema("One row a minute of event time", "minute"),
+    METRICS_1H: _build_metrics_schema("One row an hour of event time", "hour"),
+    METRICS_1D: _build_metrics_schema("One row a day of event time", "day"),
     DISTINCT_VALUES: TableSchema(
         (
             TOPIC,

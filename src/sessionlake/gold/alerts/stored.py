@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
+from sessionlake.delta.storage.far_times import convert_time_to_ms, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, build_key_conditions, is_in
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_order_columns
 from sessionlake.gold.aggregate.product import START
@@ -47,9 +47,11 @@ class StoredInLake(StoredData):
     def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
         conditions = _build_topic_and_key_conditions(topics, keys)
-        for (topic, start), count in self.reader.count_by(METRICS_1D.table_name, ["topic", START], *conditions).items():
+        for (topic, start), count in self.reader.count_rows_by(
+            METRICS_1D.table_name, ["topic", START], *conditions
+        ).items():
             if topics is None or topic in topics:
-                day = time_to_ms(start) // MINUTE_MS
+                day = convert_time_to_ms(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
         return found
 
@@ -100,7 +102,7 @@ class StoredInLake(StoredData):
         for row in self.reader.read_rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
-            at = time_to_ms(row["window_end"])
+            at = convert_time_to_ms(row["window_end"])
             yield Alert(row["rule"], read_key_of_row(KEY, row), at, event), retracted
 
 

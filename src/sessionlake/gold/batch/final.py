@@ -23,7 +23,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
-from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
+from sessionlake.delta.storage.far_times import convert_time_to_ms, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import to_spark_literal
 from sessionlake.delta.storage.txn import Txn
@@ -211,7 +211,7 @@ def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: in
 
     def read_appended_until(*conditions: Condition) -> PartitionTimes:
         last = reader.find_highest_values(final.table_name, START, _PLACE, *conditions)
-        starts = {(topic, partition): time_to_ms(start) for (topic, partition), start in last.items()}
+        starts = {(topic, partition): convert_time_to_ms(start) for (topic, partition), start in last.items()}
         return final.compute_bucket_ends(starts)
 
     is_there = reader.has_rows(final.table_name, (BATCH, operator.ge, next_batch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import build_enriched_comments, build_reference_comments
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, list_applied_columns
@@ -34,7 +34,7 @@ def build_enriched_schema(table: EnrichedTable) -> TableSchema:
     joined = (name for join in table.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*table.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        with_comments(table.column_types, build_enriched_comments(table)),
+        add_comments(table.column_types, build_enriched_comments(table)),
         table.comment,
         written_by="gold.references.step",
         cluster_by=table.keys,
@@ -49,7 +49,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     for one in list_declared_references(settings):
         first, comments = one.key_names[:1], build_reference_comments(one)
         found[one.table_name] = TableSchema(
-            with_comments(one.all_columns, comments),
+            add_comments(one.all_columns, comments),
             f"What holds for each {', '.join(one.key_names)}, from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
@@ -57,7 +57,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             writes=WriteMode.BOTH,
         )
         found[one.applied_table] = TableSchema(
-            with_comments(list_applied_columns(one), comments),
+            add_comments(list_applied_columns(one), comments),
             f"The rows of {one.table_name} that gold has applied: enriched tables use those without {GONE_BY}",
             written_by="gold.references.applied",
             cluster_by=first,

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, create_next_txn, delete_rows, fence_off
+from sessionlake.delta.commit import append_rows, block_transaction, create_next_txn, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
@@ -17,7 +17,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
@@ -32,6 +32,7 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
+from sessionlake.gold.fold.units import replace_decimals
 from sessionlake.gold.making.states import restart_states
 from sessionlake.gold.references.applied import join_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired, store_expiry_times
@@ -57,13 +58,13 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     Raises:
         LakeError: A later holder of gold's lease has written the table, so that Delta skipped these rows.
     """
-    token = lake.storage.lease_token(GOLD)
+    token = lake.storage.get_fencing_token(GOLD)
     if token:
-        fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
-    txn = create_next_txn(spark, lake, table, _MADE).fenced_by(token)
+        block_transaction(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
+    txn = create_next_txn(spark, lake, table, _MADE).add_fencing_token(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.replace_with_spark(rows, table, txn.writer_options(table))
+    lake.storage.replace_with_spark(rows, table, txn.build_writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}, because a process with a higher lease number "
@@ -175,7 +176,7 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
     if app_id is not None:
         last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
-            fence_off(spark, lake, [table], txn)
+            block_transaction(spark, lake, [table], txn)
 
 
 def _compute_rows(
@@ -211,7 +212,8 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
 
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Computes averages as if all points had come in one batch."""
-    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True)
+    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True, exact=True)
+    decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
         "ts",
@@ -221,10 +223,12 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "partition",
         "offset",
         *series.seq_order_columns,
+        *decimals,
     ]
     points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
+        rows = replace_decimals(rows, decimals)
         return pa.concat_tables(
             decode_dictionaries(emitted.rows)
             for emitted in recompute_averages(join_stored_points(series, rows), series)

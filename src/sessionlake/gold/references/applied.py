@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append_rows, fence_off, merge_rows
+from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
@@ -145,7 +145,7 @@ class AppliedRows:
         with self.lock:
             txn = create_next_txn(spark, self._lake, reference.applied_table)
             rows = _create_recorded_rows(reference, part, txn.version)
-            token = self._lake.storage.lease_token(GOLD)
+            token = self._lake.storage.get_fencing_token(GOLD)
             if part.removed.num_rows:
                 merge_rows(
                     spark,
@@ -153,10 +153,10 @@ class AppliedRows:
                     reference.applied_table,
                     rows,
                     _build_applied_upsert(reference),
-                    txn.fenced_by(token),
+                    txn.add_fencing_token(token),
                 )
             else:
-                append_rows(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
+                append_rows(spark, self._lake, reference.applied_table, rows, txn.add_fencing_token(token))
             self._current.pop(reference.name, None)
 
     def read_unfinished_correction(self, spark: SparkSession, reference: ReferenceTable) -> ReferenceDifference | None:
@@ -186,9 +186,9 @@ def create_next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
 
 def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
     """Makes later commits to these tables fail if they come from a process that held gold's lease earlier."""
-    token = lake.storage.lease_token(GOLD)
+    token = lake.storage.get_fencing_token(GOLD)
     if token:
-        fence_off(spark, lake, tables, Txn.before_lease_holder(app_id, token))
+        block_transaction(spark, lake, tables, Txn.before_lease_holder(app_id, token))
 
 
 def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:

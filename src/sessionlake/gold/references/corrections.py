@@ -159,7 +159,9 @@ class CorrectionRunner:
             rows = join_again(near)
             if not rows.num_rows:
                 return
-        txn = create_next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
+        txn = create_next_txn(self._spark, self._lake, table.table_name).add_fencing_token(
+            self._lake.storage.get_fencing_token(GOLD)
+        )
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)

@@ -248,7 +248,7 @@ class LookupRunner:
         if batches is None or self._settings.ttl is None:
             conditions.append((join.version_column, is_null, None))
         names = [*dict.fromkeys(join.on)]
-        for values in self._lake.reader(self._spark).count_by(table.table_name, names, *conditions):
+        for values in self._lake.reader(self._spark).count_rows_by(table.table_name, names, *conditions):
             row = dict(zip(names, values, strict=True))
             if None not in values:
                 yield tuple(row[name] for name in join.on)

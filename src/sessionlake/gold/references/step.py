@@ -63,7 +63,7 @@ class EnrichStep:
         # A correction that came between the join and the commit would not update the rows of this commit.
         with self._applied.lock:
             found = self._add_joined_rows(
-                spark, batches, read.changes, txn.fenced_by(self._lake.storage.lease_token(GOLD))
+                spark, batches, read.changes, txn.add_fencing_token(self._lake.storage.get_fencing_token(GOLD))
             )
         for listener in self._listeners:
             listener(batches.start, batches.stop - 1)

@@ -14,7 +14,7 @@ from pyarrow import csv, parquet
 
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import time_to_micros
+from sessionlake.delta.storage.far_times import convert_time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
@@ -67,7 +67,7 @@ def write_reference(
     """
     with lake.storage.hold_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
         current = read_reference(lake, lake.reader(spark), reference)
-        plan = plan_upsert(reference, current, rows, time_to_micros(now))
+        plan = plan_upsert(reference, current, rows, convert_time_to_micros(now))
         if plan.refused and not skip_refused:
             key, why = next(iter(plan.refused.items()))
             raise UsageError(
