@@ -407,7 +407,7 @@ def test_a_metric_that_is_no_longer_declared_is_refused():
         gold.state().renumber_for_metrics(("qty",)).renumber_for_metrics(METRICS).encode_state()
         == gold.state().encode_state()
     )
-    with pytest.raises(LakeError, match="averages of the columns qty, which"):
+    with pytest.raises(LakeError, match="points of qty, which"):
         gold.state().renumber_for_metrics(("price",))
 
 

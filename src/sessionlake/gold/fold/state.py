@@ -177,9 +177,7 @@ class GoldShardState:
         missing = [name for name, has in zip(self.metrics, used, strict=False) if has and name not in metrics]
         if missing:
             raise LakeError(
-                f"gold has averages of the columns {', '.join(missing)}, which capture.columns no longer "
-                "declares as numbers",
-                why="Their points are in gold's state, which can only be read with these columns",
+                f"gold's state has points of {', '.join(missing)}, which capture.columns no longer declares as numbers",
                 fix=f"Declare the columns again as before. {LAST_RESORT}",
             )
         place = np.array([metrics.index(name) if name in metrics else -1 for name in self.metrics], np.int64)
@@ -333,7 +331,6 @@ def _decode_fields(content: bytes) -> dict[str, Any]:
     except msgspec.MsgspecError as error:
         raise LakeError(
             f"gold's state cannot be read ({error})",
-            why="It has the averages that are not complete yet",
             fix=f"Restore gold's checkpoint from a backup. {LAST_RESORT}",
         ) from None
 
@@ -342,8 +339,7 @@ def _require_format(found: Mapping[str, Any], format_: str) -> None:
     if found.get("format") != format_:
         raise LakeError(
             f"gold's state has the format {found.get('format')!r}, but this version of sessionlake reads {format_!r}",
-            fix="Run the version of sessionlake that wrote the state, or restore a checkpoint of this "
-            f"version. {LAST_RESORT}",
+            fix=f"Run the version that wrote the state, or restore a checkpoint of this version. {LAST_RESORT}",
         )
 
 
