@@ -15,6 +15,11 @@ from sessionlake.ledger.progress import read_last_offsets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_GAP_FIX = (
+    "If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. Otherwise put the messages into "
+    "Kafka again, or accept the loss with the same setting: the layer then continues without them"
+)
+
 
 class OffsetLog:
     """Knows the last offset that a layer has read of each topic-partition. Checks that the next batch continues there.
@@ -79,8 +84,7 @@ class OffsetLog:
                 )
             if item.missing_messages < 0:
                 raise OffsetHoleError(
-                    f"{place}: there are {item.messages} messages with the offsets {item.first} to "
-                    f"{item.last}, more than one for each offset",
+                    f"{place}: there are {item.messages} messages at the offsets {item.first} to {item.last}",
                     why="Some messages are in the source table more than once",
                     fix="Restore the source table to a version without the duplicates (RESTORE TABLE)",
                 )
@@ -115,18 +119,14 @@ class OffsetLog:
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing",
                     why="Their messages were deleted before they were read",
-                    fix="If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. "
-                    "Otherwise put the messages into Kafka again, or accept the loss with the same setting: "
-                    "the layer then continues without them",
+                    fix=_GAP_FIX,
                 )
             inside = item.missing_messages - count_offsets_in_runs(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: of the offsets {item.first} to {item.last}, {inside} are missing",
                     why="Their messages were deleted before they were read",
-                    fix="If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. "
-                    "Otherwise put the messages into Kafka again, or accept the loss with the same setting: "
-                    "the layer then continues without them",
+                    fix=_GAP_FIX,
                 )
 
     def _find_expected_first_offset(self, offset_range: OffsetRange) -> int:

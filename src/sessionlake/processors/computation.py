@@ -98,8 +98,7 @@ def require_columns(config: ProcessorSettings, names: Iterable[str], present: Ma
     """
     if missing := [name for name in names if name not in present]:
         raise ConfigError(
-            f"{config.config_key}: the source table {config.source} has no column "
-            f"{', '.join(missing)}; it has {', '.join(present)}",
+            f"{config.config_key}: {config.source} has no column {', '.join(missing)}; it has {', '.join(present)}",
             fix="Name columns that the source table has",
         )
 
