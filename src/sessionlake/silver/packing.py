@@ -88,5 +88,7 @@ def _read_options_of_first_read(spark: SparkSession, lake: Lake, layer: str) -> 
     except LakeError as error:
         name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(
-            f"{layer}: {error}", fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has"
+            f"{layer}: {error.what}",
+            why=error.why,
+            fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has",
         ) from error
