@@ -259,7 +259,7 @@ class Forgetting:
         )
         if topic is None and len(topics) > 1:
             raise UsageError(
-                f"forget: session_id {session_id!r} is in several topics ({', '.join(topics)})",
+                f"forget: session {session_id!r} is in several topics ({', '.join(topics)})",
                 fix="Choose one with --topic NAME",
             )
         if topic not in (None, *topics) or not topics:
