@@ -18,7 +18,7 @@ def refuse_changed_feeds(
     last_batch: int,
     topics: Iterable[str],
     layer: str = SILVER,
-    action: str = "",
+    doing: str = "",
 ) -> None:
     """Checks that feeds read each of these topics in the same way as before.
 
@@ -28,7 +28,7 @@ def refuse_changed_feeds(
         last_batch: The number of the layer's last batch; -1 before the first.
         topics: The topics that the layer has read.
         layer: Silver, or the layer of a processor.
-        action: What is to be done with messages, for the error, such as "rebuild silver"; empty for the layer's name.
+        doing: What is to be done with messages, for the error, such as "rebuild silver"; empty for the layer's name.
 
     Raises:
         LakeError: A topic would be read in another way than before.
@@ -40,7 +40,7 @@ def refuse_changed_feeds(
     if changed is not None:
         what = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(
-            f"{action or layer}: the feeds in the configuration read the messages of topic "
+            f"{doing or layer}: the feeds in the configuration read the messages of topic "
             f"{changed.topic} in another way than before: {changed.text}",
             why="The tables would have messages that were read in two ways",
             fix=f"Run `sessionlake rebuild {what}`, which reads all messages with the present feeds, or "

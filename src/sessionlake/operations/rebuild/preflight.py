@@ -142,7 +142,7 @@ def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
     """
     topics = {topic for topic, _ in read_last_offsets(reader, SILVER)}
     refuse_changed_feeds(
-        reader, settings, handover.read_next_batch_number(settings) - 1, topics, action="rebuild silver"
+        reader, settings, handover.read_next_batch_number(settings) - 1, topics, doing="rebuild silver"
     )
 
 

@@ -33,45 +33,43 @@ class _ViewColumn(NamedTuple):
     comment: str
 
 
-def _create_plain_view_column(name: str, comment: str) -> _ViewColumn:
+def _create_plain_column(name: str, comment: str) -> _ViewColumn:
     """Returns a column of a view that has a table's column unchanged."""
     return _ViewColumn(name, quote(name), comment)
 
 
 _SESSION = (
-    _create_plain_view_column("topic", "Kafka topic"),
-    _create_plain_view_column("session_id", "Id of the session"),
+    _create_plain_column("topic", "Kafka topic"),
+    _create_plain_column("session_id", "Id of the session"),
 )
 _ENDS = {
     ROWS: (
-        _create_plain_view_column(
+        _create_plain_column(
             "_rescued", "JSON object of the undeclared fields in the row's last upsert; null if there are none"
         ),
         _ViewColumn("_time", _TIME, "Event time of the message that changed the row last"),
-        _create_plain_view_column("_seq", "seq of the message that changed the row last"),
-        _create_plain_view_column("_offset", "Kafka offset of the message that changed the row last"),
-        _create_plain_view_column("partition", "Kafka partition"),
+        _create_plain_column("_seq", "seq of the message that changed the row last"),
+        _create_plain_column("_offset", "Kafka offset of the message that changed the row last"),
+        _create_plain_column("partition", "Kafka partition"),
     ),
     CHANGES: (
-        _create_plain_view_column(
-            "_rescued", "JSON object of the undeclared fields of the row; null if there are none"
-        ),
-        _create_plain_view_column(
+        _create_plain_column("_rescued", "JSON object of the undeclared fields of the row; null if there are none"),
+        _create_plain_column(
             "_set", "The columns that the message set; the others are null here, and keep their values in the row"
         ),
         _ViewColumn("_time", _TIME, "Event time of the message"),
-        _create_plain_view_column("kafka_timestamp", "Kafka timestamp of the message"),
-        _create_plain_view_column("_applied_at", "Stream time at which the message was applied"),
-        _create_plain_view_column("_seq", "seq of the message"),
-        _create_plain_view_column("_offset", "Kafka offset of the message"),
-        _create_plain_view_column(
+        _create_plain_column("kafka_timestamp", "Kafka timestamp of the message"),
+        _create_plain_column("_applied_at", "Stream time at which the message was applied"),
+        _create_plain_column("_seq", "seq of the message"),
+        _create_plain_column("_offset", "Kafka offset of the message"),
+        _create_plain_column(
             "_position", "Position of the message in the order in which the session's messages were applied"
         ),
-        _create_plain_view_column("ordinal", "Position of the change inside its message"),
-        _create_plain_view_column("partition", "Kafka partition"),
+        _create_plain_column("ordinal", "Position of the change inside its message"),
+        _create_plain_column("partition", "Kafka partition"),
     ),
 }
-_CHANGE = _create_plain_view_column("change", "clear (a snapshot empties the table), upsert or delete")
+_CHANGE = _create_plain_column("change", "clear (a snapshot empties the table), upsert or delete")
 
 
 def list_feed_view_sources(capture: CaptureSettings) -> dict[str, str]:
