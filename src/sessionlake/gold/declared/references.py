@@ -30,7 +30,7 @@ def list_declared_enriched_tables(settings: Settings) -> tuple[EnrichedTable, ..
 
 
 def build_enriched_schema(table: EnrichedTable) -> TableSchema:
-    """Returns columns, comments and layout of an enriched table, for creating it."""
+    """Returns the definition with which an enriched table is created: columns, comments and layout."""
     joined = (name for join in table.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*table.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
@@ -85,15 +85,16 @@ def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) ->
         joins,
         f"Changes joined with {', '.join(j.reference.name for j in joins)} as of event time",
     )
-    _require_names(found, where)
+    _require_valid_column_names(found, where)
     return found
 
 
-def _require_names(table: EnrichedTable, where: str) -> None:
-    """Checks the names of the columns that an enriched table adds to those of every change.
+def _require_valid_column_names(table: EnrichedTable, where: str) -> None:
+    """Checks the names of declared columns and of columns that joins add to an enriched table.
 
     Args:
-        where: the configuration key of the table, named in error texts.
+        table: the enriched table.
+        where: the configuration key of the table, for error texts.
 
     Raises:
         ConfigError: a name is used by another column, repeated or not allowed.
