@@ -50,15 +50,15 @@ def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str
         LossError: The checkpoint lacks the batch, or its file cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
-    ends = read_offsets(Path(checkpoint) / _build_planned_batch_path(batch_id))
-    starts = read_offsets(Path(checkpoint) / INITIAL_OFFSETS_FILE)
+    ends = read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id))
+    starts = read_offsets_file(Path(checkpoint) / INITIAL_OFFSETS_FILE)
     if batch_id:
-        starts |= read_offsets(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
+        starts |= read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
 
-def read_offsets(file: Path) -> Offsets:
+def read_offsets_file(file: Path) -> Offsets:
     """Reads Kafka offsets by topic-partition from one of Spark's files in a checkpoint.
 
     The file has the offsets at which a batch ends, or those at which the query started. It has a version line, for
@@ -72,13 +72,17 @@ def read_offsets(file: Path) -> Offsets:
         version, *lines = file.read_bytes().removeprefix(b"\0").decode().splitlines()
         if version != _VERSION:
             raise LakeError(
-                f"bronze: the checkpoint file {file} is of version {version!r}, this sessionlake reads {_VERSION!r}",
-                fix="Run the Spark version that wrote the checkpoint",
+                f"bronze: the checkpoint file {file} has the format {version!r}, but this Spark version "
+                f"writes {_VERSION!r}",
+                why="Bronze cannot tell from it which messages it has read",
+                fix="Run bronze with the Spark version that wrote the checkpoint",
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})",
+            why="It says which messages bronze has read",
+            fix=build_recovery_hint(BRONZE),
         ) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 

@@ -99,7 +99,7 @@ class ArchiveSource:
         if not Path(self._path).is_dir():
             raise ConfigError(
                 f"bronze.archive.path: {self._path} is not a folder",
-                fix="Set `bronze.archive.path` to the folder that has the archives",
+                fix="Set `bronze.archive.path` to the folder that holds the archive files",
             )
 
     def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
@@ -108,7 +108,7 @@ class ArchiveSource:
         The stream has the columns of `bronze.messages` without `ingested_at`, and `file, member, start, damage,
         detail`.
         """
-        archives.register_source(spark)
+        archives.register_archive_source(spark)
         options = {
             "path": self._path,
             "position": json.dumps(_read_checkpoint_position(checkpoint)),
@@ -121,7 +121,7 @@ class ArchiveSource:
         before = _read_checkpoint_position(checkpoint)
         return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
 
-    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
+    def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows of an archive stream unchanged: they already have the columns of `bronze.messages`."""
         del last_offsets
         return rows
@@ -137,7 +137,9 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})",
+            why="It says which messages bronze has read",
+            fix=build_recovery_hint(BRONZE),
         ) from error
     return position
 
@@ -188,7 +190,7 @@ class KinesisSource:
         del checkpoint
         return False
 
-    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
+    def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts Kinesis records to messages, numbered after the last offset of each topic-partition."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F

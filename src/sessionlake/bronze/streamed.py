@@ -71,7 +71,7 @@ class StreamSource(Protocol):
     def has_unread_messages(self, checkpoint: Path) -> bool:
         """Returns True if the source has messages that the checkpoint has not read. The query must then run again."""
 
-    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
+    def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
 
         The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row stands
@@ -144,13 +144,13 @@ class _StreamedQuery(LayerQuery):
         """
         while True:
             ended = super().wait(seconds)
-            if not ended or not self._once or self._stopped or not self._has_more_messages():
+            if not ended or not self._once or self._stopped or not self._has_unread_messages():
                 return ended
             self.start_query()
             if seconds is not None:
                 return False
 
-    def _has_more_messages(self) -> bool:
+    def _has_unread_messages(self) -> bool:
         checkpoint = Path(self.checkpoint)
         return read_last_planned_batch(checkpoint) != read_last_committed_batch(
             checkpoint
@@ -178,9 +178,10 @@ def refuse_messages_of_other_source(spark: SparkSession, lake: Lake, name: str) 
     entries = lake.reader(spark).read_rows(LEDGER, ("layer", eq, LAYER), columns=["source"])
     if other := sorted({entry["source"] for entry in entries} & {*SourceKind} - {name}):
         raise LakeError(
-            f"bronze: bronze.source is {name}, but the messages so far came from {', '.join(other)}",
+            f"bronze: bronze.source is {name}, but the messages in bronze came from {', '.join(other)}",
             why="The two sources number messages differently, so their offsets cannot be in one table",
-            fix="Set `bronze.source` back, or capture into another home or other schemas",
+            fix="Set `bronze.source` back to its former value, or capture the new source into another "
+            "home (SESSIONLAKE_HOME) or other schemas (schema_prefix)",
         )
 
 
@@ -214,7 +215,7 @@ class _StreamedBatchWriter:
                 read_receipts(lake.reader(spark)),
             )
         log = self._log
-        with stored_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
+        with stored_on_disk(self._source.convert_batch_to_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _list_offset_extents(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)
@@ -333,9 +334,10 @@ def _refuse_repeated_offsets(
                 f"{LAYER}: member {extent.member} of {extent.file} has offsets {extent.first} to {extent.last} of "
                 f"topic {extent.topic}, partition {extent.partition}, but offsets up to {up_to} are already in bronze "
                 "or in an earlier file",
-                why="Offsets must rise from file to file. Nothing of this batch was committed",
-                fix=f"Rename the file to {extent.file}{SKIP} so that bronze skips it, and run bronze again. Add "
-                "messages of it that bronze lacks in a new file",
+                why="Offsets of a topic-partition must rise from file to file, or messages would be in "
+                "bronze twice. Nothing of this batch was committed",
+                fix=f"Rename the file to {extent.file}{SKIP} so that bronze skips it, and run bronze again. "
+                "If the file also has messages that bronze lacks, add these in a new file",
             )
 
 

@@ -72,10 +72,10 @@ def find_next_position(folder: Path, position: Mapping[str, Any], max_bytes: int
     old, expected = len(names) - len(new), position.get("there", position["files"])  # old positions lack "there"
     if old > expected:
         raise LakeError(
-            f"bronze: a file was added to {folder} with a name that sorts before {position['last']}, which was read "
-            f"already. Up to that name there were {expected} files, and now there are {old}",
+            f"bronze: a file was added to {folder} with a name that sorts before {position['last']}, "
+            f"which bronze has read already (files up to that name: {expected} before, {old} now)",
             why="Files are read in the order of their names, so bronze would never read the added file",
-            fix=f"Rename the added file so that its name sorts after {position['last']}",
+            fix=f"Rename the added file so that its name sorts after {position['last']}, and run bronze again",
         )
     mine = list(_list_files_up_to_size(folder, new, max_bytes))
     if not mine:
@@ -102,9 +102,9 @@ def plan_members_of_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[s
         raise LossError(
             f"bronze: a batch was planned with {expected} files in {folder} up to {end['last']}, but now there are "
             f"{len(mine)}",
-            why="A repeated batch must read the same files",
-            fix=f"Put back files that are gone. To skip a file instead, create an empty file with its name and {SKIP}. "
-            "Rename files that were added later so that they sort after that one",
+            why="Bronze stopped during this batch, and must read the same files when it repeats it",
+            fix="Put back files that are gone. If a file shall be skipped instead, create an empty file with its "
+            f"name and {SKIP}. Rename files that were added later so that they sort after {end['last']}",
         )
     found = (member for n, name in enumerate(mine) for member in list_members(folder / name, start["files"] + n))
     return list(_group_members_by_task(found))
@@ -130,7 +130,7 @@ def _read_batches(checked_member: CheckedMember, files: OpenArchives) -> Iterato
         yield _build_record_batch(part, checked_member.member)
 
 
-def register_source(spark: SparkSession) -> None:
+def register_archive_source(spark: SparkSession) -> None:
     """Registers the streaming data source that reads a folder of archives with a Spark session.
 
     Its options are `path` (the folder), `position` (JSON of the position at which the stream resumes) and `limit`
@@ -145,7 +145,7 @@ def register_source(spark: SparkSession) -> None:
             super().__init__(len(members))
             self.members = members
 
-    class Reader(DataSourceStreamReader):
+    class ArchiveStreamReader(DataSourceStreamReader):
         def __init__(self, folder: Path, end: Position, limit: int) -> None:
             self._folder, self._end, self._limit = folder, end, limit
 
@@ -162,7 +162,7 @@ def register_source(spark: SparkSession) -> None:
         def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
             return read_members_as_batches(partition.members)
 
-    class Archives(DataSource):
+    class ArchiveDataSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return NAME
@@ -170,12 +170,12 @@ def register_source(spark: SparkSession) -> None:
         def schema(self) -> str:
             return DDL
 
-        def streamReader(self, schema: object) -> Reader:  # noqa: N802  (the name that Spark calls)
+        def streamReader(self, schema: object) -> ArchiveStreamReader:  # noqa: N802  (the name that Spark calls)
             del schema
             asked = self.options
-            return Reader(Path(asked["path"]), json.loads(asked["position"]), int(asked["limit"]))
+            return ArchiveStreamReader(Path(asked["path"]), json.loads(asked["position"]), int(asked["limit"]))
 
-    spark.dataSource.register(Archives)
+    spark.dataSource.register(ArchiveDataSource)
 
 
 def _list_files_up_to_size(folder: Path, names: list[str], limit: int) -> Iterator[str]:

@@ -103,7 +103,10 @@ class SparkReader(TableReader):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > max_bytes:
-            raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
+            raise TooLargeError(
+                f"{table}: the selected rows have more than {max_bytes} bytes, the limit for one read into memory",
+                fix="Select fewer rows or columns",
+            )
         return found
 
     def _select_sessions(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
@@ -115,7 +118,7 @@ class SparkReader(TableReader):
         named = sessions.select(names).group_by(names).aggregate([])
         return frame.join(F.broadcast(to_spark_frame(self._spark, named)), names, "left_semi")
 
-    def read_with_count(
+    def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
