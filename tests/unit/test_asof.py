@@ -79,7 +79,7 @@ def lake(
     return Tables(
         {
             "bronze.messages": raw,
-            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
+            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns)),
             "silver.session_cuts": cutter.cuts,
             "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, order_field
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
+from sessionlake.gold.declared_columns.tables import build_declared_gold_schemas, create_product
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable, find_changed_spans, find_difference
 from sessionlake.gold.enrich.table import ReferenceJoin
 from sessionlake.gold.rules.parse import NameScope, parse_condition
@@ -119,7 +119,7 @@ def test_silver_is_the_truth_whatever_columns_are_called(names: list[str], bulk:
 
 @given(some([name for name in DECLARABLE if name != "id"], 3))
 def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
-    columns = CaptureSettings(columns=dict.fromkeys(names, "double") | {"id": "string"}).declared
+    columns = CaptureSettings(columns=dict.fromkeys(names, "double") | {"id": "string"}).declared_columns
     found = [
         json.loads(record.value)
         for record in generate_messages(

@@ -76,7 +76,7 @@ def test_a_wrong_kafka_option_is_not_repeated_in_its_error(tmp_path):
 @pytest.mark.parametrize(("payload", "header"), [({}, True), ({"wire_header": True}, True)])
 def test_a_registry_means_a_wire_header(tmp_path, payload, header):
     found = load(tmp_path, format="avro", payload={"registry_url": "http://a/x/", **payload}).capture.payload
-    assert (found.header, found.registry_url) == (header, "http://a/x")
+    assert (found.has_wire_header, found.registry_url) == (header, "http://a/x")
 
 
 def test_the_environment_names_every_key(monkeypatch):

@@ -89,7 +89,7 @@ class Processing:
         shards, recorder = len(self.states), test_processor_law.Recorder()
         each = MessageProcessor(
             ProcessorRef("test", "Recorder"),
-            self._rules.declared,
+            self._rules.declared_columns,
             self._rules,
             ProcessorLimits(1 << 20, 1_000),
             None,
@@ -99,7 +99,7 @@ class Processing:
         packed = Packer(build_payload_rules(self._rules), shards, earlier_times=self._times).pack_block(
             raw_table(messages, shards)
         )
-        fold = SilverFold(self._rules.declared, self._rules, processor=each)
+        fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
         reports = _collect_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
         self._times = self._times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
 
@@ -111,7 +111,7 @@ class Processing:
         for state in self.states.values():
             judging, memory = split_state_parts(state)
             assert memory is None or read_stored_shard_count(memory) == len(self.states)
-            clock = ShardState.decode(judging, self._rules.declared).clock
+            clock = ShardState.decode(judging, self._rules.declared_columns).clock
             found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
         return found
 

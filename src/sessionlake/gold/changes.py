@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 def get_value_columns(settings: Settings) -> DeclaredColumns:
     """Returns the declared columns that gold computes with, those of numbers and those of texts, and the feeds."""
-    capture, columns = settings.capture, settings.capture.declared
+    capture, columns = settings.capture, settings.capture.declared_columns
     numbers = tuple(column.name for column in columns if column.is_numeric)
     texts = tuple(column.name for column in columns if column.sql == "string")
-    feeds = {one.name: capture.feed_topics(one.name) for one in capture.feeds}
+    feeds = {one.name: capture.find_feed_topics(one.name) for one in capture.feeds}
     decimals = dict.fromkeys(
         one.value for one in settings.gold.products if one.source is None and one.value is not None
     )

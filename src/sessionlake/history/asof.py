@@ -194,7 +194,7 @@ class _AsOfQuery:
 
     def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> None:
         self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
-        self._columns = settings.capture.declared
+        self._columns = settings.capture.declared_columns
         self._session_conditions: list[Condition] = [
             ("topic", operator.eq, session.topic),
             ("partition", operator.eq, session.partition),

@@ -94,7 +94,7 @@ class LedgerEntry:
             message has one part.
         config_hash: from `hash_settings_of_layers`.
         decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
-        feeds: how silver or a processor read messages, from `settings.feed_history.list_mappings`; None in others.
+        feeds: how silver or a processor read messages, from `settings.feed_history.list_feed_mappings`; None in others.
     """
 
     layer: str

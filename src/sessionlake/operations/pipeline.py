@@ -231,11 +231,11 @@ class Pipeline:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
-            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
+            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint_location(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
             self._record_failure(
-                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE))
+                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_location(_MAINTENANCE))
             )
         for part, query in self.queries.items():
             if part in self.failed:

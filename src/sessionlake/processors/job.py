@@ -28,7 +28,7 @@ from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, rea
 from sessionlake.processors.shard import MessageProcessor, create_message_processor
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
-from sessionlake.settings.feed_history import list_mappings
+from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import read_binding_decisions
@@ -127,7 +127,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_building(settings, create_processor_rebuild(config))
     _refuse_filled_table(spark, lake, config)
-    checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
+    checkpoint, begin = settings.checkpoint_location(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
     fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
@@ -151,7 +151,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         LossError: The table has rows.
     """
     begun = (
-        CheckpointGenerations(lake.settings.checkpoint(config.layer), config.layer).current_generation.app_id
+        CheckpointGenerations(lake.settings.checkpoint_location(config.layer), config.layer).current_generation.app_id
         is not None
     )
     if (
@@ -170,7 +170,9 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
 def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
     """Returns the fold that judges bronze's messages as silver does, and passes applied messages to the processor."""
     capture = lake.settings.capture
-    return SilverFold(capture.declared, capture, read_binding_decisions(lake.reader(spark)), processor=processor)
+    return SilverFold(
+        capture.declared_columns, capture, read_binding_decisions(lake.reader(spark)), processor=processor
+    )
 
 
 def build_row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
@@ -242,7 +244,7 @@ class _ProcessorBatch:
                     outputs=self._append_outputs(folded, reports, txn),
                     **sum_ledger_counts(partitions),
                     config_hash=self._hash,
-                    feeds=list_mappings(self._settings.capture),
+                    feeds=list_feed_mappings(self._settings.capture),
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
                 self._times.add_batch_notes(partitions, reports)

@@ -138,7 +138,9 @@ class KeyedTable:
             self.require_same_key(spark)
         elif not self.is_current(spark):
             begun = (
-                CheckpointGenerations(self._settings.checkpoint(config.layer), config.layer).current_generation.app_id
+                CheckpointGenerations(
+                    self._settings.checkpoint_location(config.layer), config.layer
+                ).current_generation.app_id
                 is not None
             )
             if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
@@ -159,7 +161,7 @@ class KeyedTable:
         columns. Nor can it resume if the source lacks the versions that were read last. Call this only when the output
         table already has all rows.
         """
-        config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
+        config, checkpoint = self._config, self._settings.checkpoint_location(self._config.layer)
         read, place = read_last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
         of_another = read is not None and read.table != read_table_id(spark, self.lake, config.source)
         if (
@@ -256,7 +258,7 @@ def start_keyed_processor(
     table = KeyedTable(spark, settings, config)
     table.prepare_table(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
-    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
+    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint_location(config.layer))
     if other is not None:
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
@@ -264,14 +266,14 @@ def start_keyed_processor(
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
-    if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint(config.layer)):
+    if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint_location(config.layer)):
         raise LossError(
             f"{config.layer} has read versions of {config.source} that are gone",
             why="The table was restored from a backup",
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
-    query = LayerQuery(config.layer, settings.checkpoint(config.layer))
+    query = LayerQuery(config.layer, settings.checkpoint_location(config.layer))
     return query.start(
         table.read_stream(spark),
         _KeyedBatch(table, Ledger(table.lake), settings, config),
@@ -288,7 +290,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
     Raises:
         LossError: The ledger has later batches than the checkpoint.
     """
-    checkpoint = settings.checkpoint(config.layer)
+    checkpoint = settings.checkpoint_location(config.layer)
     app_id, planned = (
         CheckpointGenerations(checkpoint, config.layer).current_generation.app_id,
         read_last_planned_batch(checkpoint),

@@ -135,7 +135,7 @@ def create_message_processor(
 ) -> MessageProcessor:
     """Returns the `MessageProcessor` for a configured processor, to run in a stream with this number of shards."""
     limits = ProcessorLimits(config.max_state_bytes, config.max_records_per_call)
-    return MessageProcessor(ref, capture.declared, capture, limits, config.on_error, shards)
+    return MessageProcessor(ref, capture.declared_columns, capture, limits, config.on_error, shards)
 
 
 class _LifeInBatch(NamedTuple):

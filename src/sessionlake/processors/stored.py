@@ -37,7 +37,9 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
     states = read_state_frame(spark, settings, layer).select("chunk")
     found = states.mapInArrow(_StateCheck(processor), "fault string").orderBy("fault").first()
     if found is not None:
-        raise LakeError(f"checkpoint {settings.checkpoint(layer)}: {found['fault']}", why="Nothing was processed")
+        raise LakeError(
+            f"checkpoint {settings.checkpoint_location(layer)}: {found['fault']}", why="Nothing was processed"
+        )
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ def fold_raw(
     require_declarations(ref, processor)
     each = create_message_processor(config, capture, shards, ref)
     each.loaded = create_loaded_processor(config.name, processor, each.limits)
-    judged = SilverFold(capture.declared, capture, processor=each)
+    judged = SilverFold(capture.declared_columns, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimeNotes()
     for tasks in batches:
         packer = Packer(build_payload_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times)

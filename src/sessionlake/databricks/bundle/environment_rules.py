@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 from sessionlake.databricks.bundle.files import ResourceFault, Tree
 from sessionlake.databricks.bundle.models import is_unknown, suggest
 from sessionlake.databricks.bundle.query_rules import Columns
-from sessionlake.settings.environment import find_rejected_values, find_variable_faults
-from sessionlake.settings.file import TARGET_VARIABLE, Document, FileError, KeyPath, SettingsFile, read_settings
+from sessionlake.settings.environment import find_rejected_variables, find_unknown_variables
+from sessionlake.settings.file import TARGET_VARIABLE, FileError, KeyPath, SettingsFile, YamlDocument, read_settings
 from sessionlake.settings.model import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
 
 _SECRET_REFERENCE = re.compile(r"\{\{secrets/.+\}\}")
@@ -19,7 +19,7 @@ _SCHEMA_PREFIX, _CHECKPOINTS = f"{ENV_PREFIX}SCHEMAS__", f"{ENV_PREFIX}CHECKPOIN
 
 
 def find_environment_faults(
-    job: Tree, schemas: Mapping[str, str], columns: Columns, document: Document | None
+    job: Tree, schemas: Mapping[str, str], columns: Columns, document: YamlDocument | None
 ) -> Iterator[ResourceFault]:
     """Yields the faults in the environment variables of a resolved job's clusters.
 
@@ -35,8 +35,8 @@ def find_environment_faults(
         key: KeyPath = ("job_clusters", number, "new_cluster", "spark_env_vars")
         known = {name: None if _is_hidden(value) else value for name, value in variables.items()}
         for name, text in (
-            *find_variable_faults(variables),
-            *find_rejected_values(known, _read_settings_file(known, document)),
+            *find_unknown_variables(variables),
+            *find_rejected_variables(known, _read_settings_file(known, document)),
             *_find_swapped_schemas(variables, schemas),
             *_find_shared_folder(variables, cluster),
             *_find_wrong_publications(variables, columns),
@@ -49,7 +49,7 @@ def _is_hidden(value: str) -> bool:
     return is_unknown(value) or _SECRET_REFERENCE.search(value) is not None
 
 
-def _read_settings_file(variables: Mapping[str, str | None], document: Document | None) -> SettingsFile | None:
+def _read_settings_file(variables: Mapping[str, str | None], document: YamlDocument | None) -> SettingsFile | None:
     """Returns the settings that a cluster with these variables reads; None if they are in another file, or unknown."""
     named, target = variables.get(CONFIG_VARIABLE), variables.get(TARGET_VARIABLE)
     is_other = CONFIG_VARIABLE in variables and (named is None or PurePosixPath(named).name != DEFAULT_FILE)

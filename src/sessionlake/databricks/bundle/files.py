@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.file import Document, FileError, KeyPath, read_document
+from sessionlake.settings.file import FileError, KeyPath, YamlDocument, read_document
 
 BUNDLE_FILE = "databricks.yml"
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -51,7 +51,7 @@ class FileFault:
 class BundleFiles:
     """`databricks.yml` and the files that it includes, by their path in the bundle."""
 
-    documents: Mapping[str, Document]
+    documents: Mapping[str, YamlDocument]
 
     @cached_property
     def merged_content(self) -> Tree:
@@ -119,7 +119,9 @@ def read_bundle(folder: Path) -> BundleFiles:
     patterns = main.content.get("include", [])
     if not isinstance(patterns, list) or not all(isinstance(own, str) and not own.startswith("/") for own in patterns):
         raise FileError(
-            main.path, main.line(("include",)) or 0, ": include must be a list of file patterns relative to this folder"
+            main.path,
+            main.find_line(("include",)) or 0,
+            ": include must be a list of file patterns relative to this folder",
         )
     included = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return BundleFiles(

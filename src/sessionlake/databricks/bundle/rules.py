@@ -39,7 +39,7 @@ from sessionlake.databricks.bundle.root_rules import find_root_faults
 from sessionlake.databricks.bundle.value_rules import find_repeated_resources, find_value_faults
 from sessionlake.errors import ConfigError
 from sessionlake.settings.environment import SettingsWithoutEnvironment, find_settings_problems
-from sessionlake.settings.file import TARGETS, Document, FileError, KeyPath, read_document, read_settings
+from sessionlake.settings.file import TARGETS, FileError, KeyPath, YamlDocument, read_document, read_settings
 from sessionlake.settings.model import DEFAULT_FILE
 
 _PROTECTED = {"schemas", "secret_scopes"}
@@ -85,16 +85,16 @@ def find_settings_faults(folder: Path, files: BundleFiles) -> Iterator[FileFault
             content = read_settings(document, name)
             for line, text in find_settings_problems(content):
                 yield FileFault(DEFAULT_FILE, line or 1, text)
-            for key, path in content.find_paths():
+            for key, path in content.list_file_paths():
                 if path.is_relative_to(folder) and not path.is_file():
                     text = f"{path.relative_to(folder)}: there is no such file"
-                    yield FileFault(DEFAULT_FILE, content.line(key) or 1, text)
+                    yield FileFault(DEFAULT_FILE, content.find_line(key) or 1, text)
     except FileError as error:
         yield _make_unreadable_fault(folder, error)
         return
     for name in document.content.get(TARGETS, {}).keys() - files.targets.keys():
         text = f"targets.{name}: the bundle has no such target; it has {', '.join(files.targets)}"
-        yield FileFault(DEFAULT_FILE, document.line((TARGETS, name)) or 1, text)
+        yield FileFault(DEFAULT_FILE, document.find_line((TARGETS, name)) or 1, text)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Context:
     refused: Refused
     columns: Columns
     queries: Mapping[str, str]
-    settings: Document | None
+    settings: YamlDocument | None
 
 
 def _read_context(files: BundleFiles, folder: Path, refused: Refused) -> _Context:
@@ -125,7 +125,7 @@ def _read_context(files: BundleFiles, folder: Path, refused: Refused) -> _Contex
     return _Context(files, folder, refused, columns, queries, _read_settings_file(folder))
 
 
-def _read_settings_file(folder: Path) -> Document | None:
+def _read_settings_file(folder: Path) -> YamlDocument | None:
     """Returns the settings file; None if it cannot be read, which is another fault."""
     try:
         return read_document(folder / DEFAULT_FILE)
@@ -233,7 +233,7 @@ def _find_written_faults(files: BundleFiles) -> list[FileFault]:
             for kind, own, resource in list_resources(scope):
                 for path, text in find_model_faults(models, models.kinds[kind], resource):
                     if REQUIRED not in text:  # another file may have the key
-                        line = document.line((*key, "resources", kind, own, *path)) or 1
+                        line = document.find_line((*key, "resources", kind, own, *path)) or 1
                         found.append(FileFault(name, line, f"{where}{kind}.{own}: {text}"))
     return [*found, *_find_missing_keys(files)]
 

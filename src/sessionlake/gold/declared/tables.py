@@ -129,7 +129,7 @@ def _create_average(settings: Settings, declaration: AverageSettings) -> Rolling
         declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
         + _describe_feed(declaration.feed),
-        topics=None if declaration.feed is None else settings.capture.feed_topics(declaration.feed),
+        topics=None if declaration.feed is None else settings.capture.find_feed_topics(declaration.feed),
     )
 
 
@@ -327,7 +327,7 @@ def _create_source(declared: ProductSettings, capture: CaptureSettings | None) -
     if capture is not None and declared.value is not None:
         found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)
     if capture is not None and declared.feed is not None:
-        found = FeedEvents(found, capture.feed_topics(declared.feed))
+        found = FeedEvents(found, capture.find_feed_topics(declared.feed))
     return found
 
 

@@ -105,7 +105,7 @@ class Forgetting:
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(
-                f"forget: there is no bronze in {self._settings.place}",
+                f"forget: there is no bronze in {self._settings.storage_location}",
                 fix="Set SESSIONLAKE_HOME to the home that holds the session",
             )
         journal = Journal.read_journal(self._settings, FORGET, _Inputs)
@@ -356,7 +356,7 @@ class Forgetting:
 
         These are checkpoints that this forgetting or earlier rebuilds have archived, and files of processes that died.
         """
-        checkpoints = Path(self._settings.checkpoint(""))
+        checkpoints = Path(self._settings.checkpoint_location(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
         shutil.rmtree(states.get_owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states

@@ -50,7 +50,7 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
                 raise LakeError(
                     f"forget: {reader.name} must send the removal of the session's rows, and cannot ({error})",
                     fix="Correct this first. If the publication is not used any more, remove "
-                    f"{settings.checkpoint(reader.name)}",
+                    f"{settings.checkpoint_location(reader.name)}",
                 ) from error
 
 
@@ -73,8 +73,8 @@ def wait_until_sent(settings: Settings, removals: Mapping[str, int], seconds: fl
                     raise LakeError(
                         f"forget: {reader.name} has not yet sent the removal of the session's rows",
                         fix=f"Run `sessionlake publish {table} --topic {topic} --once`, or, if the publication is not "
-                        f"used any more, remove {settings.checkpoint(reader.name)}. Then run `sessionlake forget "
-                        "--resume`, which continues from here",
+                        f"used any more, remove {settings.checkpoint_location(reader.name)}. Then run `sessionlake "
+                        "forget --resume`, which continues from here",
                     )
                 time.sleep(_POLL_SECONDS)
 
@@ -114,7 +114,7 @@ def _read_position(settings: Settings, name: str) -> tuple[int, int, int]:
 
     A number that is not known is -1.
     """
-    checkpoint = Path(settings.checkpoint(name))
+    checkpoint = Path(settings.checkpoint_location(name))
     batch = read_last_committed_batch(checkpoint)
     if batch is None or batch != read_last_planned_batch(checkpoint):
         return -1, -1, -1

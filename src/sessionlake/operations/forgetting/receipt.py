@@ -31,7 +31,7 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     Returns the receipt's part about it: what was searched, where the id was found, and which files were unreadable.
     """
     settings = lake.settings
-    checkpoints = Path(settings.checkpoint(""))
+    checkpoints = Path(settings.checkpoint_location(""))
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
     searched = [search_folder(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.

@@ -33,7 +33,7 @@ def list_layers_with_state(settings: Settings) -> list[str]:
 
 def has_started(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has a checkpoint, or states to start from."""
-    has_checkpoint = (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    has_checkpoint = (Path(settings.checkpoint_location(layer)) / "metadata").is_file()
     return (
         has_checkpoint
         or handover.read_active(settings, layer) is not None
@@ -87,7 +87,7 @@ def _rewrite_states(
     if not has_state(settings, layer):
         return
     for row in read_state_frame(spark, settings, layer).toLocalIterator():
-        yield row["shard"], remove_session_from_state(bytes(row["chunk"]), settings.capture.declared, session)
+        yield row["shard"], remove_session_from_state(bytes(row["chunk"]), settings.capture.declared_columns, session)
 
 
 def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:

@@ -41,7 +41,7 @@ class JudgingResharder:
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
             part = select_sessions(judging, mine, find_next_due_times(sessions, self._find_timeout)).encode(
-                self.rules.capture.declared
+                self.rules.capture.declared_columns
             )
             own_memory = None if stored is None else self._encode_state(sessions, read_stored_processor_name(stored))
             parts[target] = join_state_parts(part, own_memory)
@@ -50,11 +50,11 @@ class JudgingResharder:
     def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Joins the parts of a new shard into one state."""
         states = [split_state_parts(part) for part in parts]
-        state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
+        state = join_states(ShardState.decode(judging, self.rules.capture.declared_columns) for judging, _ in states)
         memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode_memory(memory).sessions.items()}
         joined_memory = self._encode_state(sessions, read_stored_processor_name(memories[0])) if memories else None
-        return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
+        return join_state_parts(state.encode(self.rules.capture.declared_columns), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         return ProcessorMemory(find_next_due_times(sessions, self._find_timeout), sessions).encode_memory(
@@ -63,7 +63,7 @@ class JudgingResharder:
 
     def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
         judging, memory = split_state_parts(state)
-        return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode_memory(memory)
+        return ShardState.decode(judging, self.rules.capture.declared_columns), ProcessorMemory.decode_memory(memory)
 
     def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
         return list(dict.fromkeys([*list_session_keys(judging), *memory.sessions]))
