@@ -110,7 +110,7 @@ def start(
     _require_resumable(spark, lake, publication, query)
     written = prepare_topic(settings, publication.topic, first=first, restart_hint=query.restart_hint)
     if written == 0 and not first:
-        if _has_sent(spark, lake, publication.layer):
+        if _has_sent_version(spark, lake, publication.layer):
             raise BrokerError(
                 f"publish: topic {publication.topic} was deleted and created again, without its messages",
                 fix=f"Publish the table from the start: {query.restart_hint}",
@@ -262,5 +262,5 @@ def _refuse_speculation(spark: SparkSession) -> None:
         )
 
 
-def _has_sent(spark: SparkSession, lake: Lake, layer: str) -> bool:
+def _has_sent_version(spark: SparkSession, lake: Lake, layer: str) -> bool:
     return read_last_batch(lake.reader(spark), layer) is not None
