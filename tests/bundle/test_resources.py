@@ -134,7 +134,7 @@ def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(bu
     lake = Lake(settings)
     schemas = bundle.resources_of_kind("schemas")
     assert lake.to_sql_identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
-    assert settings.checkpoint_location("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
+    assert settings.checkpoint_path("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
     assert settings.kafka.options == CLIENT
     assert settings.kafka.bootstrap_servers == "broker-1:9093,broker-2:9093"
     assert settings.capture == Settings().capture

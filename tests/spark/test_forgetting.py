@@ -163,7 +163,7 @@ def begun() -> Erasure:
 
 def published(settings: Settings, place: dict[str, Any]) -> None:
     """Leaves the checkpoint of a publication that has come to a place of the table."""
-    checkpoint = Path(settings.checkpoint_location(f"publish-{ROWS}-out"))
+    checkpoint = Path(settings.checkpoint_path(f"publish-{ROWS}-out"))
     for name, text in (("offsets", f"v1\n{{}}\n{json.dumps(place)}"), ("commits", "v1\n{}")):
         (checkpoint / name).mkdir(parents=True, exist_ok=True)
         (checkpoint / name / "0").write_text(text)
@@ -217,7 +217,7 @@ def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: A
 def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake, checkpoint, died = Lake(settings), Path(settings.checkpoint_location(GOLD)), begun()
+    lake, checkpoint, died = Lake(settings), Path(settings.checkpoint_path(GOLD)), begun()
     lake.prepare_tables(spark, [AVERAGES, LOOKUP_FAILURES, LEDGER])
     write_rows(spark, lake, AVERAGES, [{"topic": TOPIC, "session_id": GONE, "row_id": "r", "metric": "price"}])
     write_rows(spark, lake, LOOKUP_FAILURES, [{"reference": "owners", "key": json.dumps([GONE])}])

@@ -87,7 +87,7 @@ class Feed:
 
     def lose_last_commit(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        lose_last_commit(self.settings.checkpoint_location(job.LAYER))
+        lose_last_commit(self.settings.checkpoint_path(job.LAYER))
 
     def declare(self, of: str = "numbers", **aggregates: str) -> Feed:
         """Declares the one product `gold.own`; without aggregates, none."""

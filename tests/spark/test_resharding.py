@@ -171,7 +171,7 @@ def test_states_are_those_after_the_batch_before_the_one_that_was_planned_though
         arrive(spark, settings, part)
         run(spark, settings, SILVER)
         states.append(stored(spark, settings))
-    rmtree(Path(settings.checkpoint_location(SILVER)) / "commits")
+    rmtree(Path(settings.checkpoint_path(SILVER)) / "commits")
     assert stored(spark, settings) == states[0] != states[1]
     run(spark, settings, SILVER)
     assert stored(spark, settings) == states[1]
@@ -202,7 +202,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     run(spark, settings)
     arrive(spark, settings, second)
     run(spark, settings, SILVER)  # the others lag behind
-    lose_last_commit(settings.checkpoint_location(SILVER))  # a batch that committed its tables and then died
+    lose_last_commit(settings.checkpoint_path(SILVER))  # a batch that committed its tables and then died
 
     other = of_shards(settings, 7, 7)
     with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard 7`"):

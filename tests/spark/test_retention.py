@@ -614,7 +614,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     }
     entry = LedgerEntry("gold", Txn("g", 0), CHANGES, datetime.now(UTC), source_from=0, source_to=3)
     Ledger(events.lake).write_entry(spark, entry)
-    checkpoint = Path(settings.checkpoint_location("gold"))
+    checkpoint = Path(settings.checkpoint_path("gold"))
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir(parents=True)
     (checkpoint / "commits" / "0").touch()

@@ -73,12 +73,12 @@ class Pipeline:
         return {name: in_order(comparable(self.spark, self.lake, f"silver.{name}")) for name in TABLES}
 
     def batches(self) -> list[int]:
-        commits = Path(self.settings.checkpoint_location(job.LAYER)) / "commits"
+        commits = Path(self.settings.checkpoint_path(job.LAYER)) / "commits"
         return sorted(int(file.name) for file in commits.iterdir() if file.name.isdigit())
 
     def lose_last_commit(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        lose_last_commit(self.settings.checkpoint_location(job.LAYER))
+        lose_last_commit(self.settings.checkpoint_path(job.LAYER))
 
 
 def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:

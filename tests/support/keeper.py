@@ -304,7 +304,7 @@ class KeeperOfAll(Keeper):
         self.actions_taken[-1] += f" {layer}"
         for before in dict.fromkeys([BRONZE, SILVER, layer]):
             run_layer(self.spark, self.settings, before)
-        rmtree(self.settings.checkpoint_location(layer))
+        rmtree(self.settings.checkpoint_path(layer))
         if layer in {BRONZE, SILVER, GOLD}:
             recover_layer(self.spark, self.settings, RecoverableLayer(layer), self.actions_taken.append)
         else:

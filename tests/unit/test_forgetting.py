@@ -107,7 +107,7 @@ def test_the_key_with_a_value_is_a_message_whose_key_is_bad() -> None:
 
 def checkpoint(settings: Settings, table: str, *places: int) -> None:
     """Leaves that of a publication, whose batches have ended in front of these versions."""
-    folder = Path(settings.checkpoint_location(f"publish-{table}-out"))
+    folder = Path(settings.checkpoint_path(f"publish-{table}-out"))
     for batch, version in enumerate(places):
         place = json.dumps({"reservoirId": "a", "reservoirVersion": version, "index": -1, "isStartingVersion": False})
         for name, text in (("offsets", f"v1\n{{}}\n{place}"), ("commits", "v1\n{}")):
@@ -139,7 +139,7 @@ def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp
     lake, spark = Lake(settings), cast("SparkSession", None)  # which folders do not ask
     require_publications_can_send(spark, lake, ["gold.metrics_1m"])
     checkpoint(settings, "gold.metrics_1m", 4)
-    there = Path(settings.checkpoint_location("publish-gold.metrics_1m-out"))
+    there = Path(settings.checkpoint_path("publish-gold.metrics_1m-out"))
     told = rf"metrics_1m-out must send the removal .*because gold.change_feed does not name it.*remove {there}$"
     with pytest.raises(LakeError, match=told):
         require_publications_can_send(spark, lake, ["silver.session_rows", "gold.metrics_1m"])

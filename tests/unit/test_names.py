@@ -189,7 +189,7 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 @given(some(usable(EVERY, "_batch", "ordinal"), 4))
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
-    found = output.to_declared_arrays(
+    found = output.create_declared_arrays(
         [output.check_record({name: place for place, name in enumerate(names)}), output.check_record({})]
     )
     assert {name: column.to_pylist() for name, column in found.items()} == {

@@ -85,7 +85,7 @@ def start(
     silences = SilenceWriter(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
-        CheckpointGenerations(settings.checkpoint_location(LAYER), LAYER),
+        CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER),
         book,
         source=lambda start: (
             _read_kafka_stream(spark, settings, start, book, forgotten),

@@ -232,7 +232,7 @@ class SilenceWriter:
 
 def find_silences_file(settings: Settings) -> Path:
     """Returns the path of the file with the last silences. They are also in bronze, so the file may be lost."""
-    return Path(f"{settings.checkpoint_location(BRONZE)}.silences.json")
+    return Path(f"{settings.checkpoint_path(BRONZE)}.silences.json")
 
 
 def _read_current_moment() -> ClockReading:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, load_command_settings, say, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 from sessionlake.cli.export import parse_size
 from sessionlake.cli.show import write_line
 from sessionlake.delta.schemas.names import MESSAGES
@@ -46,7 +46,7 @@ def archive(
 
     `bronze.source: archive` reads them again. If anything fails, no files are left.
     """
-    settings, limit = load_command_settings(config), parse_size(max_file_size)
+    settings, limit = load_config(config), parse_size(max_file_size)
     from sessionlake.bronze.archive.writer import write_archives
     from sessionlake.delta.lake import Lake
 
@@ -54,7 +54,7 @@ def archive(
         raise UsageError(f"archive: {folder} already exists", fix="Name a new folder, or remove this one")
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"archive: {MESSAGES} does not exist yet in {settings.storage_location}",
+            f"archive: {MESSAGES} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run bronze`",
         )
 

@@ -39,7 +39,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def load_command_settings(config: Path | None) -> Settings:
+def load_config(config: Path | None) -> Settings:
     """Loads the configuration for a command.
 
     The file is the one that the command's `--config` names, otherwise the `--config` given before the command.

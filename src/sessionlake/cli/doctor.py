@@ -184,7 +184,7 @@ def _check_operations(settings: Settings) -> str:
 def _check_checkpoints(settings: Settings) -> str:
     require_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
     return (
-        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_location(layer)).is_dir())
+        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_path(layer)).is_dir())
         or "none yet"
     )
 
@@ -297,7 +297,7 @@ def _describe_remedy(layer: str) -> str:
 
 
 def _read_query_id(settings: Settings, layer: str) -> str | None:
-    return CheckpointGenerations(settings.checkpoint_location(layer), layer).current_generation.app_id
+    return CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation.app_id
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
@@ -309,7 +309,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
     if lost:
         remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
-        places = ", ".join(map(settings.checkpoint_location, lost))
+        places = ", ".join(map(settings.checkpoint_path, lost))
         raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
     return "every layer that has run has its checkpoint"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, load_command_settings, say, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import write_line
 from sessionlake.errors import LakeError, UsageError
@@ -51,7 +51,7 @@ def export(
 
     If anything fails, no files are left.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     limit, point = parse_size(max_file_size), make_time_travel_option(version, as_of)
     require_exportable_table(settings, table, point)
     from sessionlake.delta.export import FileFormat
@@ -129,7 +129,7 @@ def require_exportable_table(settings: Settings, table: str, point: dict[str, An
     needed = views.get(table, table)
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
-            f"export: {needed} does not exist yet in {settings.storage_location}",
+            f"export: {needed} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`",
         )
 

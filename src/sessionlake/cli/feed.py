@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from sessionlake.cli.context import Config, load_command_settings, say
+from sessionlake.cli.context import Config, load_config, say
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import write_text
 from sessionlake.errors import ConfigError, UsageError
@@ -62,7 +62,7 @@ def feed_try(
 
     Exits with 1 if a message is refused, or a checksum or `expect` fails.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.cli.feed_text import show_trial
     from sessionlake.feeds.trial import Trial
 
@@ -104,7 +104,7 @@ def feed_test(
     Exits with 1, and shows each difference, if a table or message is not as expected. The how-to "Bring your own
     messages" describes the files.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.cli.feed_text import show_tests
     from sessionlake.feed_testing import read_test, run_test
 
@@ -148,7 +148,7 @@ def feed_infer(
     else:
         from sessionlake.kafka.last_messages import read_last_messages
 
-        records, name = read_last_messages(load_command_settings(config), source, last), source
+        records, name = read_last_messages(load_config(config), source, last), source
         again = f"sessionlake feed try --topic {source}"
     write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
@@ -164,7 +164,7 @@ def feed_send(
     They keep their keys, headers and times. A message whose line names no topic is sent to `--topic`, or to the topic
     of the only feed.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.kafka.send_messages import send_messages
 
     feeds = [feed.build() for feed in settings.capture.feeds]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, load_command_settings, say, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 from sessionlake.cli.options import OfTopic, ShortenGold
 from sessionlake.cli.show import write_line
 from sessionlake.errors import UsageError
@@ -47,7 +47,7 @@ def forget(
 
     Prints a receipt as JSON. Running layers pause meanwhile. Exits with 1 if the session's id is still found somewhere.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.delta.lake import storage_of
 
     if (session is not None) + resume + cancel != 1:

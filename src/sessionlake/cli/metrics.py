@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_command_settings, say, with_spark_if_needed
+from sessionlake.cli.context import Config, Form, load_config, say, with_spark_if_needed
 from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.errors import UsageError
@@ -47,7 +47,7 @@ def metrics(
     Shows the number of points, minimum, maximum, sum, average and variance. They are computed from gold's tables of
     days, hours and minutes.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.gold import query
 
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}

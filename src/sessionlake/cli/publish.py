@@ -33,7 +33,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
     lake.storage.require_writable()
     if lake.is_known_missing(publication.table):
         raise LakeError(
-            f"publish: {publication.table} does not exist yet in {settings.storage_location}",
+            f"publish: {publication.table} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
     require_broker(settings)

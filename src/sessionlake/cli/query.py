@@ -47,7 +47,7 @@ def require_tables(settings: Settings, sql: str) -> None:
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
-            f"query: {', '.join(missing)} does not exist yet in {settings.storage_location}",
+            f"query: {', '.join(missing)} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 

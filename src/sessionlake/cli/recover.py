@@ -118,7 +118,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover ledger: {settings.storage_location} has no {MESSAGES}, from which the ledger is made again",
+            f"recover ledger: {settings.location} has no {MESSAGES}, from which the ledger is made again",
             fix="Restore the tables from a backup, or start with `sessionlake run all`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
@@ -133,7 +133,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     lake.prepare_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
-    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint_location(BRONZE), BRONZE)):
+    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
     if is_ledger_behind(spark, lake, SILVER):
         report_rebuild(rebuild_silver_tables(spark, settings, compares=unread is None), settings, say)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_command_settings, say
+from sessionlake.cli.context import Config, Form, load_config, say
 from sessionlake.cli.options import DecisionOptions, SqlCommand, add_decision_options
 from sessionlake.cli.show import OutputFormat, write_text
 
@@ -57,7 +57,7 @@ def remote_status(
 
     With --warehouse it also shows each layer's batches of the last hour.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.cli.remote_tables import read_last_hour
     from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
@@ -202,7 +202,7 @@ def remote_query(
 
     The tables have the same names as on a laptop.
     """
-    show_remote_query(load_command_settings(config), sql, form, warehouse, target, profile)
+    show_remote_query(load_config(config), sql, form, warehouse, target, profile)
 
 
 def show_remote_query(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, load_command_settings, say, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def reshard(
 
     Moves the states of silver, processors and gold into the number of shards that the configuration now sets.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.delta.lake import storage_of
 
     storage_of(settings).require_writable()

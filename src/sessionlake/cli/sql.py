@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_command_settings, say, with_spark
+from sessionlake.cli.context import Config, Form, load_config, say, with_spark
 from sessionlake.cli.engines.interface import EngineName
 from sessionlake.cli.show import OutputFormat
 
@@ -41,7 +41,7 @@ def query(
 
     With --format json each row is one JSON object on its own line.
     """
-    settings = load_command_settings(config)
+    settings = load_config(config)
     from sessionlake.cli.query import answer_query, require_tables, show_answer, write_query_result_as_of
     from sessionlake.errors import UsageError
 

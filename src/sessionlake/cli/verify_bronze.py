@@ -30,7 +30,7 @@ def check_before_spark(settings: Settings) -> None:
     """
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"verify bronze: {MESSAGES} does not exist yet in {settings.storage_location}",
+            f"verify bronze: {MESSAGES} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
         )
     if settings.bronze.source is not SourceKind.KAFKA:

@@ -142,7 +142,7 @@ def _rebuild_given_tables(spark: SparkSession, lake: Lake, tables: Sequence[Gold
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
-    if read_last_planned_batch(settings.checkpoint_location(LAYER)) is not None:
+    if read_last_planned_batch(settings.checkpoint_path(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
         ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all()
@@ -163,7 +163,7 @@ def _start_stream(
     """
     settings, begin = lake.settings, read_active(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
-    query = QueryWithBackground(LAYER, settings.checkpoint_location(LAYER))
+    query = QueryWithBackground(LAYER, settings.checkpoint_path(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=asks)
     expiry = start_expiry(
         spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
@@ -197,7 +197,7 @@ def _create_rule_background(
     """
     if rules is None:
         return
-    checkpoint, session = lake.settings.checkpoint_location(LAYER), separate_session(spark)
+    checkpoint, session = lake.settings.checkpoint_path(LAYER), separate_session(spark)
 
     def apply_changed_rules() -> bool:
         with rules.lock:
@@ -228,11 +228,11 @@ def create_folded_stream(
     options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
-    elif read_last_planned_batch(settings.checkpoint_location(LAYER)) is None:
+    elif read_last_planned_batch(settings.checkpoint_path(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
-        options |= choose_starting_options(settings.checkpoint_location(LAYER))
+        options |= choose_starting_options(settings.checkpoint_path(LAYER))
     read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)

@@ -168,8 +168,7 @@ def explain(
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(
-            f"{table} does not exist yet in {settings.storage_location}",
-            fix="Run `sessionlake run all --once` to fill it",
+            f"{table} does not exist yet in {settings.location}", fix="Run `sessionlake run all --once` to fill it"
         )
     rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
@@ -217,14 +216,14 @@ def _has_read_complete_batches(settings: Settings) -> bool:
     Raises:
         LakeError: This is not known, because gold is still reading the changes from before its first start.
     """
-    if reads_initial_snapshot(settings.checkpoint_location(GOLD)):
+    if reads_initial_snapshot(settings.checkpoint_path(GOLD)):
         raise LakeError(
             f"gold has not finished reading the rows that {CHANGES} had at gold's first start",
             why="Until then it is not known which of its rows are in gold's figures already",
             fix="Wait until `sessionlake status` shows that gold has read all of silver's batches, and run the command "
             "again",
         )
-    batch = read_last_committed_batch(settings.checkpoint_location(GOLD))
+    batch = read_last_committed_batch(settings.checkpoint_path(GOLD))
     return batch is None or read_version_reached(settings, GOLD, batch)[1]
 
 

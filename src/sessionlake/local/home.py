@@ -70,7 +70,7 @@ def make_claimed_error(settings: Settings, holder: LockHolder | None, name: str,
     activity = f"has {name}" if holder is None else holder.doing
     who = "" if holder is None else f" ({holder})"
     return ClaimedError(
-        f"another process {activity} over {settings.storage_location}{who}",
+        f"another process {activity} over {settings.location}{who}",
         why="Only one process at a time may do this work. Nothing is lost",
         fix=fix,
     )

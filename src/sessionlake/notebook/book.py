@@ -85,7 +85,7 @@ class Book:
         sources = list_source_tables(self.settings.capture)
         if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
-                f"{self.settings.storage_location} has no {', '.join(missing)}",
+                f"{self.settings.location} has no {', '.join(missing)}",
                 fix="Run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the widgets "
                 "catalog and schema_prefix, and run the jobs",
             )

@@ -243,7 +243,7 @@ def list_readers(settings: Settings, table: str) -> list[TableReaderProgress]:
     names = [
         processor.layer for processor in settings.processors if processor.key and processor.source == table
     ] + stateful
-    checkpoints = Path(settings.checkpoint_location("")).glob(f"publish-{table}-*")
+    checkpoints = Path(settings.checkpoint_path("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(checkpoints)]
     begins = {name: handover.read_active(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
@@ -257,7 +257,7 @@ def _read_progress(settings: Settings, name: str, first: int | None = None) -> T
         name: The stream's layer, processor or publication.
         first: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
     """
-    checkpoint = Path(settings.checkpoint_location(name))
+    checkpoint = Path(settings.checkpoint_path(name))
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if first is None and (rebuilt := read_building_version(settings, name)) is not None:

@@ -93,7 +93,7 @@ def require_subject(
 def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
     yield PreflightCheck(
-        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_location(layer), layer)
+        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
     )
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
@@ -119,7 +119,7 @@ def require_newest_tables(spark: SparkSession | None, settings: Settings, layers
 
 
 def _require_query(settings: Settings, layer: str) -> None:
-    folder = Path(settings.checkpoint_location(layer))
+    folder = Path(settings.checkpoint_path(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
         raise LakeError(f"{folder} has no metadata file", fix=build_recovery_hint(layer))
 

@@ -289,11 +289,11 @@ class Settings(BaseSettings):
         return self.home / "warehouse"
 
     @property
-    def storage_location(self) -> str:
+    def location(self) -> str:
         """Where the tables are, as a text for users: the catalog, or the home folder."""
         return f"catalog {self.catalog}" if self.catalog else str(self.home)
 
-    def checkpoint_location(self, name: str) -> str:
+    def checkpoint_path(self, name: str) -> str:
         """Returns the folder or volume path of a streaming query's checkpoint. `name` is the query's name."""
         return f"{self.checkpoints or self.home / 'checkpoints'}/{name}"
 

@@ -99,7 +99,7 @@ def start(
     times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
     frame = build_folded_stream(spark, lake, settings, decided, resume_from)
-    query = LayerQuery(LAYER, settings.checkpoint_location(LAYER))
+    query = LayerQuery(LAYER, settings.checkpoint_path(LAYER))
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
@@ -136,7 +136,7 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
 
     The ledger may already have the next batch, which Spark will run again; its offsets are left out.
     """
-    checkpoint = CheckpointGenerations(settings.checkpoint_location(layer), layer).current_generation
+    checkpoint = CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation
     done = read_last_committed_batch(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)

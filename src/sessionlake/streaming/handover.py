@@ -71,12 +71,12 @@ _METADATA = "metadata"
 
 def find_active_folder(settings: Settings, layer: str = SILVER) -> Path:
     """Returns the folder of the active handover, from which the layer's stream starts."""
-    return Path(f"{settings.checkpoint_location(layer)}.handover")
+    return Path(f"{settings.checkpoint_path(layer)}.handover")
 
 
 def find_prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
     """Returns the folder in which the next handover is prepared before it is activated."""
-    return Path(f"{settings.checkpoint_location(layer)}.handover.next")
+    return Path(f"{settings.checkpoint_path(layer)}.handover.next")
 
 
 def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
@@ -132,7 +132,7 @@ def prepare_handover(
         layer: The layer.
         same_query: True continues the query of the current checkpoint; False starts a new one.
     """
-    place, metadata = find_prepared_folder(settings, layer), Path(settings.checkpoint_location(layer)) / _METADATA
+    place, metadata = find_prepared_folder(settings, layer), Path(settings.checkpoint_path(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
@@ -198,7 +198,7 @@ def read_first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | N
 
 def read_next_batch(settings: Settings, layer: str = SILVER) -> int:
     """Returns the layer's number of the batch that follows its last committed batch."""
-    committed = read_last_committed_batch(settings.checkpoint_location(layer))
+    committed = read_last_committed_batch(settings.checkpoint_path(layer))
     return read_first_batch(settings, layer) + (0 if committed is None else committed + 1)
 
 
@@ -213,7 +213,7 @@ def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = 
     Raises:
         LakeError: The layer has an unfinished batch, or has read only a part of a version.
     """
-    checkpoint, begin = Path(settings.checkpoint_location(layer)), read_active(settings, layer)
+    checkpoint, begin = Path(settings.checkpoint_path(layer)), read_active(settings, layer)
     batch = read_last_committed_batch(checkpoint)
     if batch is None and begin is None:
         return None
@@ -274,7 +274,7 @@ def read_next_version(settings: Settings, layer: str, batch: int) -> int:
 
 def _read_batch_end(settings: Settings, layer: str, batch: int) -> DeltaOffset:
     """Returns the point in the layer's source table at which a batch ends. `batch` is Spark's number."""
-    checkpoint = settings.checkpoint_location(layer)
+    checkpoint = settings.checkpoint_path(layer)
     try:
         return read_delta_offset(checkpoint, batch)
     except (OSError, ValueError) as error:
@@ -334,7 +334,7 @@ def read_shard_count(settings: Settings) -> int | None:
         LossError: The checkpoint or the handover cannot be read.
     """
     noted = manifest.read_manifest(settings, SILVER).shards
-    if noted is not None and (Path(settings.checkpoint_location(SILVER)) / _METADATA).exists():
+    if noted is not None and (Path(settings.checkpoint_path(SILVER)) / _METADATA).exists():
         return noted
     begin = read_active(settings)
     return None if begin is None else begin.shards
@@ -342,7 +342,7 @@ def read_shard_count(settings: Settings) -> int | None:
 
 def activate_handover(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
     """Activates the prepared handover of this operation and archives the checkpoint. Can be repeated after a crash."""
-    checkpoint = Path(settings.checkpoint_location(layer))
+    checkpoint = Path(settings.checkpoint_path(layer))
     if is_prepared(settings, rebuild, layer):
         archive_folders(spark, Lake(settings), (checkpoint, find_active_folder(settings, layer)), rebuild)
         find_prepared_folder(settings, layer).rename(find_active_folder(settings, layer))

@@ -54,7 +54,7 @@ def find_first_loss(*checks: Callable[[], object]) -> str | None:
 
 def has_committed(settings: Settings, layer: str) -> bool:
     """Returns True if any generation of the layer's checkpoint has a committed batch."""
-    return any(Path(settings.checkpoint_location(layer)).glob("**/commits/[0-9]*"))
+    return any(Path(settings.checkpoint_path(layer)).glob("**/commits/[0-9]*"))
 
 
 def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
@@ -75,7 +75,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
         )
     if not has_committed(settings, layer):
         return
-    batches = f"though {layer} has committed batches ({settings.checkpoint_location(layer)})"
+    batches = f"though {layer} has committed batches ({settings.checkpoint_path(layer)})"
     if not has_ledger:
         raise LossError(f"{LEDGER} is gone, {batches}", fix=build_repair_hint(LEDGER))
     refuse_lost_files(spark, lake, LEDGER)
@@ -96,7 +96,7 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
     Raises:
         LossError: The ledger was restored to an older version. The error names its last batch.
     """
-    checkpoint = settings.checkpoint_location(layer)
+    checkpoint = settings.checkpoint_path(layer)
     app_id, committed = (
         CheckpointGenerations(checkpoint, layer).read_last_known()[0],
         read_last_committed_batch(checkpoint),
@@ -167,7 +167,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     Raises:
         LossError: A state store lacks the batch. The error names the store's folder.
     """
-    checkpoint = Path(settings.checkpoint_location(layer))
+    checkpoint = Path(settings.checkpoint_path(layer))
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         return
@@ -187,7 +187,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     """
     handover.require_states(settings, layer)
     checkpoint, lake, first_batch = (
-        settings.checkpoint_location(layer),
+        settings.checkpoint_path(layer),
         Lake(settings),
         handover.read_first_batch(settings, layer),
     )

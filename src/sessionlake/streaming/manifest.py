@@ -195,4 +195,4 @@ def _write_manifest(settings: Settings, layer: str, manifest: Manifest) -> None:
 
 
 def _find_manifest_file(settings: Settings, layer: str) -> Path:
-    return Path(f"{settings.checkpoint_location(layer)}.json")
+    return Path(f"{settings.checkpoint_path(layer)}.json")

@@ -75,4 +75,4 @@ def _renew_request(file: Path, requester: str, done: threading.Event) -> None:
 
 
 def _request_file(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint_location('aside')}.request")
+    return Path(f"{settings.checkpoint_path('aside')}.request")

@@ -255,8 +255,7 @@ class HeldLease:
                     _warn_taken_over(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes try to get its lease in {self._settings.storage_location} "
-            "at the same time",
+            f"{self.name}: several processes try to get its lease in {self._settings.location} at the same time",
             why="Only one process may write at a time",
             fix="Run the command again when no other process runs",
         )

@@ -227,7 +227,7 @@ def _read_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[Topi
     """
     from pyspark.sql import functions as F
 
-    batch = read_last_committed_batch(lake.settings.checkpoint_location(GOLD))
+    batch = read_last_committed_batch(lake.settings.checkpoint_path(GOLD))
     if batch is None:
         return {}
     version, is_complete = handover.read_version_reached(lake.settings, GOLD, batch)

@@ -45,7 +45,7 @@ _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([],
 
 def get_owners_at_rebuild_folder(settings: Settings) -> Path:
     """Returns the folder that stores the owners of rebuilt tables, with one file per table and shard."""
-    return Path(f"{settings.checkpoint_location(GOLD)}.made")
+    return Path(f"{settings.checkpoint_path(GOLD)}.made")
 
 
 def build_shard_column(owner: Sequence[str], shards: int) -> Column:

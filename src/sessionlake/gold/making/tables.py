@@ -169,7 +169,7 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
 
     A batch is repeated, for example, if Spark lost its record of the commit.
     """
-    app_id = CheckpointGenerations(settings.checkpoint_location(GOLD), GOLD).current_generation.app_id
+    app_id = CheckpointGenerations(settings.checkpoint_path(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
         last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
         for txn in (last, last.second_write):

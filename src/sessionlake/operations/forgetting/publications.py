@@ -53,7 +53,7 @@ def require_publications_can_send(spark: SparkSession, lake: Lake, tables: Itera
                 raise LakeError(
                     f"forget: {reader.name} must send the removal of the session's rows, and cannot ({error})",
                     fix="Correct this first. If the publication is not used any more, remove "
-                    f"{settings.checkpoint_location(reader.name)}",
+                    f"{settings.checkpoint_path(reader.name)}",
                 ) from error
 
 
@@ -76,7 +76,7 @@ def wait_until_removals_sent(settings: Settings, removals: Mapping[str, int], ti
                     raise LakeError(
                         f"forget: {reader.name} has not yet sent the removal of the session's rows",
                         fix=f"Run `sessionlake publish {table} --topic {topic} --once`, or, if the publication is not "
-                        f"used any more, remove {settings.checkpoint_location(reader.name)}. Then run `sessionlake "
+                        f"used any more, remove {settings.checkpoint_path(reader.name)}. Then run `sessionlake "
                         "forget --resume`, which continues from here",
                     )
                 time.sleep(_POLL_SECONDS)
@@ -121,7 +121,7 @@ def _read_publication_position(settings: Settings, publication: str) -> tuple[in
 
     A number that is not known is -1.
     """
-    checkpoint = Path(settings.checkpoint_location(publication))
+    checkpoint = Path(settings.checkpoint_path(publication))
     batch = read_last_committed_batch(checkpoint)
     if batch is None or batch != read_last_planned_batch(checkpoint):
         return -1, -1, -1

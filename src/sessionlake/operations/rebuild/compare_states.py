@@ -74,7 +74,7 @@ def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
     of_states, last = read_last_batches(spark, settings)
-    if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint_location(SILVER)):
+    if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint_path(SILVER)):
         raise LakeError(
             "silver has processed batches, but its checkpoint holds no state", fix=build_recovery_hint(SILVER)
         )

@@ -153,7 +153,7 @@ def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake,
 def _require_started(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
-        raise LakeError(f"there is no silver in {settings.storage_location} yet", fix="Run `sessionlake run all`")
+        raise LakeError(f"there is no silver in {settings.location} yet", fix="Run `sessionlake run all`")
     return lake
 
 

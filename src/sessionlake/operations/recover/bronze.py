@@ -87,7 +87,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: there is no bronze in {settings.storage_location}",
+            f"recover bronze: there is no bronze in {settings.location}",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
@@ -96,7 +96,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
     fault = find_first_loss(lambda: _require_intact_tables(spark, lake, settings))
-    generations = CheckpointGenerations(settings.checkpoint_location(LAYER), LAYER)
+    generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     app_id, number, unrecorded = end_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     generation = start_recovered_generation(settings, generations, number + 1, app_id)
@@ -137,7 +137,7 @@ def start_recovered_generation(
 
 def _require_intact_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     """Checks the checkpoint, as far as possible without starting its query. Raises the error of the first fault."""
-    checkpoint = settings.checkpoint_location(LAYER)
+    checkpoint = settings.checkpoint_path(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
@@ -151,7 +151,7 @@ def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) 
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint_location(LAYER), LAYER).read_last_known()
+    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER).read_last_known()
     interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _Inputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]

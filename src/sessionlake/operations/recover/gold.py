@@ -48,7 +48,7 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
-            f"recover gold: there is no gold in {settings.storage_location}", fix="Start it with `sessionlake run gold`"
+            f"recover gold: there is no gold in {settings.location}", fix="Start it with `sessionlake run gold`"
         )
     require_uninterrupted(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)

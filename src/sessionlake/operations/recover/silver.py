@@ -53,7 +53,7 @@ def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
-            f"recover silver: there is no silver in {settings.storage_location}",
+            f"recover silver: there is no silver in {settings.location}",
             fix="Start it with `sessionlake run silver`",
         )
     refuse_lost_ledger(spark, settings, LAYER)

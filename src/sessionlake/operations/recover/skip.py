@@ -96,11 +96,11 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"bronze skip: there is no bronze in {settings.storage_location}",
+            f"bronze skip: there is no bronze in {settings.location}",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
-    generations = CheckpointGenerations(settings.checkpoint_location(LAYER), LAYER)
+    generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.check_topics()
         _require_unread(book, decision)  # raises its errors before anything changes

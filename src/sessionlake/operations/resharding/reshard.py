@@ -166,7 +166,7 @@ def _prepare_layer(
     """Prepares a layer's states in the new number of shards, if it has any. First lets the layer finish its batches."""
     try:
         version = handover.read_last_version(settings, layer)
-        ended = version is not None or read_last_planned_batch(settings.checkpoint_location(layer)) is None
+        ended = version is not None or read_last_planned_batch(settings.checkpoint_path(layer)) is None
     except LakeError:
         ended = False
     if not ended:
@@ -182,7 +182,7 @@ def _prepare_layer(
     try:
         handover.prepare_handover(settings, begin, rows, layer, same_query=True)
     except Exception as error:  # Spark passes on the error of the code that reads the states
-        raise explain_layer_error(error, layer, settings.checkpoint_location(layer)) from error
+        raise explain_layer_error(error, layer, settings.checkpoint_path(layer)) from error
     fault_point(f"after:{layer}.prepared")
 
 
