@@ -17,7 +17,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.history.asof import find_session, session_as_of, table_as_of
+from sessionlake.history.asof import find_session, session_as_of, compute_session_table
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
@@ -93,7 +93,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic, partition)
-    assert plain(table_as_of(reader, settings, known, SessionMoment(ts=now))) == plain(local)
+    assert plain(compute_session_table(reader, settings, known, SessionMoment(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
         with pytest.raises(UsageError, match=r"session 'x' is unknown\. Name one that exists, such as .* \(capture\."):
             find_session(known_by, settings, "x")

@@ -42,7 +42,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotFoundError, UsageError
-from sessionlake.history.asof import find_session, table_as_of
+from sessionlake.history.asof import find_session, compute_session_table
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
@@ -156,17 +156,17 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
     for offset in range(6, len(cut.come)):
         if offset < FLOOR:
             with pytest.raises(LakeError, match=r"nothing before its snapshot of .* offset 10, next seq 5"):
-                table_as_of(reader, cut.settings, session, SessionMoment(offset=offset))
+                compute_session_table(reader, cut.settings, session, SessionMoment(offset=offset))
             continue
-        found = table_as_of(reader, cut.settings, session, SessionMoment(offset=offset)).to_pylist()
+        found = compute_session_table(reader, cut.settings, session, SessionMoment(offset=offset)).to_pylist()
         expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
     with pytest.raises(LakeError, match="nothing before its snapshot"):
-        table_as_of(reader, cut.settings, session, SessionMoment(seq=3))
+        compute_session_table(reader, cut.settings, session, SessionMoment(seq=3))
     over = find_session(reader, cut.settings, "old")
-    assert table_as_of(reader, cut.settings, over, SessionMoment(seq=3)).num_rows == 2
+    assert compute_session_table(reader, cut.settings, over, SessionMoment(seq=3)).num_rows == 2
     with pytest.raises(LakeError, match=r"offset 5, next seq 4\) is known any longer\. maintain.retention has removed"):
-        table_as_of(reader, cut.settings, over, SessionMoment(ts=START + 2 * MINUTE))
+        compute_session_table(reader, cut.settings, over, SessionMoment(ts=START + 2 * MINUTE))
 
 
 @pytest.mark.soak

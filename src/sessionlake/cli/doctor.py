@@ -155,10 +155,10 @@ def _check_jars() -> str:
 
 
 def _check_home(settings: Settings) -> CheckResult:
-    from sessionlake.local.home import create_home, read_rights_for_others
+    from sessionlake.local.home import create_home, read_rights_of_other_users
 
     finding = _run_check("home", lambda: str(create_home(settings)))
-    rights = None if finding.level is CheckSeverity.FAIL else read_rights_for_others(settings)
+    rights = None if finding.level is CheckSeverity.FAIL else read_rights_of_other_users(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"

@@ -13,7 +13,7 @@ from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import convert_datetime_to_ms, find_session, table_as_of
+from sessionlake.history.asof import convert_datetime_to_ms, find_session, compute_session_table
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.as_of import SessionMoment
@@ -56,7 +56,7 @@ def show_session_as_of(
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
     session_key = find_session(reader, settings, session, topic, partition)
-    show_session_table(table_as_of(reader, settings, session_key, moment), form)
+    show_session_table(compute_session_table(reader, settings, session_key, moment), form)
 
 
 def show_session_table(table: pa.Table, form: OutputFormat) -> None:

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.local.home import LockHolder, make_claimed_error
+from sessionlake.local.home import LockHolder, create_claimed_error
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class LeaseRow:
         """Returns the error for another process that wants the lease."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {until}"
-        return make_claimed_error(settings, self._lock_holder, self.name, fix)
+        return create_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
