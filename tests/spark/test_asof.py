@@ -12,12 +12,12 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
+from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.history.asof import find_session, session_as_of, compute_session_table
+from sessionlake.history.asof import compute_session_table, find_session, session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
@@ -112,13 +112,13 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     changes = later.read_table(spark, "silver.session_changes").count()
     assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
     sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
-    assert write_query_result_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
+    assert show_query_result_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "silver.session_rows", "rows": rows}
     for batch in (2, -1):
         with pytest.raises(LakeError, match="committed batches 0 to 1"):
             as_of_batch(spark, settings, batch)
     with pytest.raises(UsageError, match=r"bronze\.messages cannot be read as of a batch"):
-        write_query_result_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
+        show_query_result_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
 
 
 def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.reshard import reshard_all
+from sessionlake.cli.reshard import reshard_all_layers
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
 from sessionlake.errors import ClaimedError, LakeError, UsageError
@@ -210,7 +210,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
         reshard_layers(spark, other, 5)
     with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
-        reshard_all(spark, other, 7, 0)
+        reshard_all_layers(spark, other, 7, 0)
 
     said: list[str] = []
     assert reshard_layers(spark, other, 7, said.append) == LAYERS

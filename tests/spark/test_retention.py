@@ -17,7 +17,7 @@ from sessionlake.cli import doctor
 from sessionlake.cli.doctor import CheckSeverity, _check_offsets, _check_row_counts
 from sessionlake.cli.maintain import describe_maintenance, maintain_once
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
+from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.cli.recover import recover_layer
 from sessionlake.cli.show import OutputFormat
@@ -42,7 +42,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotFoundError, UsageError
-from sessionlake.history.asof import find_session, compute_session_table
+from sessionlake.history.asof import compute_session_table, find_session
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
@@ -180,9 +180,9 @@ def test_sql_tells_the_same_and_refuses_the_same(cut: Aging) -> None:
 
 def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
     counting = "SELECT count(*) FROM silver.session_changes"
-    assert write_query_result_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
+    assert show_query_result_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
     with pytest.raises(LakeError, match=r"session_changes that were .* up to 1, so it cannot be read as of batch 0"):
-        write_query_result_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
+        show_query_result_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
 
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:

@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.history.asof import find_session, session_as_of, compute_session_table
+from sessionlake.history.asof import compute_session_table, find_session, session_as_of
 from sessionlake.integrity.clock import PartitionTime
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.ledger.retained import _SCHEMA

@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.errors import MachineError
 from sessionlake.local import jars
-from sessionlake.local.jars import MANIFEST, JarSet, get_cache_folder, fetch_jars
+from sessionlake.local.jars import MANIFEST, JarSet, fetch_jars, get_cache_folder
 
 _PINNED = {"one-1.0.jar": hashlib.sha256(b"12345").hexdigest(), "two-2.0.jar": hashlib.sha256(b"123").hexdigest()}
 _SET = JarSet("tiny", ("org.example:one:1.0",), pinned=_PINNED)

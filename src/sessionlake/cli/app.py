@@ -55,7 +55,7 @@ _COMMANDS = "sessionlake.commands"
 
 
 class _CommandGroup(TyperGroup):
-    """Prints the text of any error that a command raises, and exits with its code."""
+    """The group of all commands. It prints the text of an error that a command raises, and exits with its code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *sorted(entry_points(group=_COMMANDS).names)]
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def job_main() -> None:
-    """Runs the command line inside a Databricks job. Exits with code 2 if the job may not run the command."""
+    """Runs the command line inside a Databricks job. Exits with code 2 if jobs may not run this command."""
     from sessionlake.cli.job import explain_refusal
 
     if why := explain_refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
@@ -120,7 +120,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options_before_command(
+def read_options_before_command(
     config: Config = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")

@@ -69,7 +69,14 @@ def archive(
 def iterate_bronze_messages(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
-    """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
+    """Yields bronze's messages with their topic and partition, sorted by topic, partition and offset.
+
+    All come from one version of the table.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        where: A SQL condition that selects messages; None for all.
 
     Raises:
         UsageError: Spark does not accept the condition.

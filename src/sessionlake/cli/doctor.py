@@ -59,7 +59,7 @@ _SHOWN_NAMES = 10
 
 
 class CheckSeverity(StrEnum):
-    """The severity of a finding."""
+    """How bad the result of a check is."""
 
     OK = "ok"
     WARN = "warn"
@@ -71,7 +71,8 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        what: The name of the check.
+        level: Whether all is well, or how bad it is.
+        check: The name of the check.
         detail: What was found, with the remedy if there is something to do.
     """
 
@@ -81,10 +82,10 @@ class CheckResult:
 
 
 def run_checks(file: Path | None = None) -> list[CheckResult]:
-    """Runs every check whose requirements the earlier checks have confirmed.
+    """Checks the machine, Kafka and the tables, and returns the results. Skips tables if the machine fails a check.
 
     Args:
-        file: The configuration file. None means the file that other commands would find.
+        file: The configuration file. None means the file that other commands would use.
     """
     try:
         settings = load_settings(file)
@@ -112,12 +113,13 @@ def run_checks(file: Path | None = None) -> list[CheckResult]:
 
 
 def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]:
-    """Checks the Databricks bundle in a folder, and its settings file, for every target.
+    """Checks the Databricks bundle in a folder, and its settings file, for every target. Returns the faults.
 
-    The name of each finding is the file and line of the fault.
+    The name of each result is the file and line of the fault.
 
     Args:
         commands: The command line, by which the words in the jobs' definitions are checked.
+        folder: The folder with `databricks.yml`.
     """
     from sessionlake.cli.job import explain_refusal
     from sessionlake.databricks.bundle.rules import find_bundle_faults
@@ -208,7 +210,7 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
     return [
         *stored,
         _run_check("ledger", lambda: _check_balance(lake.reader(spark), settings)),
-        _run_check("sums", lambda: _check_sums(lake.reader(spark))),
+        _run_check("sums", lambda: _check_copied_sums(lake.reader(spark))),
         _run_check("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
         _run_check("tables", lambda: _check_row_counts(spark, lake)),
         _run_check("versions", lambda: _check_versions(spark, lake)),
@@ -258,7 +260,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
     return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
 
 
-def _check_sums(reader: TableReader) -> str:
+def _check_copied_sums(reader: TableReader) -> str:
     used = verify_copied_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
@@ -287,7 +289,7 @@ def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _describe_remedy(layer: str) -> str:
-    """Returns what the operator should do about a layer with missing or repeated offsets."""
+    """Returns what the operator should do about a layer in which offsets are missing or repeated."""
     if layer == SILVER:
         return (
             "Run `sessionlake rebuild silver`, which builds it again from bronze, or restore its tables and its "
@@ -336,7 +338,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
 
 
 def _check_session_ids(reader: TableReader) -> CheckResult:
-    """Warns of session ids that occur in several partitions of a topic."""
+    """Returns a warning if session ids occur in several partitions of a topic."""
     recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
@@ -352,5 +354,5 @@ def _check_session_ids(reader: TableReader) -> CheckResult:
 
 
 def _join_first_names(names: list[str]) -> str:
-    """Returns the first few of the names as one line of text."""
+    """Returns the first names of a list, separated by commas, and `…` if there are more."""
     return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

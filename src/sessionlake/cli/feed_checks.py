@@ -1,4 +1,4 @@
-"""Finds out of what text a checksum in messages is the CRC32, for `sessionlake feed infer`.
+"""Finds the text whose CRC32 the checksums in messages are, for `sessionlake feed infer`.
 
 The rows of the sample are computed, and each usual form of such a text is tried on them.
 """
@@ -31,25 +31,27 @@ Groups = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
 
 
 def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[KafkaRecord]) -> Proposal:
-    """Returns the proposal with `keep` and `check` if messages have a CRC32 of the best rows of an order book.
+    """Returns the proposal with `keep` and `check` added, if messages have a CRC32 of the best rows of an order book.
+
+    Otherwise the proposal is returned unchanged, or with a note about a field that may be a checksum.
 
     Args:
-        proposal: A valid proposal.
-        sample: The messages, taken apart.
+        proposal: A valid proposal of a feed.
+        sample: The messages with their fields by path.
         records: The messages.
     """
-    path = _find_checksum(sample)
-    settings = None if path is None else _add_texts(proposal.settings)
+    path = _find_checksum_path(sample)
+    settings = None if path is None else _add_keep_and_text_columns(proposal.settings)
     if path is None or settings is None:
         return proposal
     columns = [*settings["columns"]][-2:]
-    sides = [settings["keep"]["descending"][0], *_list_sides(settings["messages"], "ask")]
+    sides = [settings["keep"]["descending"][0], *_list_words_of_side(settings["messages"], "ask")]
     widest = _build_check_setting(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
-    compared = _collect_rows(settings | {"check": widest}, records)
+    compared = _collect_checked_rows(settings | {"check": widest}, records)
     if len(compared) < _FEWEST:
         note = f"{path} may be a checksum, but only {len(compared)} of them are in messages that change these rows"
         return replace(proposal, notes=[*proposal.notes, f"{note}; add it as check, if its sender documents it"])
-    for rows, crc32 in _list_forms(sides, columns):
+    for rows, crc32 in _list_checksum_forms(sides, columns):
         if all(crc32.fits({group: found[:rows] for group, found in groups.items()}, sent) for groups, sent in compared):
             messages = settings.pop("messages")
             settings |= {"check": _build_check_setting(path, rows, crc32), "messages": messages}
@@ -58,8 +60,8 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
     return replace(proposal, notes=[*proposal.notes, note])
 
 
-def _find_checksum(sample: Sample) -> str | None:
-    """Returns the path of a field that is named as a checksum and has numbers of 32 bits; None if there is none."""
+def _find_checksum_path(sample: Sample) -> str | None:
+    """Returns the path of a field whose name and values look like a 32-bit checksum; None if there is none."""
     counts = Counter(
         path for one in sample.messages for path in one.scalars if get_field_name(path).lower() in CHECKSUMS
     )
@@ -71,11 +73,11 @@ def _find_checksum(sample: Sample) -> str | None:
     return None
 
 
-def _add_texts(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings with `keep`, and columns with the digits as they were sent; None if it is no order book."""
+def _add_keep_and_text_columns(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the settings with `keep`, and with columns for the digits as sent; None if it is no order book."""
     found = deepcopy(dict(settings))
     columns, parts = found["columns"], [part for rule in found["messages"] for part in rule.get("rows", ())]
-    bids, asks = _list_sides(found["messages"], "bid"), _list_sides(found["messages"], "ask")
+    bids, asks = _list_words_of_side(found["messages"], "bid"), _list_words_of_side(found["messages"], "ask")
     quantity = next((name for name in columns if OF_QUANTITY.search(name)), None)
     if found["key"][:1] != ["side"] or len(found["key"]) != len(("side", "price")) or quantity is None:
         return None
@@ -91,15 +93,25 @@ def _add_texts(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return found | {"keep": keep, "messages": messages}
 
 
-def _list_sides(rules: Sequence[Mapping[str, Any]], side: str) -> list[str]:
-    """Returns the words that rules write for a side, `bid` or `ask`."""
+def _list_words_of_side(rules: Sequence[Mapping[str, Any]], side: str) -> list[str]:
+    """Returns the words that rules write into the column `side` for bids or asks, sorted.
+
+    Args:
+        rules: The rules of the feed, as its settings have them.
+        side: `bid` or `ask`.
+    """
     words = {str(part["row"].get("side", ""))[1:] for rule in rules for part in rule.get("rows", ())
              if isinstance(part["row"], dict)}  # fmt: skip
     return sorted(word for word in words if SIDES.get(word.lower()) == side)
 
 
-def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> list[tuple[Groups, Any]]:
-    """Returns the best rows of the table after each message with a checksum, and the checksum."""
+def _collect_checked_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> list[tuple[Groups, Any]]:
+    """Returns, for each message with a checksum, the table's best rows after it by group, and the checksum.
+
+    Args:
+        settings: The settings of a feed with `keep` and `check`.
+        records: The messages.
+    """
     compared: list[tuple[Groups, Any]] = []
 
     def compare(groups: Groups, sent: Any) -> bool:
@@ -119,8 +131,8 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
     return compared
 
 
-def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32]]:
-    """Yields the usual forms, each with the number of rows of a side."""
+def _list_checksum_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32]]:
+    """Yields the usual forms of the text that a checksum covers, each with a number of rows per side."""
     for groups, is_mixed, between, digits_only, rows in product(
         (sides, sides[::-1]), (True, False), _SEPARATORS, (False, True), _ROWS
     ):
@@ -130,7 +142,7 @@ def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[
 
 
 def _build_check_setting(path: str, rows: int, crc32: Crc32) -> dict[str, Any]:
-    """Returns the value of the setting `check`, as YAML has it.
+    """Returns a feed's setting `check`, as nested dictionaries.
 
     Args:
         path: Path of the checksum in a message.

@@ -1,4 +1,4 @@
-"""`sessionlake feed infer`: proposes a feed, runs it on the messages that it was made from, and writes it as YAML."""
+"""`sessionlake feed infer`: proposes a feed, tries it on the messages that it was made from, and writes it as YAML."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from sessionlake.feeds.trial import Trial
 from sessionlake.settings.feeds import FeedSettings
 
 
-def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str, again: str) -> str:
-    """Returns a configuration file with a feed for messages. Comments say what it does with them.
+def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str, try_command: str) -> str:
+    """Returns the text of a configuration file with a feed for the messages. Comments say what it does with them.
 
     Args:
         records: The messages.
         name: Name of their topic or file, from which the feed's name is made.
         source: The file or topic, for the comments.
-        again: The command that tries the feed on the messages.
+        try_command: The command that tries the feed on the messages.
 
     Raises:
         UsageError: No feed can be proposed for the messages.
+        SessionlakeError: The proposed feed would not be valid.
     """
     if not records:
         raise UsageError(
@@ -54,13 +55,21 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
         ) from error
     proposal = propose_checksum(proposal, sample, records)
     settings = FeedSettings.model_validate(proposal.settings)
-    return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
+    return write_feed(proposal, _format_comments(proposal, settings, records, source, try_command))
 
 
-def _write_comments(
-    proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
+def _format_comments(
+    proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, try_command: str
 ) -> list[str]:
-    """Returns what the feed does with the messages, and what a reader should know."""
+    """Returns lines that say what the proposed feed did with the messages, and what the user should do next.
+
+    Args:
+        proposal: The proposed feed, with notes.
+        settings: The proposed feed's settings.
+        records: The messages.
+        source: The file or topic of the messages.
+        try_command: The command that tries the feed on the messages.
+    """
     feed = settings.build()
     trial = Trial([feed], only=feed)
     for record in records:
@@ -78,4 +87,4 @@ def _write_comments(
     ]
     lines += [f"Refused as {reason}: {count:,}." for (_, reason), count in sorted(totals.refused.items())]
     lines += [f"{note[0].upper()}{note[1:]}." for note in proposal.notes]
-    return [*lines, f"Next: check each line, copy it into the configuration, then run `{again}`."]
+    return [*lines, f"Next: check each line, copy it into the configuration, then run `{try_command}`."]

@@ -41,10 +41,10 @@ _OF_PROCESSOR = "processor:"
 
 
 class _RebuildGroup(TyperGroup):
-    """Adds the commands `gold.TABLE` and `processor:NAME`, whose names the configuration decides."""
+    """The commands of `rebuild`, with one for each name `gold.TABLE` and `processor:NAME` in the configuration."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command of a name, None if there is none."""
+        """Returns the command with a name; None if there is none."""
         one = typer.Typer(add_completion=False)
         if cmd_name.startswith("gold."):
             one.command(cmd_name, help=f"Rebuild {cmd_name} from silver, in one commit.")(_make_gold_command(cmd_name))
@@ -83,8 +83,8 @@ GROUPS = {
 
 
 @bronze_app.callback()
-def _make_bronze_a_group() -> None:
-    """Makes `bronze` a group although it has one command."""
+def _declare_bronze_as_group() -> None:
+    """Makes `bronze` a group of commands, although it has only one."""
 
 
 @bronze_app.command("skip")
@@ -220,7 +220,7 @@ def rebuild_silver(
         cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
     )
     if cancel:
-        with_spark(settings, lambda spark: rebuild.cancel_silver(spark, settings, say))
+        with_spark(settings, lambda spark: rebuild.cancel_silver_rebuild(spark, settings, say))
         return
     if start_over:
         with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, None, wanted, say, start_over=True))
@@ -261,7 +261,7 @@ def _make_processor_command(name: str) -> Callable[..., None]:
             with_spark(settings, lambda spark: processors.cancel_processor_rebuild(spark, settings, name, say))
             return
         if diff:
-            with_spark(settings, lambda spark: processors.show_difference(spark, settings, name, form, say))
+            with_spark(settings, lambda spark: processors.show_rebuild_difference(spark, settings, name, form, say))
             return
         rebuild = processors.rebuild_processor
         with_spark(settings, lambda spark: rebuild(spark, settings, name, form, say, start_over=start_over))

@@ -44,14 +44,18 @@ _REBUILDABLE = (SILVER, GOLD)
 def recover_layer(
     spark: SparkSession, settings: Settings, lost: RecoverableLayer, say: Say, *, shorten: bool = False
 ) -> None:
-    """Finds what a layer or the ledger has lost, repairs it, and says what was lost and repaired.
+    """Finds what a layer or the ledger has lost, repairs it, and tells the user what was lost and repaired.
 
     Args:
-        shorten: True to recompute gold even if retention has removed changes of silver. Gold then starts later.
+        spark: The Spark session.
+        settings: The configuration.
+        lost: What to repair.
+        say: Shows a line to the user.
+        shorten: True to recompute gold even if retention has removed changes of silver. Gold then covers less time.
 
     Raises:
         LakeError: The layer does not exist yet, or the tables from which it is repaired are lost as well.
-        UsageError: `shorten` is given for a layer other than gold.
+        UsageError: `shorten` is given for something other than gold or the ledger.
     """
     # Recovering silver can empty gold, and no layer may read half-replaced tables. So all layers are claimed.
     layers = {RecoverableLayer.BRONZE: Layer.BRONZE, RecoverableLayer.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
@@ -110,10 +114,16 @@ def _recover_gold(spark: SparkSession, settings: Settings, say: Say, *, shorten:
 
 
 def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    """Repairs each layer of which the ledger has no batch. Can be repeated after a crash.
+    """Repairs the ledger, and each layer of which the ledger then has no batch. Can be repeated after a crash.
 
     For bronze, the sums of ledger entries that retention has removed are kept, because nothing else says at which
     offsets its table began.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        say: Shows a line to the user.
+        shorten: True to recompute gold even if retention has removed changes of silver.
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
@@ -146,9 +156,9 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
 
 
 def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
-    """Raises a `LossError` if the ledger is older than the layer's checkpoint.
+    """Raises LossError if the ledger has batches of the layer, but ends before the layer's checkpoint does.
 
-    A ledger without any batch of the layer is not older: it has lost the layer, which `_recover_ledger` repairs.
+    A ledger without any batch of the layer is not an error here: it has lost the layer, and recovery repairs that.
     """
     first = handover.read_first_batch_or_none(lake.settings, layer)
     if first is not None and not is_ledger_behind(spark, lake, layer):
@@ -156,10 +166,10 @@ def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
 
 
 def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
-    """Removes all remaining entries of the ledger, so that every layer is repaired.
+    """Removes all entries of the ledger, so that every layer is then repaired.
 
     Raises:
-        LakeError: What silver has read could not be determined again.
+        LakeError: Bronze is incomplete, so what silver has read could not be found out again.
     """
     if has_started(spark, lake, SILVER):
         try:

@@ -1,4 +1,4 @@
-"""`sessionlake reference`: writes rows into reference tables, and shows how much of them gold has applied."""
+"""`sessionlake reference`: writes rows into reference tables, and shows how many of them gold has used."""
 
 from __future__ import annotations
 

@@ -44,11 +44,14 @@ def reshard(
     if cancel:
         with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return
-    with_spark(settings, lambda spark: reshard_all(spark, settings, shards, wait))
+    with_spark(settings, lambda spark: reshard_all_layers(spark, settings, shards, wait))
 
 
-def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
-    """Moves the states while all layers are paused, and says which layers were changed."""
+def reshard_all_layers(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
+    """Moves states into another number of shards while all layers are paused, and tells the user which layers changed.
+
+    `wait` says how many seconds to wait until running layers have paused.
+    """
     from sessionlake.cli.claims import claim_all_layers
     from sessionlake.operations.resharding import reshard as work
     from sessionlake.streaming.pause_requests import request_pause
@@ -65,7 +68,10 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
 
 
 def cancel_resharding(spark: SparkSession, settings: Settings, wait: float) -> None:
-    """Cancels an interrupted resharding while all layers are paused, and says which layers were moved."""
+    """Cancels an interrupted resharding while all layers are paused, and tells the user which layers stay moved.
+
+    `wait` says how many seconds to wait until running layers have paused.
+    """
     from sessionlake.cli.claims import claim_all_layers
     from sessionlake.operations.resharding import reshard as work
 

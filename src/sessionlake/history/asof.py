@@ -90,7 +90,9 @@ def session_as_of(
     return compute_session_table(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
-def compute_session_table(reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> pa.Table:
+def compute_session_table(
+    reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment
+) -> pa.Table:
     """Returns the table of a known session at one moment, sorted by row id, with the columns of `session_rows`.
 
     Raises:
@@ -274,9 +276,7 @@ class _AsOfQuery:
     def _has_certainly_reached(self, ts: int) -> bool:
         """Returns True if stream time had certainly reached `ts` (ms) at the moment; False if that is not known.
 
-        It is not known if bronze no longer has the messages that tell it. The table is then computed from an earlier
-        cut
-        and more changes, with the same result.
+        Then bronze lacks the messages that tell it, and an earlier cut with more changes gives the same table.
         """
         return self._explain_unknown_stream_time(self._moment.offset) is None and self._has_stream_time_reached(ts)
 
@@ -335,10 +335,9 @@ class _AsOfQuery:
     # -- checks that the table at the moment is known
 
     def _require_no_removed_changes(self, cut: pa.Table | None) -> None:
-        """Checks that retention has not removed changes from which the table must be computed.
+        """Checks that retention has not removed changes after the cut from which the table is computed.
 
-        Args:
-            cut: The cut from which the table is computed; None if it is computed from all changes.
+        Without a cut (None), all changes must exist.
 
         Raises:
             LakeError: Retention has removed some of them.

@@ -201,7 +201,9 @@ class _LedgerSummary:
         }
 
 
-def _find_merge_end_and_versions(reader: TableReader, summary: _LedgerSummary, batch: int) -> tuple[int, dict[str, int]]:
+def _find_merge_end_and_versions(
+    reader: TableReader, summary: _LedgerSummary, batch: int
+) -> tuple[int, dict[str, int]]:
     """Returns the last batch, up to `batch`, with which a merge ended, and the tables' versions after that batch.
 
     The ledger's entries are read from the latest backwards, until all versions are found.

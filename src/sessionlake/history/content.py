@@ -72,8 +72,7 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
 
 
 def decode_first_part(bronze_row: Row, settings: Settings) -> MessageContent:
-    """Returns the content of a row of `bronze.messages`. If the message concerns several sessions: for the first one.
-    """
+    """Returns the content of a row of `bronze.messages`; if the message concerns several sessions, for the first."""
     return decode_message_parts(bronze_row, settings)[0]
 
 
@@ -96,7 +95,14 @@ def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | N
     if feed is None:
         return None
     headers = {header["key"]: header["value"] for header in bronze_row["headers"] or ()}
-    place = (bronze_row["topic"], bronze_row["partition"], bronze_row["offset"], time_to_ms(bronze_row["timestamp"]), bronze_row["key"], bronze_row["value"])
+    place = (
+        bronze_row["topic"],
+        bronze_row["partition"],
+        bronze_row["offset"],
+        time_to_ms(bronze_row["timestamp"]),
+        bronze_row["key"],
+        bronze_row["value"],
+    )
     payload = read_payload_of_feeds(capture)
     found = read(
         feed,

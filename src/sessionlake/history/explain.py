@@ -379,7 +379,9 @@ def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbere
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
 
 
-def _read_batches_before_rebuild(reader: TableReader, gold_conditions: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
+def _read_batches_before_rebuild(
+    reader: TableReader, gold_conditions: list[Condition], renumbered: int
+) -> Iterator[GoldBatch]:
     """Yields one item that stands for all gold batches that read changes from before silver's last rebuild, if any.
 
     Args:
@@ -389,7 +391,9 @@ def _read_batches_before_rebuild(reader: TableReader, gold_conditions: list[Cond
     """
     if not reader.exists(LEDGER):
         return
-    found = reader.read_arrow_table(LEDGER, *gold_conditions, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])
+    found = reader.read_arrow_table(
+        LEDGER, *gold_conditions, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"]
+    )
     if found.num_rows:
         span = pc.min(found["source_from"]).as_py(), pc.max(found["source_to"]).as_py()
         (last,) = found.sort_by("committed_at").slice(found.num_rows - 1).to_pylist()

@@ -36,7 +36,9 @@ def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
     }
 
 
-def explain_unread_message(spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int) -> str:
+def explain_unread_message(
+    spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int
+) -> str:
     """Returns a text that says why bronze does not have a message, and which offsets it has.
 
     Args:
@@ -52,12 +54,12 @@ def explain_unread_message(spans: list[ReadOffsets], settings: Settings, topic: 
         return "bronze holds no messages yet. Run `sessionlake run all --once` to read what Kafka holds"
     if not of_topic:
         outside = "" if re.fullmatch(settings.kafka.topic_pattern, topic) else ", and kafka.topic_pattern excludes it"
-        topics = _join_first_names({span.topic: None for span in known})
+        topics = _join_names({span.topic: None for span in known})
         return f"topic {topic}: bronze holds no message of it{outside}; it knows {topics}"
     if partition not in of_topic:
         return (
             f"topic {topic}, partition {partition}: bronze holds no message of it; it holds "
-            f"{_join_first_names(f'partition {n} (offsets {span.first} to {span.last})' for n, span in of_topic.items())}"
+            f"{_join_names(f'partition {n} (offsets {span.first} to {span.last})' for n, span in of_topic.items())}"
         )
     span = of_topic[partition]
     where = f"topic {topic}, partition {partition}: bronze holds offsets {span.first} to {span.last}"
@@ -101,7 +103,7 @@ def explain_unjudged_message(
     )
 
 
-def _join_first_names(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     found = list(names)
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return f"{', '.join(found[:_MAX_NAMED])}{more}"

@@ -62,8 +62,9 @@ def compute_shard_stats(shard: int, stored: bytes) -> ShardStats:
 
 
 def find_session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
-    """Returns what silver keeps in memory of one session, by the value's name. Times are in ms; missing values are
-    None.
+    """Returns what silver keeps of one session in its state, by the value's name. Times are in ms.
+
+    A value that is not known is None.
 
     Args:
         stored: The stored state of the session's shard.
@@ -132,8 +133,7 @@ _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "
 
 
 def _list_held_messages(state: ShardState, key: str, *, by_event_time: bool) -> list[dict[str, int]]:
-    """Returns offset, seq, event time (ms) and size of a session's held messages, in the order in which they are
-    judged.
+    """Returns a session's held messages, in the order in which they will be judged: offset, seq, event time (ms), size.
 
     Args:
         state: The state of the session's shard.

@@ -236,7 +236,7 @@ def _count_unread_changes(reader: TableReader, read_count: int) -> int:
 
     Args:
         reader: Reads the tables.
-        read_count: Number of changes that gold has read since its last rebuild. Retention may have removed some of them.
+        read_count: Number of changes that gold has read since its last rebuild; some may have been removed since.
     """
     taken = read_change_progress(reader)
     if taken is None:

@@ -68,12 +68,16 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         _require_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = explain_absent_message(reader, topic, partition, offset)
-        raise NotFoundError(absent or explain_unread_message(read_layer_offsets(reader), settings, topic, partition, offset))
+        raise NotFoundError(
+            absent or explain_unread_message(read_layer_offsets(reader), settings, topic, partition, offset)
+        )
     silver = _find_batch_of_message(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entry_of_message(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotFoundError(
-            explain_unjudged_message(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
+            explain_unjudged_message(
+                read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset
+            )
         )
     _require_complete_tables(reader, silver)
     contents = decode_message_parts(raw, settings)
@@ -124,8 +128,7 @@ def _trace_part(
 
 
 def _select_own_rows(content: MessageContent, rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows about the session of a message's part, and those without a session, which concern the message.
-    """
+    """Returns the rows about the session of a message's part, and rows without a session, which are about all parts."""
     return [row for row in rows if content.session_id is None or row["session_id"] in {None, content.session_id}]
 
 
@@ -262,8 +265,7 @@ def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | Non
 
 
 def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
-    """Returns ledger entries that meet the conditions and were committed near `moment`; if there are none, of any time.
-    """
+    """Returns ledger entries that meet the conditions and were committed near `moment`; else those of any time."""
     found: list[Row] = []
     for window in list_ledger_search_windows(moment):
         found = list(reader.read_rows(LEDGER, *conditions, *window))

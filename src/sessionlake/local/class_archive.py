@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.local.jars import get_cache_folder, fetch_spark_jars, find_pyspark_jars_folder
+from sessionlake.local.jars import fetch_spark_jars, find_pyspark_jars_folder, get_cache_folder
 from sessionlake.local.java import require_java
 
 if TYPE_CHECKING:
@@ -108,5 +108,7 @@ def _write_archive_file(spark: SparkSession, file: Path) -> None:
     words = create_java_array(java.Object, create_java_array(java.String, "dynamic_dump", str(file)))
     invoke.invoke(
         server,
-        create_java_array(java.Object, diagnostics, "vmCds", words, create_java_array(java.String, "[Ljava.lang.String;")),
+        create_java_array(
+            java.Object, diagnostics, "vmCds", words, create_java_array(java.String, "[Ljava.lang.String;")
+        ),
     )

@@ -59,8 +59,7 @@ class JarSet:
 
     @property
     def folder(self) -> str:
-        """Name of the set's folder in the cache. It has a hash of all modules, so that another set has another folder.
-        """
+        """Name of the set's folder in the cache. It has a hash of all modules, so other sets have other folders."""
         return f"{self.name}-{hashlib.sha256(self.descriptor.encode()).hexdigest()[:12]}"
 
 
@@ -72,8 +71,7 @@ _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-
 
 
 def fetch_spark_jars() -> list[Path]:
-    """Returns the jars of Delta and of Spark's Kafka source in a stable order. They are downloaded if they are not
-    cached.
+    """Returns the jars of Delta and of Spark's Kafka source in a stable order, and downloads them if necessary.
 
     Raises:
         MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
@@ -171,9 +169,7 @@ def _hash_file(jar: Path, size: int, modified: int) -> str:
 
 
 def _read_cached_jars(folder: Path) -> list[Path] | None:
-    """Returns the jars that the folder's manifest lists; None if one is missing or has another size, or without a
-    manifest.
-    """
+    """Returns the jars in the folder's manifest; None without a manifest, or if a jar is missing or changed."""
     try:
         lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
         listed = [(folder / name, int(size)) for size, name in (line.split(" ", 1) for line in lines)]

@@ -58,8 +58,7 @@ class MetadataFailure:
 
 
 def does_broker_answer(config: dict[str, str], seconds: float) -> bool:
-    """Returns True if a broker sends its metadata to a client with this librdkafka configuration within some seconds.
-    """
+    """Returns True if a broker sends its metadata to a client with this librdkafka configuration in time."""
     return request_metadata(config, seconds) is None
 
 

@@ -18,8 +18,7 @@ _recorded: list[int] = []
 
 @contextmanager
 def record_interrupts() -> Iterator[None]:
-    """Records each Ctrl-C during the block, so that `was_interrupted` reports it. Does nothing outside the main thread.
-    """
+    """Records each Ctrl-C during the block for `was_interrupted`. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread() or _recorded:
         yield
         return
@@ -38,8 +37,9 @@ def record_interrupts() -> Iterator[None]:
 
 
 def was_interrupted() -> bool:
-    """Returns True if Ctrl-C was pressed in a `record_interrupts` block since the last call, and no `StopFlag` handled
-    it.
+    """Returns True if Ctrl-C was recorded since the last call, and no `StopFlag` has handled it.
+
+    Ctrl-C is recorded during a block of `record_interrupts`.
     """
     try:
         return any(signal.SIGINT in os.read(readable, select.PIPE_BUF) for readable in _recorded)

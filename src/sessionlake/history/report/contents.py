@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
 from sessionlake.history.report.alerts import AlertsOfKey, read_latest_alerts
-from sessionlake.history.report.batches import LayerBatch, find_latest_batches, build_recent_rows_condition
+from sessionlake.history.report.batches import LayerBatch, build_recent_rows_condition, find_latest_batches
 from sessionlake.history.report.crosstab import TopicKindCounts, create_topic_kind_counts
 from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, compute_lags, compute_throughput
 from sessionlake.history.report.series import MetricSeries, select_series

@@ -13,8 +13,7 @@ _TOPICS = 20
 
 @dataclass(frozen=True)
 class TopicKindCounts:
-    """A table of counts with a row for each topic (the largest first) and a column for each kind (the most frequent
-    first).
+    """A table of counts with a row for each topic and a column for each kind, the largest and most frequent first.
 
     Attributes:
         kinds: The kinds, one per column.

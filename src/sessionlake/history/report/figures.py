@@ -37,7 +37,9 @@ _SHORT, _LONG = 600, 2 * _DAY
 
 def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
     """Returns a chart of how many seconds each layer was behind bronze, over time."""
-    figure, (axes,) = _create_figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
+    figure, (axes,) = _create_figure(
+        1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}"
+    )
     for lag in lags:
         axes.plot(
             _convert_seconds_to_days(lag.times),

@@ -44,8 +44,7 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
 
 
 def _escape_for_page(value: Any) -> Any:
-    """Returns a value as the page shows it: invisible characters in texts become visible, HTML markup stays unchanged.
-    """
+    """Returns a value as the page shows it: invisible characters in texts become visible, HTML markup stays."""
     return escape_invisible(value) if type(value) is str else value
 
 

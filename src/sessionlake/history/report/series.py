@@ -73,7 +73,9 @@ def select_series(reader: TableReader, recent_conditions: Sequence[Condition]) -
     return found
 
 
-def _read_recent_sessions(reader: TableReader, recent_conditions: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
+def _read_recent_sessions(
+    reader: TableReader, recent_conditions: Sequence[Condition]
+) -> Iterator[tuple[_Session, int]]:
     """Yields sessions, each with its last event time (ms UTC).
 
     First comes the largest session of each topic, then the second largest of each topic, and so on.
@@ -170,7 +172,9 @@ def _read_minutes(reader: TableReader, series: Sequence[Condition], last_ts: int
 
 def _select_last_rows(rows: pa.Table, order_columns: Sequence[str], count: int) -> list[Row]:
     """Returns the last `count` rows in the order of the columns, without rows whose values no chart can show."""
-    places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order_columns])
+    places = pc.select_k_unstable(
+        rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order_columns]
+    )
     found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order_columns))
     return [row for row in found if all(_can_be_drawn(row[name]) for name in _VALUES & row.keys())]
 

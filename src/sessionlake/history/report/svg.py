@@ -31,8 +31,7 @@ _LINE = " \u00a6 "
 
 
 def register_tooltip(*lines: str) -> str:
-    """Returns an id for an element of a figure. On the page, the element with this id shows the lines as its tooltip.
-    """
+    """Returns an id for an element of a figure. On the page, the element with this id shows the lines as tooltip."""
     return _TIP + _LINE.join(lines)
 
 
