@@ -15,7 +15,7 @@ import pyarrow as pa
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sources import Rows, order_field
+from sessionlake.gold.aggregate.sources import Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import create_product
 from sessionlake.gold.verify.tables import compute_expected_rows
@@ -153,7 +153,7 @@ class ProductComputation(TableComputation):
 
         source = self._rows
         found = {name: F.col(quote(name)) for name in self.product.source_columns}
-        found |= {order_field(i): F.col(quote(name)) for i, name in enumerate(source.order)}
+        found |= {build_order_field_name(i): F.col(quote(name)) for i, name in enumerate(source.order)}
         if source.value is not None:
             found["value"] = F.col(quote(source.value)).cast("double" if source.numbers else "string")
         if source.time is not None:

@@ -29,9 +29,9 @@ from sessionlake.gold.making import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
     Erasure,
+    choose_salt,
     delete_receipt,
     hash_session,
-    read_or_create_salt,
     read_receipts,
     store_receipt,
 )
@@ -202,7 +202,7 @@ class Forgetting:
         mine = (
             erasure.receipt
             for erasure in self._read_receipts()
-            if erasure.done_at is None and erasure.is_for(topic, session)
+            if erasure.done_at is None and erasure.is_for_session(topic, session)
         )
         return Journal.start_journal(
             self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session)
@@ -217,7 +217,7 @@ class Forgetting:
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = read_or_create_salt(known)
+        salt = choose_salt(known)
         offsets = rows.find_offset_ranges_of_session(self._spark, self._lake, session)
         counts = rows.count_session_rows(self._spark, self._lake, session)
         erasure = Erasure(
