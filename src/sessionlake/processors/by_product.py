@@ -133,7 +133,7 @@ class ProductComputation(TableComputation):
         source, fields = self._rows, [self.product.key_fields[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
-        orders = [order_field(i) for i in range(len(source.order))]
+        orders = [build_order_field_name(i) for i in range(len(source.order))]
         events = select_rows_without_nulls(events, [name for name in events.columns if name not in orders])
         if source.time is None:
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
