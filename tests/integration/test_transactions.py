@@ -201,8 +201,8 @@ def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
         producer.begin_transaction()
         written.send(producer, number, 1)
         (producer.abort_transaction if number % 3 == 2 else producer.commit_transaction)()
-    one_by_one = transactions._has_no_message
-    monkeypatch.setattr(transactions, "_has_no_message", lambda *of: looked_at.append(of) or one_by_one(*of))
+    one_by_one = transactions._is_run_of_transactions
+    monkeypatch.setattr(transactions, "_is_run_of_transactions", lambda *of: looked_at.append(of) or one_by_one(*of))
     written.run()
     assert written.offsets == [2 * number for number in range(120) if number % 3 != 2]
     assert len(looked_at) == transactions.FEW_RUNS

@@ -26,7 +26,7 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import store_on_disk
+from sessionlake.spark.frames import stored_on_disk
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
@@ -193,7 +193,7 @@ class _StreamedBatchWriter:
                 read_receipts(lake.reader(spark)),
             )
         log = self._log
-        with store_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
+        with stored_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _list_extents(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)

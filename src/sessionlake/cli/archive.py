@@ -79,12 +79,12 @@ def iterate_bronze_messages(
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.delta.lake import Lake
     from sessionlake.ledger.silences import drop_silences
-    from sessionlake.spark.reading_plan import require_plain_condition
+    from sessionlake.spark.reading_plan import require_own_columns_only
     from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
-        require_plain_condition(spark, "archive: --where", where)
+        require_own_columns_only(spark, "archive: --where", where)
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:

@@ -30,7 +30,7 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import CheckSubject, list_layers, require_newest_tables, require_subject
+from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
@@ -177,12 +177,12 @@ def _check_broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
     return (
         ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_path(layer)).is_dir())
         or "none yet"
@@ -228,7 +228,7 @@ def _check_messages(settings: Settings) -> str:
 
 
 def _check_states(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.STATES, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
@@ -240,7 +240,7 @@ def _check_files(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
-    require_subject(spark, settings, CheckSubject.LEDGER, ran)
+    require_checks_of_subject(spark, settings, CheckSubject.LEDGER, ran)
     return "exists"
 
 

@@ -56,7 +56,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_lay
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.checkpoint import (
     choose_starting_options,
     read_last_committed_batch,
@@ -201,7 +201,7 @@ def _create_background_rule_steps(
     """
     if rules is None:
         return
-    checkpoint, session = lake.settings.checkpoint_path(LAYER), separate_session(spark)
+    checkpoint, session = lake.settings.checkpoint_path(LAYER), create_separate_session(spark)
 
     def apply_changed_rules() -> bool:
         with rules.lock:

@@ -35,7 +35,7 @@ from sessionlake.ledger.retained import read_last_removed_position, read_removed
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.spark.reading_plan import require_plain_condition
+from sessionlake.spark.reading_plan import require_own_columns_only
 from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
 from sessionlake.streaming.handover import read_version_reached
@@ -190,7 +190,7 @@ def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: s
     from pyspark.errors import PySparkException
 
     if where:
-        require_plain_condition(spark, "explain: --where", where)
+        require_own_columns_only(spark, "explain: --where", where)
     rows = lake.read(spark, table.table_name)
     try:
         rows = rows.where(where) if where else rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.callbacks import callback_thread_closer
+from sessionlake.spark.callbacks import create_callback_thread_closer
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.stores import close_stores
@@ -43,7 +43,7 @@ class _BatchRunner:
         if self._batch is None:
             raise RuntimeError("the query has ended")
         if self._end_thread is None:
-            self._end_thread = callback_thread_closer(rows.sparkSession)
+            self._end_thread = create_callback_thread_closer(rows.sparkSession)
         try:
             self._batch(rows, self._txn(_read_query_id(rows), batch_id))
         except BaseException as error:

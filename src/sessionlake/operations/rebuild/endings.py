@@ -58,9 +58,9 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
 
 
 def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
-    """Returns the id of the layer's query, from its checkpoint.
+    """Returns the id of a layer's present query, from its checkpoint.
 
-    If the checkpoint is lost, returns the ids of all queries that the ledger has of the layer.
+    If the checkpoint is lost, returns the ids of all queries of the layer in the ledger.
     """
     try:
         app_id = CheckpointGenerations(lake.settings.checkpoint_path(layer), layer).current_generation.app_id
@@ -73,7 +73,7 @@ def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
 
 
 def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
-    """Returns True if gold has started, and has changes of silver to read or an unfinished batch.
+    """Returns True if gold has started, and has not read all changes of silver or has an unfinished batch.
 
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
@@ -88,7 +88,7 @@ def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
 
 
 def reset_gold(
-    spark: SparkSession, settings: Settings, lake: Lake, name: str, batch: int, started_at: datetime
+    spark: SparkSession, settings: Settings, lake: Lake, operation_id: str, batch: int, started_at: datetime
 ) -> None:
     """Empties gold, so that its next run computes it again. Safe to repeat after a crash.
 
@@ -96,7 +96,7 @@ def reset_gold(
     has its batches, or while the tables that every batch fills have rows. So these tables are emptied last.
 
     Args:
-        name: The id of the operation that empties gold, which names the archived checkpoint.
+        operation_id: The id of the operation that empties gold, which names the archived checkpoint.
         batch: The batch number of the commits that empty the tables.
         started_at: When the operation started, for the ledger.
     """
@@ -104,15 +104,15 @@ def reset_gold(
     known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.find_active_folder(settings, GOLD)
-    begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()
+    begins = checkpoint.exists() and not build_archived_path(checkpoint, operation_id).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
-    archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], name)
+    archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], operation_id)
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # A table that is not configured now stays as it is. If it is configured again later, gold rebuilds it.
         store_maintained_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
-    txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
+    txn = Txn(f"{REBUILD}{operation_id}:{GOLD}", batch)
     for table in known:
         delete_all_rows(spark, lake, table, txn)
         fault_point(f"after:empty:{table}")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
-    """Empties gold if a table or the checkpoint of it is lost, so that its next start computes it again.
+    """Empties gold if one of its tables or its checkpoint is lost. Its next run then computes it again.
 
     Args:
         shorten: True to empty gold even if retention has removed old changes of silver. Gold then begins later.
@@ -58,7 +58,12 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     # The tables of rules exist all together, or not at all before the first rule.
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
-    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_list_missing_tables(spark, lake)}
+    optional = {
+        LATE_POINTS,
+        LOOKUP_FAILURES,
+        *(() if has_rules else RULE_RESULTS),
+        *_list_tables_not_created(spark, lake),
+    }
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, present))
     tables = unread or find_first_loss(lambda: refuse_restored_tables(spark, lake, present))
@@ -75,8 +80,8 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     return losses
 
 
-def _list_missing_tables(spark: SparkSession, lake: Lake) -> set[str]:
-    """Returns the declared tables that gold has not created yet, so that they do not count as lost."""
+def _list_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
+    """Returns the names of the declared tables that gold has not created yet. They do not count as lost."""
     noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
