@@ -19,8 +19,12 @@ from sessionlake.operations.maintenance import Maintenance, TableMaintenance, Ta
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import discard_building, read_building_version, record_building
-from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.journal import (
+    discard_record_of_building,
+    read_bronze_version_of_rebuild,
+    record_tables_being_built,
+)
+from sessionlake.streaming.operation import create_processor_rebuild_operation
 
 
 def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
@@ -77,16 +81,22 @@ def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: S
 def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are_of(
     settings: Settings, layer: str, table: str
 ) -> None:
-    place = handover.find_active_folder(settings, layer)
+    place = handover.find_active_handover_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
     assert list_table_readers(settings, table) == [TableReaderProgress(layer, has_started=True, next_version=9)]
-    assert (handover.read_last_version(settings, layer), handover.read_next_batch(settings, layer)) == (8, 3)
+    assert (
+        handover.read_last_processed_version(settings, layer),
+        handover.read_next_batch_number(settings, layer),
+    ) == (8, 3)
     checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
     with pytest.raises(LakeError, match=f"{layer} has not finished its last batch. Run `sessionlake run {layer}"):
-        handover.read_last_version(settings, layer)
+        handover.read_last_processed_version(settings, layer)
     checkpoint(settings, layer, planned=1, committed=1, offset=at(10))
-    assert (handover.read_last_version(settings, layer), handover.read_next_batch(settings, layer)) == (9, 5)
+    assert (
+        handover.read_last_processed_version(settings, layer),
+        handover.read_next_batch_number(settings, layer),
+    ) == (9, 5)
 
 
 def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it_is_rebuilt_of(
@@ -94,15 +104,15 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
 ) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))
-    with record_building(settings, create_processor_rebuild(own), 8):
+    with record_tables_being_built(settings, create_processor_rebuild_operation(own), 8):
         pass
     assert list_table_readers(settings, MESSAGES)[1] == TableReaderProgress(own.layer, has_started=True, next_version=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     assert list_table_readers(settings, MESSAGES)[1] == TableReaderProgress(
         own.layer, has_started=True, next_version=3, last_start=2
     )
-    discard_building(settings, create_processor_rebuild(own))
-    assert read_building_version(settings, own.layer) is None
+    discard_record_of_building(settings, create_processor_rebuild_operation(own))
+    assert read_bronze_version_of_rebuild(settings, own.layer) is None
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from sessionlake.operations.retention.ledger import find_end_of_removable_entrie
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.restored_tables import read_versions_after_batches
+from sessionlake.streaming.restored_tables import read_versions_left_by_batches
 from support.seeds import seeds
 from support.tables import Tables
 
@@ -173,7 +173,7 @@ def outcome(answer: Callable[[], Any]) -> Any:
 
 def left(reader: Tables) -> dict[str, tuple[datetime, int]]:
     """The version that each table was left at by the last that wrote to it, and when."""
-    return {table: max(known) for table, known in read_versions_after_batches(reader).items()}
+    return {table: max(known) for table, known in read_versions_left_by_batches(reader).items()}
 
 
 def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:

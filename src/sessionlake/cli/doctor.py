@@ -36,11 +36,11 @@ from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
 from sessionlake.streaming.checkpoint import build_recovery_hint
-from sessionlake.streaming.errors import find_explanation
+from sessionlake.streaming.errors import build_operator_error
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
     describe_removed_rows,
-    has_committed,
+    has_committed_batch,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
@@ -137,7 +137,7 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     except SessionlakeError as error:
         return CheckResult(CheckSeverity.FAIL, name, str(error))
     except Exception as error:
-        if (readable_error := find_explanation(error)) is None:
+        if (readable_error := build_operator_error(error)) is None:
             raise
         return CheckResult(CheckSeverity.FAIL, name, str(readable_error))
 
@@ -167,9 +167,9 @@ def _check_home(settings: Settings) -> CheckResult:
 
 
 def _check_broker(settings: Settings) -> str:
-    from sessionlake.bronze.sources import require_source
+    from sessionlake.bronze.sources import require_readable_source
 
-    require_source(settings)
+    require_readable_source(settings)
     source = settings.bronze.source
     return (
         f"answers at {settings.kafka.bootstrap_servers}" if source == "kafka" else f"not asked: bronze reads {source}"
@@ -194,7 +194,7 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
+    ran = [layer for layer in list_layers(settings) if has_committed_batch(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
@@ -220,9 +220,9 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
 
 
 def _check_messages(settings: Settings) -> str:
-    from sessionlake.bronze.unreadable import read_stop
+    from sessionlake.bronze.unreadable import read_stopping_message
 
-    if stopped := read_stop(settings):
+    if stopped := read_stopping_message(settings):
         raise LakeError(str(stopped))
     return "bronze has not stopped at a message that it cannot read"
 
@@ -316,7 +316,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
 
 def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
-    if settings.bronze.source is SourceKind.KAFKA and has_committed(settings, BRONZE):
+    if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
             refuse_lost_topics(spark, lake)
         except LossError as loss:

@@ -246,4 +246,4 @@ def find_last_read_version(settings: Settings) -> int | None:
     Raises:
         LakeError: Gold has read only a part of a version, or it stopped during a batch.
     """
-    return handover.read_last_version(settings, GOLD)
+    return handover.read_last_processed_version(settings, GOLD)

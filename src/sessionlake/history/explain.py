@@ -38,7 +38,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_own_columns_only
 from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
-from sessionlake.streaming.handover import read_version_reached
+from sessionlake.streaming.handover import read_version_reached_by_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

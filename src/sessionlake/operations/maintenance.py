@@ -27,7 +27,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
-from sessionlake.streaming.journal import read_building_version
+from sessionlake.streaming.journal import read_bronze_version_of_rebuild
 from sessionlake.streaming.pause_requests import read_pause_reason
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def list_table_readers(settings: Settings, table: str) -> list[TableReaderProgre
     ] + stateful
     checkpoints = Path(settings.checkpoint_path("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(checkpoints)]
-    begins = {name: handover.read_active(settings, name) for name in stateful}
+    begins = {name: handover.read_active_handover(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
     return [_read_reader_progress(settings, name, firsts.get(name)) for name in names]
 
@@ -265,7 +265,7 @@ def _read_reader_progress(settings: Settings, name: str, first_version: int | No
     checkpoint = Path(settings.checkpoint_path(name))
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
-        if first_version is None and (rebuilt := read_building_version(settings, name)) is not None:
+        if first_version is None and (rebuilt := read_bronze_version_of_rebuild(settings, name)) is not None:
             first_version = rebuilt + 1
         return TableReaderProgress(
             name, first_version is not None or read_last_planned_batch(checkpoint) is not None, first_version

@@ -79,7 +79,7 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
         if processor.layer in list_layers_to_run(settings, layer):
             processors.require_loadable_processor(settings, processor.name)
     if Layer.BRONZE in layer.single_layers:
-        bronze.require_source(settings)
+        bronze.require_readable_source(settings)
 
 
 def run_once(
@@ -285,7 +285,7 @@ class Pipeline:
             if processor.layer == layer_name:
                 return processors.start(spark, settings, processor.name)
         if layer_name == Layer.BRONZE:
-            return bronze.start(spark, settings, on_batch=self._on_commit, on_wait=self._on_wait)
+            return bronze.start_bronze(spark, settings, on_batch=self._on_commit, on_wait=self._on_wait)
         if layer_name == Layer.GOLD:
             return gold.start(spark, settings)
         self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
@@ -324,7 +324,7 @@ def run_layer_to_end(spark: SparkSession, settings: Settings, layer_name: str, s
         IntegrityViolationError: Silver stopped at a message that needs a decision. The batches before it are merged.
     """
     start: dict[str, Callable[..., LayerQuery]] = {
-        Layer.BRONZE: bronze.start,
+        Layer.BRONZE: bronze.start_bronze,
         Layer.SILVER: silver.start,
         Layer.GOLD: gold.start,
         **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},

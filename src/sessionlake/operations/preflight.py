@@ -27,7 +27,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
 from sessionlake.streaming.checkpoint import build_recovery_hint
 from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -92,13 +92,13 @@ def require_checks_of_subject(
 
 def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     """Yields the checks of a layer or processor, in the order in which they are made."""
-    yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
+    yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
     yield PreflightCheck(
         CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
     )
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query_id(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
-    yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_states(settings, layer))
+    yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_handover_states(settings, layer))
     if layer not in {
         BRONZE,
         *(processor.layer for processor in settings.processors if processor.key),

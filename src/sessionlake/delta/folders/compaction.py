@@ -54,8 +54,8 @@ class LiveFile:
     Attributes:
         path: path relative to the table's folder.
         size: size in bytes.
-        modified: time at which the file was added, in milliseconds since 1970. A stream's first read follows the
-            order of these times.
+        modified: time at which the file was added, in milliseconds since 1970. A stream's first read follows the order
+            of these times.
     """
 
     path: str

@@ -33,7 +33,7 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import EVIDENCE_TABLES
-from sessionlake.streaming.stores import archive_folders, build_archived_path
+from sessionlake.streaming.stores import archive_checkpoint_folders, build_archived_path
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -81,7 +81,7 @@ def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     if read_last_planned_batch(Path(checkpoint)) is not None and read_last_committed_batch(checkpoint) is None:
         return True
     try:
-        version = handover.read_last_version(settings, GOLD)
+        version = handover.read_last_processed_version(settings, GOLD)
         return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
     except LakeError:
         return True
@@ -103,11 +103,11 @@ def reset_gold(
     checkpoint = Path(settings.checkpoint_path(GOLD))
     known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
-    handed = handover.find_active_folder(settings, GOLD)
+    handed = handover.find_active_handover_folder(settings, GOLD)
     begins = checkpoint.exists() and not build_archived_path(checkpoint, operation_id).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
-    archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], operation_id)
+    archive_checkpoint_folders(spark, lake, [checkpoint, handed] if begins else [handed], operation_id)
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # A table that is not configured now stays as it is. If it is configured again later, gold rebuilds it.

@@ -46,7 +46,7 @@ def require_other_sessions_keepable(
     require_finished_batch(lake.settings, SILVER)
     _require_unchanged_feeds(lake.reader(spark), lake.settings)
     _require_known_sessions(spark, lake, version, selection)
-    handover.refuse_changed_shards(lake.settings)
+    handover.refuse_changed_shard_count(lake.settings)
     require_silver_current(spark, lake, version)
 
 
@@ -139,7 +139,9 @@ def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
         LakeError: The mapping of a feed has changed.
     """
     topics = {topic for topic, _ in read_last_offsets(reader, SILVER)}
-    refuse_changed_feeds(reader, settings, handover.read_next_batch(settings) - 1, topics, doing="rebuild silver")
+    refuse_changed_feeds(
+        reader, settings, handover.read_next_batch_number(settings) - 1, topics, doing="rebuild silver"
+    )
 
 
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:

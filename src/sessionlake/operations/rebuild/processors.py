@@ -53,8 +53,8 @@ from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
-from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
+from sessionlake.streaming.operation import create_processor_rebuild_operation
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Table
         ProcessorError: The processor's code failed under `fail`.
     """
     processor = find_processor_settings(settings, name)
-    require_uninterrupted(settings, processor.layer)
+    refuse_interrupted_operations(settings, processor.layer)
     work = _ProcessorRebuilder(spark, settings, name, None)
     with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         work.replay_messages(
@@ -160,7 +160,7 @@ class _ProcessorRebuilder:
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.processor: ProcessorSettings = find_processor_settings(settings, name)
-        self._operation = create_processor_rebuild(self.processor)
+        self._operation = create_processor_rebuild_operation(self.processor)
         self._loaded = load_processor(settings, name)
         self._records, self._errors = list_staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
@@ -192,7 +192,7 @@ class _ProcessorRebuilder:
     def run_rebuild(self, *, start_over: bool = False) -> ProcessorRebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
-        require_uninterrupted(settings, processor.layer, except_for=[self._operation], from_bronze=True)
+        refuse_interrupted_operations(settings, processor.layer, except_for=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read_journal(settings, self._operation, PublishPlan)
         if journal is not None:
             self._publish_tables(journal)
@@ -200,7 +200,7 @@ class _ProcessorRebuilder:
         started = datetime.now(UTC)
         ends = OffsetLog.load_from_ledger(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
-        with record_building(settings, self._operation, version):
+        with record_tables_being_built(settings, self._operation, version):
             self.replay_messages(version)
             difference = self.compare_tables()
             plan = self._build_plan(started)
@@ -281,7 +281,7 @@ class _ProcessorRebuilder:
     def _publish_tables(self, journal: Journal[PublishPlan]) -> None:
         """Replaces the live tables and the processor's states by the rebuilt ones, in the steps of the journal."""
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
-        handover.require_prepared(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
+        handover.require_prepared_handover(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
         retire_query(spark, lake, processor.layer, [processor.output_table])
         replaced = journal.run_step(processor.output_table, lambda: self._replace_table(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))

@@ -219,5 +219,5 @@ def cancel_publishing(
             "builds everything again",
         )
     journal.remove_journal()  # first, because the publication cannot be finished once the prepared states are discarded
-    handover.discard_prepared(lake.settings, layer)
+    handover.discard_prepared_handover(lake.settings, layer)
     remove_staging()

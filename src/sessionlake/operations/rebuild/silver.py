@@ -48,7 +48,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import read_shard_states
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
 from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def rebuild_silver_tables(
         LakeError: Bronze has no such version, or another operation was interrupted; if sessions are chosen, also if
             silver has not read all of bronze or other columns are declared.
     """
-    require_uninterrupted(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
+    refuse_interrupted_operations(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
     journal = None if start_over else find_interrupted_rebuild(settings)
     lake, columns = open_lake_to_replace(spark, settings)
@@ -116,7 +116,7 @@ def rebuild_silver_tables(
             return _build_result(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
         version = choose_bronze_version(spark, lake, version)
-        with record_building(settings, REBUILD_SILVER, version):
+        with record_tables_being_built(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
@@ -236,7 +236,7 @@ def _find_last_batch_in_progress_table(spark: SparkSession, lake: Lake) -> int |
 def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[PublishPlan]) -> None:
     """Replaces silver's tables and states by the rebuilt ones, in the journal's steps. Empties gold if necessary."""
     plan = journal.inputs
-    handover.require_prepared(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
+    handover.require_prepared_handover(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
     reports = {table: journal.run_step(table, partial(_replace_table, spark, lake, plan, table)) for table in REPLAYED}
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]

@@ -19,7 +19,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.manifest import require_finished_batch
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def verify_silver_tables(
     Raises:
         LakeError: Silver does not exist yet, or a batch is half committed.
     """
-    require_uninterrupted(settings, LAYER)
+    refuse_interrupted_operations(settings, LAYER)
     require_finished_batch(settings, LAYER)
     lake = open_silver_lake(spark, settings)
     with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):

@@ -15,7 +15,12 @@ from uuid import uuid4
 
 import msgspec
 
-from sessionlake.bronze.job import LAYER, build_ledger_entry, read_stored_ranges_after, require_current_checkpoint
+from sessionlake.bronze.batch_ranges import read_stored_ranges_after_offsets
+from sessionlake.bronze.job import (
+    LAYER,
+    build_ledger_entry,
+    refuse_outdated_checkpoint,
+)
 from sessionlake.bronze.silences import find_silences_file
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.delta.commit import fence_off
@@ -130,7 +135,7 @@ def start_recovered_generation(
         first_batch: The number of the generation's first batch.
         app_id: The query's id.
     """
-    generation = generations.start_generation(first_batch, app_id)
+    generation = generations.create_next_generation(first_batch, app_id)
     RECOVER_BRONZE.find_journal_file(settings).unlink()
     return generation
 
@@ -144,9 +149,9 @@ def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settin
     require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
-    require_current_checkpoint(spark, lake, present)
+    refuse_outdated_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
-        QueryOffsets(present.folder).read_start()
+        QueryOffsets(present.folder).read_next_batch_start()
 
 
 def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
@@ -154,7 +159,9 @@ def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) 
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER).read_last_known()
+    of_checkpoint, planned = CheckpointGenerations(
+        settings.checkpoint_path(LAYER), LAYER
+    ).read_last_known_app_id_and_batch()
     interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _RecoveryInputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
@@ -185,7 +192,9 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_bat
 
 def has_unrecorded_messages(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if `bronze.messages` has messages that the ledger lacks."""
-    return bool(read_stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
+    return bool(
+        read_stored_ranges_after_offsets(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets)
+    )
 
 
 def _find_unrecorded_ranges(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
@@ -195,7 +204,7 @@ def _find_unrecorded_ranges(spark: SparkSession, lake: Lake, settings: Settings)
         OffsetHoleError: Offsets are missing in these ranges, or some are in the table twice.
     """
     log = OffsetLog.load_from_ledger(spark, lake, LAYER)
-    ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
+    ranges = read_stored_ranges_after_offsets(spark, lake, log.last_offsets)
     if ranges:
         log.require_consecutive_ranges(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges

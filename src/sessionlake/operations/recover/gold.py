@@ -16,10 +16,10 @@ from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.notes import read_maintained_names
 from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import (
     find_first_loss,
-    has_started,
+    has_layer_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_unreadable_rows,
@@ -46,11 +46,11 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     """
     lake, all_tables = Lake(settings), list_gold_tables(settings)
     require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
-    if not has_started(spark, lake, LAYER):
+    if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
             f"recover gold: there is no gold in {settings.location}", fix="Start it with `sessionlake run gold`"
         )
-    require_uninterrupted(settings, LAYER)
+    refuse_interrupted_operations(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable_rows(spark, lake, [LEDGER, CHANGES])
     refuse_restored_tables(spark, lake, [CHANGES])

@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sessionlake.bronze.batch_ranges import PlannedOffsets, read_stored_ranges_of_batch
 from sessionlake.bronze.compare import OFFSET_COLUMNS
-from sessionlake.bronze.gaps import explain_gaps
+from sessionlake.bronze.gaps import record_transaction_gaps
 from sessionlake.bronze.job import (
     LAYER,
-    PlannedOffsets,
     build_ledger_entry,
     convert_to_bronze_columns,
-    read_stored_ranges,
 )
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.bronze.unreadable import is_unreadable
+from sessionlake.bronze.unreadable import is_about_unreadable_message
 from sessionlake.delta.commit import stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
@@ -37,7 +36,7 @@ from sessionlake.operations.recover.bronze import end_bronze_query, start_recove
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.manifest import remove_stop
+from sessionlake.streaming.manifest import remove_stopping_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,16 +101,16 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
     generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
-        book.check_topics()
+        book.update_topics_from_kafka()
         _find_next_offset_before_skip(book, decision)  # raises its errors before anything changes
         app_id, number, _ = end_bronze_query(spark, lake, settings)
-        book.check_topics()  # because `end_query` may have added entries to the ledger
+        book.update_topics_from_kafka()  # because `end_query` may have added entries to the ledger
         start = _find_next_offset_before_skip(book, decision)
         txn = Txn(app_id, number + 1)
         messages = _commit_until_skipped(spark, lake, book, (start, decision.first), decision, txn)
         fault_point("after:bronze.skipped")
         start_recovered_generation(settings, generations, number + 2, app_id)
-    remove_stop(settings, LAYER)
+    remove_stopping_message(settings, LAYER)
     return messages
 
 
@@ -169,14 +168,14 @@ def _commit_until_skipped(
         try:
             _commit_messages(spark, lake, topic_register, {decision.place: earlier}, txn)
         except Exception as error:
-            if not is_unreadable(error):
+            if not is_about_unreadable_message(error):
                 raise
             raise UsageError(
                 f"topic {decision.topic}, partition {decision.partition}: a message between offsets {earlier[0]} and "
                 f"{earlier[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = read_stored_ranges(spark, lake, {decision.place: earlier})
+        ranges = read_stored_ranges_of_batch(spark, lake, {decision.place: earlier})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decision.place: [decision.offset_run]}
@@ -185,7 +184,7 @@ def _commit_until_skipped(
     )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
-    topic_register.note_read_offsets([OffsetRange(*decision.place, earlier[0], decision.last, 0)])
+    topic_register.remember_read_offsets([OffsetRange(*decision.place, earlier[0], decision.last, 0)])
     return entry.messages
 
 
@@ -206,6 +205,6 @@ def _commit_messages(
         convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
     ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
-        topic_register.admit_topics([place[0]])
+        topic_register.record_topics_of_batch([place[0]])
         if written.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
-            explain_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)
+            record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)

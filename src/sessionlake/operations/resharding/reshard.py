@@ -36,7 +36,7 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_planned_batch
 from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import Journal, require_uninterrupted
+from sessionlake.streaming.journal import Journal, refuse_interrupted_operations
 from sessionlake.streaming.manifest import record_shard_count
 from sessionlake.streaming.operation import RESHARD
 
@@ -112,12 +112,12 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
             fix="Run `sessionlake reshard N` to start one",
         )
     plan = journal.inputs
-    moved = [layer for layer in plan.layers if handover.is_active(settings, plan.name, layer)]
+    moved = [layer for layer in plan.layers if handover.is_handover_active(settings, plan.name, layer)]
     for layer in moved:
         _activate_layer(spark, settings, plan, layer)
     journal.remove_journal()
     for layer in plan.layers:
-        handover.discard_prepared(settings, layer)
+        handover.discard_prepared_handover(settings, layer)
     return moved
 
 
@@ -127,7 +127,7 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
     Returns:
         The plan that replaces the present states by them; None if all layers have this number of shards already.
     """
-    require_uninterrupted(settings)
+    refuse_interrupted_operations(settings)
     Lake(settings).require_columns(spark, REPLAYED)
     layers = [layer for layer in list_layers(settings) if read_configured_shards(settings, layer) == shards]
     if not layers:
@@ -143,7 +143,7 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
         if before not in (None, shards):
             _prepare_layer(spark, settings, layer, before, shards, name, report)
             changed.append(layer)
-            if handover.is_prepared(settings, name, layer):  # a layer without states has nothing to prepare
+            if handover.is_handover_prepared(settings, name, layer):  # a layer without states has nothing to prepare
                 former[layer] = before
     if not changed:
         return None
@@ -170,19 +170,19 @@ def _prepare_layer(
 ) -> None:
     """Builds and stores a layer's states in the new number of shards. First lets the layer finish its batches."""
     try:
-        version = handover.read_last_version(settings, layer)
+        version = handover.read_last_processed_version(settings, layer)
         ended = version is not None or read_last_planned_batch(settings.checkpoint_path(layer)) is None
     except LakeError:
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {old_count} shards")
         run_layer_to_end(spark, replace_shards(settings, layer, old_count), layer, threading.Event())
-        version = handover.read_last_version(settings, layer)
+        version = handover.read_last_processed_version(settings, layer)
     if version is None:
         return
     say(f"{layer}: moving its states from {old_count} shards into {new_count}")
     states = reshard_layer_states(spark, settings, layer, old_count, new_count)
-    begin = Handover(version, handover.read_next_batch(settings, layer), new_count, resharding_id)
+    begin = Handover(version, handover.read_next_batch_number(settings, layer), new_count, resharding_id)
     rows = ((row["shard"], bytes(row["chunk"])) for row in states.toLocalIterator())
     try:
         handover.prepare_handover(settings, begin, rows, layer, same_query=True)
@@ -193,8 +193,8 @@ def _prepare_layer(
 
 def _replace_layer_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, report: Say) -> None:
     """Replaces a layer's states by the new ones. Builds the new states again if they are damaged or gone."""
-    is_moved = handover.is_active(settings, plan.name, layer)
-    if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
+    is_moved = handover.is_handover_active(settings, plan.name, layer)
+    if not is_moved and layer in plan.former and not handover.is_handover_prepared(settings, plan.name, layer):
         _prepare_layer(spark, settings, layer, plan.former[layer], plan.shards, plan.name, report)
     _activate_layer(spark, settings, plan, layer)
 
@@ -206,8 +206,8 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
     """
     lake = Lake(settings, build_declared_gold_schemas(settings))
     handovers = (
-        handover.read_handover(handover.find_prepared_folder(settings, layer), layer),
-        handover.read_active(settings, layer),
+        handover.read_handover(handover.find_prepared_handover_folder(settings, layer), layer),
+        handover.read_active_handover(settings, layer),
     )
     begin = next(
         (candidate for candidate in handovers if candidate is not None and candidate.rebuild == plan.name), None

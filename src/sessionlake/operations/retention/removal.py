@@ -65,7 +65,7 @@ from sessionlake.settings.section import milliseconds
 from sessionlake.silver.stream_times import open_stored_times
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class RetentionRunner:
         try:
             with self._lake.storage.hold_claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
-                require_uninterrupted(self._settings, SILVER)
+                refuse_interrupted_operations(self._settings, SILVER)
                 if table == LEDGER:
                     return RemovalResult(remove_ledger_entries(self._spark, self._lake, now - span))
                 return self._remove_rows_older_than(table, now - span)
