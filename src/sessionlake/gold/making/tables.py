@@ -15,18 +15,18 @@ from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import find_latest_by_topic
+from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
 from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
-    find_last_version,
+    add_seq_order,
+    find_last_read_version,
     get_value_columns,
     read_changes,
     select_events,
-    with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
@@ -42,7 +42,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import PerBatchFunction, map_groups
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.handover import read_next_batch
+from sessionlake.streaming.handover import read_next_batch_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,7 +129,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         rows = _compute_rows(spark, lake, settings, product, changes)
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = compute_expiry_times(product, find_latest_by_topic(times))
+            floors = compute_expiry_times(product, find_latest_time_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
@@ -139,7 +139,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in find_final_tables([product]):
-            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
+            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch_number(settings, GOLD) - 1)
             _skip_batches_read(spark, lake, settings, final.table_name)
         if isinstance(product, RollingAverage):
             restart_states(spark, lake, settings, product, rows)
@@ -171,7 +171,7 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
     """
     app_id = CheckpointGenerations(settings.checkpoint_path(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
-        last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
+        last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 
@@ -180,7 +180,7 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), product)
     return recompute_rows(changes, product, get_value_columns(settings))
 
 
@@ -220,7 +220,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "offset",
         *series.seq_order_columns,
     ]
-    points = with_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
+    points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(
