@@ -58,8 +58,7 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
     Args:
         command: The root command of the command line.
         arguments: The words of the command line, without the program's name.
-        environ: The environment of the run, which names the files and publications of its deployment. None means that
-            files and publications are not checked.
+        environ: The environment of the run. If it is None, files and publications are not checked.
     """
     try:
         name, context = _parse_arguments(command, arguments)
@@ -82,13 +81,7 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
 
 
 def _explain_not_deployed(name: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Returns why the deployment lacks a file or publication that the arguments name; None if it has them all.
-
-    Args:
-        name: The command, such as `publish`.
-        values: The values of the command's parameters by name.
-        environ: The environment of the run.
-    """
+    """Returns why the deployment lacks a file or publication that the command's parameters name; None if it does not."""
     file = values.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
     if file is not None and not Path(file).resolve().is_relative_to(folder):

@@ -62,9 +62,7 @@ def compute_shard_stats(shard: int, stored: bytes) -> ShardStats:
 
 
 def find_session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
-    """Returns what silver keeps of one session in its state, by the value's name. Times are in ms.
-
-    A value that is not known is None.
+    """Returns what silver keeps of one session in its state, by the value's name. Times are in ms; None is unknown.
 
     Args:
         stored: The stored state of the session's shard.
@@ -133,13 +131,7 @@ _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "
 
 
 def _list_held_messages(state: ShardState, key: str, *, by_event_time: bool) -> list[dict[str, int]]:
-    """Returns a session's held messages, in the order in which they will be judged: offset, seq, event time (ms), size.
-
-    Args:
-        state: The state of the session's shard.
-        key: The session key.
-        by_event_time: True if they wait for the watermark and are judged by event time; False: by offset.
-    """
+    """Returns offset, seq, event time (ms) and size of each of a session's held messages, in the order of judging."""
     if state.held_messages is None:
         return []
     mine = pc.equal(build_session_keys(state.held_messages), key)

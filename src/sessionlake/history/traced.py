@@ -33,12 +33,7 @@ class BatchCommit:
 
 @dataclass(frozen=True)
 class SilverMerge(BatchCommit):
-    """A MERGE into `session_rows` and `sessions`.
-
-    Attributes:
-        first_batch: The first silver batch that it merged.
-        last_batch: The last silver batch that it merged.
-    """
+    """A MERGE into `session_rows` and `sessions`, with the first and the last silver batch that it merged."""
 
     first_batch: int
     last_batch: int

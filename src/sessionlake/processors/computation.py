@@ -129,11 +129,7 @@ def require_exact_types(
 
 
 def require_usable_key_names(config: ProcessorSettings, other_columns: Collection[str]) -> None:
-    """Checks that the names of the key's columns can be used in the output table.
-
-    Args:
-        config: The processor's configuration.
-        other_columns: Names of the output table's other columns.
+    """Checks that the names of the key's columns can be used beside the output table's other columns.
 
     Raises:
         ConfigError: The key names a column twice, or a column that the output table has anyway.
