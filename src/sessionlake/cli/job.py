@@ -81,7 +81,7 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
 
 
 def _explain_not_deployed(name: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Returns why the deployment lacks a file or publication that the command's parameters name; None if it does not."""
+    """Returns why the deployment lacks a file or publication that the command names; None if it has it."""
     file = values.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
     if file is not None and not Path(file).resolve().is_relative_to(folder):
