@@ -38,9 +38,8 @@ def reshard(
     Moves the states of silver, processors and gold into the number of shards that the configuration now sets.
     """
     settings = load_config(config)
-    from sessionlake.delta.lake import storage_of
 
-    storage_of(settings).require_writable()
+    create_storage(settings).require_writable()
     if cancel:
         with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return

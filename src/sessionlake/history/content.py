@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import time_to_ms
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
