@@ -107,4 +107,6 @@ def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
 
 def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
     """Calls a function with a Spark session, or with None if tables can be read without it, and returns its result."""
+    from sessionlake.delta.lake import create_storage
+
     return with_spark(settings, work) if create_storage(settings).needs_spark else work(None)

@@ -47,8 +47,9 @@ def forget(
 
     Prints a receipt as JSON. Running layers pause meanwhile. Exits with 1 if the session's id is still found somewhere.
     """
-    settings = load_config(config)
+    from sessionlake.delta.lake import create_storage
 
+    settings = load_config(config)
     if (session is not None) + resume + cancel != 1:
         raise UsageError(
             "forget: exactly one of --session, --resume and --cancel is needed",

@@ -39,6 +39,8 @@ def reshard(
     """
     settings = load_config(config)
 
+    from sessionlake.delta.lake import create_storage
+
     create_storage(settings).require_writable()
     if cancel:
         with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))

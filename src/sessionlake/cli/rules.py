@@ -25,10 +25,10 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
-from sessionlake.gold.alerts.stored import find_pattern_matches, read_stream_times
+from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import RuleBatch
+from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
@@ -111,7 +111,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 
 
 @dataclass(frozen=True)
-class _LakeWithAddedEvents(StoredInLake):
+class _LakeWithAddedEvents(LakeRuleInputs):
     """The lake, with events added that tested rules need and that gold has not recorded yet.
 
     Attributes:
@@ -139,7 +139,7 @@ def try_rules(
     once = OnceTopics(settings.capture)
     matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
     batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = log_changes([], tried, batch, _LakeWithAddedEvents(reader, matches))
+    rows = compute_log_rows([], tried, batch, _LakeWithAddedEvents(reader, matches))
     show_rows(
         _TESTED,
         [

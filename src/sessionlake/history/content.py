@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.storage.far_times import convert_time_to_ms
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
@@ -62,8 +63,8 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
         bronze_row: The row, with the columns in `READ`.
         settings: The configuration.
     """
-    ingested = None if bronze_row["ingested_at"] is None else time_to_ms(bronze_row["ingested_at"])
-    row = bronze_row | {"kafka_ts": time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
+    ingested = None if bronze_row["ingested_at"] is None else convert_time_to_ms(bronze_row["ingested_at"])
+    row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
     chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
@@ -98,7 +99,7 @@ def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | N
         bronze_row["topic"],
         bronze_row["partition"],
         bronze_row["offset"],
-        time_to_ms(bronze_row["timestamp"]),
+        convert_time_to_ms(bronze_row["timestamp"]),
         bronze_row["key"],
         bronze_row["value"],
     )

@@ -266,7 +266,7 @@ def _add_results(result: Result, name: str, emitted: Payloads) -> list[Processor
         for count in COUNTS:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
-        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_row_numbers(payload)]
+        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_rows(payload)]
     return reports
 
 

@@ -59,7 +59,7 @@ def generate_types_source(settings: Settings) -> str:
     The module also has functions that convert rows to these types.
     """
     declared = ((column.name, column.sql) for column in settings.capture.declared_columns)
-    changes = TABLES[CHANGES].columns_for(settings)
+    changes = TABLES[CHANGES].list_column_types(settings)
     return _MODULE.format(values=_format_field_lines(declared), changes=_format_field_lines(changes), table=CHANGES)
 
 

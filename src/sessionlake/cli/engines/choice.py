@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, SqlEngine, Statement
 from sessionlake.cli.engines.sail import SailEngine, is_sail_installed
+from sessionlake.delta.lake import create_storage
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
 

@@ -105,7 +105,9 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
         throughput=compute_throughput(batches, layers),
         judgements=_count_rows_by_topic_and_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_count_rows_by_topic_and_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
-        sessions=create_topic_kind_counts(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
+        sessions=create_topic_kind_counts(
+            reader.count_rows_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")
+        ),
         series=select_series(
             reader, build_recent_rows_condition(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
         ),
@@ -115,11 +117,9 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
 
 
 def _count_faulty_offsets(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
-    """Returns the number of missing or repeated messages. In each topic-partition, the layer with the most counts.
+    """Returns the number of missing messages (unless gaps are allowed) and of repeated ones, over all topic-partitions.
 
-    Args:
-        missing: Number of missing messages by range of offsets; negative if messages occur twice.
-        allow_gaps: True if missing messages do not count.
+    In each topic-partition, the layer with the most counts.
     """
     worst: dict[TopicPartition, int] = {}
     for span, count in missing.items():
@@ -132,7 +132,7 @@ def _count_rows_by_topic_and_kind(
     reader: TableReader, table: str, kind: str, batches: Sequence[LayerBatch], total: int, kinds: Sequence[str] = ()
 ) -> RowCounts:
     window = build_recent_rows_condition(batches, table, total, _COUNTED)
-    found = create_topic_kind_counts(reader.count_by(table, ("topic", kind), *window), kinds)
+    found = create_topic_kind_counts(reader.count_rows_by(table, ("topic", kind), *window), kinds)
     return RowCounts(found, window[0][2] if window else None)
 
 

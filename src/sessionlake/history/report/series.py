@@ -113,7 +113,7 @@ def _read_longest_series(reader: TableReader, session: _Session, last_ts: int) -
     try:
         for reach in _LOOKBACKS:
             late = ("ts", ge, last_ts - milliseconds(reach))
-            names = reader.count_by(AVERAGES, _NAMES, *own, late)
+            names = reader.count_rows_by(AVERAGES, _NAMES, *own, late)
             if names:
                 changed = _read_corrections(reader, *own, late)
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
