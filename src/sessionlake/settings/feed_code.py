@@ -66,7 +66,8 @@ def _load_checksum_function(loader: ChecksumFunctionLoader) -> Any:
         raise ConfigError(f"{where}: {error}") from error
     if not callable(found):
         raise ConfigError(
-            f"{where}: {loader.target} is no function", fix="Name a function `(groups, checksum) -> bool`"
+            f"{where}: {loader.target} is not a function",
+            fix="Name a function with the arguments `(groups, checksum)` that returns a bool",
         )
     return found
 
@@ -82,12 +83,12 @@ def _load_decoder(loader: DecoderLoader) -> Any:
         decoder = found()
     except Exception as error:
         raise ConfigError(
-            f"{where}: {loader.target}() raised {type(error).__name__}: {error}",
+            f"{where}: the class {loader.target} cannot be created without arguments: {type(error).__name__}: {error}",
             fix="Give the class an `__init__` that needs no arguments",
         ) from error
     if not callable(getattr(decoder, "decode", None)):
         raise ConfigError(
             f"{where}: {loader.target} has no method `decode`",
-            fix="Name a class that implements `sessionlake.feeds.decoder.Decoder`",
+            fix="Name a class that has the methods of `sessionlake.feeds.decoder.Decoder`",
         )
     return decoder
