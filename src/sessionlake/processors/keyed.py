@@ -58,7 +58,7 @@ class KeyedTable:
 
     Attributes:
         computation: Computes output rows with the user's class or the declared product.
-        columns: All columns of the output table, as pairs of name and Spark SQL type.
+        columns: All columns of the output table with their Spark SQL types.
 
     Raises:
         ConfigError: The class, the product or the columns cannot be used.
@@ -152,8 +152,7 @@ class KeyedTable:
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
         """Archives the stream's checkpoint if the stream cannot resume from it. The next start reads the whole source.
 
-        That is so if the source is now another table, was restored, has other columns, or lacks versions to be read
-        next.
+        It cannot if the source is another table, was restored, has other columns, or lacks the versions to read next.
         Call this only when the output table already has all rows.
         """
         config, checkpoint = self._config, self._settings.checkpoint_path(self._config.layer)
@@ -246,7 +245,7 @@ def start_keyed_processor(
         spark: The Spark session.
         settings: The configuration.
         config: The processor's settings.
-        once: True to process only what the source table holds now, and then end. False to run until stopped.
+        once: True to process only what the source table holds now, and then end.
 
     Raises:
         ConfigError: The class, the product or the columns cannot be used.
@@ -344,8 +343,7 @@ class _KeyedBatchCommit:
         Args:
             spark: The Spark session.
             keys: The keys in the batch.
-            is_first_batch: True for the stream's first batch. Then rows of keys that the source table no longer has are
-                included, since no later batch would report these keys.
+            is_first_batch: True to include rows of keys that the source table no longer has. Later batches report them.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:

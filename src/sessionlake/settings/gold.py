@@ -84,11 +84,7 @@ def describe_missing_for_append(
 ) -> str:
     """Returns a text that says which settings a product lacks for `output: append`, and why; empty if none is missing.
 
-    Args:
-        keys: The product's keys.
-        bucket: Length of its buckets of event time.
-        lateness: How long after a bucket's end events are still added.
-        retention: How long after a bucket's end a row is kept.
+    The arguments are the settings of the same names.
     """
     missing = [] if bucket is not None else ["a bucket, which says when a row is complete"]
     missing += [] if lateness is not None else ["a lateness, after which no event is added to a bucket"]
