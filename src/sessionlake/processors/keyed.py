@@ -343,7 +343,7 @@ class _KeyedBatchCommit:
         Args:
             spark: The Spark session.
             keys: The keys in the batch.
-            is_first_batch: True to include rows of keys that the source table no longer has. Later batches report them.
+            is_first_batch: True to include rows of keys that the source table lacks, as no later batch reports these.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:

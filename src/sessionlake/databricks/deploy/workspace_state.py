@@ -85,20 +85,13 @@ def keep_warehouse_owner(bundle: Bundle, warehouse: SqlWarehouse) -> SqlWarehous
 def choose_pause_status(workspace_statuses: Iterable[str]) -> str:
     """Returns the pause status for a job or alert: UNPAUSED if it exists in the workspace and is not paused there.
 
-    Args:
-        workspace_statuses: The pause status of each one in the workspace with its name. There is at most one, unless
-            someone copied it.
+    `workspace_statuses` has the status of each with its name: at most one, unless someone copied it.
     """
     return UNPAUSED if {*workspace_statuses} == {UNPAUSED} else PAUSED
 
 
 def replace_owner(entries: Iterable[Entry], owner: Entry) -> list[Entry]:
-    """Returns permissions in which `owner` is the only owner. The former owner, who deploys, becomes a manager.
-
-    Args:
-        entries: The permissions.
-        owner: The permission of the owner.
-    """
+    """Returns permissions in which `owner` is the only owner. The former owner, who deploys, becomes a manager."""
     who = {key: value for key, value in owner.items() if key != "level"}
     others = [one for one in entries if {key: value for key, value in one.items() if key != "level"} != who]
     return [*(one | {"level": MANAGER} if one["level"] == OWNER else one for one in others), owner]
@@ -121,13 +114,7 @@ def _is_deployed_to_target(job: BaseJob, bundle: Bundle) -> bool:
 
 
 def _read_owners(client: WorkspaceClient, kind: str, ids: list[str]) -> list[Entry]:
-    """Returns the permission of the owner of each object.
-
-    Args:
-        client: The workspace.
-        kind: Kind of the objects in the Permissions API, such as `jobs`.
-        ids: The ids of the objects.
-    """
+    """Returns the permission of the owner of each object. `kind` is one of the Permissions API, such as `jobs`."""
     found = []
     for own in ids:
         for given in client.permissions.get(kind, own).access_control_list or ():
