@@ -110,7 +110,7 @@ def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
 
 def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors_sql: str) -> str:
     """Returns the function's SQL query, from SQL for the stored cuts and the removed positions."""
-    declared_columns = [column.name for column in lake.settings.capture.declared_columns]
+    declared = [column.name for column in lake.settings.capture.declared_columns]
     inside = [internal(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
