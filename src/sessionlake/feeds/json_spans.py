@@ -143,20 +143,18 @@ def _read_members(text: bytes, start: int) -> _Value:
 
 
 def _find_parts(
-    value: _Value | None, steps: tuple[Step, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
+    value: _Value, steps: tuple[Step, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
 ) -> list[tuple[_Group, ...]]:
     """Returns the parts at the end of the steps, each with the groups around it.
 
     Args:
-        value: The value from which the steps start; None if it is missing.
+        value: The value from which the steps start.
         steps: The remaining steps.
         around: The groups around the value.
         hidden: Gets the starts of fields on the way whose names occur again.
         of_fields: True if the parts are the fields of an object.
     """
     for number, step in enumerate(steps):
-        if value is None or value.kind == _NULL:
-            return []
         if isinstance(step, EachElement):
             members = value.members if value.kind == _ARRAY else ()
             return [
@@ -166,9 +164,10 @@ def _find_parts(
                     one.value, steps[number + 1 :], (*around, (one.start,)), hidden, of_fields=of_fields
                 )
             ]
-        value = _follow_step(value, step, hidden)
-    if value is None or value.kind == _NULL:
-        return []
+        found = _follow_step(value, step, hidden)
+        if found is None or found.kind == _NULL:
+            return []
+        value = found
     if not of_fields:
         return [around]
     groups: dict[str | None, _Group] = {}

@@ -40,6 +40,7 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.erased import PARTS_ERASED_HEADER
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
@@ -78,7 +79,8 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     _require_complete_tables(reader, silver)
     contents = decode_parts(raw, settings)
     first, *others = [_trace_part(reader, settings, place, content, silver) for content in contents]
-    message = _make_traced_message(raw, contents[0], read_by_feed(raw, settings))
+    reading = None if contents[0].erased else read_by_feed(raw, settings)
+    message = _make_traced_message(raw, contents[0], reading)
     outcome = first.judgement, first.tables, first.changes, first.session
     return Trace(topic, partition, offset, bronze, message, silver, *outcome, others)
 
@@ -174,6 +176,7 @@ def _make_traced_message(raw: Row, content: MessageContent, reading: FeedReading
         value_bytes=len(raw["value"] or b""),
         ingested_at=raw["ingested_at"],
         reading=reading,
+        has_erased_parts=any(header["key"] == PARTS_ERASED_HEADER for header in raw["headers"] or ()),
     )
 
 

@@ -51,6 +51,7 @@ class TracedMessage:
         value_bytes: Size of the message's value in bytes.
         ingested_at: When bronze read the message; None if it is not known.
         reading: How its feed reads it; None if the message has the form of sessionlake.
+        has_erased_parts: True if the parts of forgotten sessions are erased in the message.
     """
 
     key: bytes | None
@@ -62,6 +63,7 @@ class TracedMessage:
     value_bytes: int
     ingested_at: datetime | None
     reading: FeedReading | None = None
+    has_erased_parts: bool = False
 
 
 @dataclass(frozen=True)

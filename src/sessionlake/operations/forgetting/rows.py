@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import erase_session_rows, remove_rows
+from sessionlake.delta.commit import erase_session_rows, remove_rows, replace_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -145,9 +145,7 @@ def erase_in_quarantine(spark: SparkSession, lake: Lake, session: Session) -> No
         return
     chosen = PlacedRows(*session, places=changed.select(place[1:]).combine_chunks())
     values = bronze.join(chosen.build_source_frame(spark), place, "left_semi").alias("s")
-    rewrite_with_spark(
-        lake.storage, spark, QUARANTINE, chosen, lambda merge: merge.whenMatchedUpdate(set={"value": "s.value"}), values
-    )
+    replace_column(spark, lake, QUARANTINE, chosen, "value", values)
 
 
 def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Session) -> None:
