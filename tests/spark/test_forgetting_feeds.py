@@ -35,7 +35,7 @@ from support.folding import Folder
 from support.lakes import rows_of, write_bronze
 from support.split_streams import TOPIC, capture_of_split, split_messages
 
-GONE, OTHER = "secret", "plain"
+GONE, OTHER = "secret", "meter-7"
 
 
 def settings_of(location: dict[str, Any], capture: CaptureSettings) -> Settings:

@@ -15,7 +15,7 @@ from sessionlake_lab.truth import KafkaMessage
 
 TOPIC = "split"
 START = 1_700_000_000_000
-NAMES = ("secret", 'a"b', "é/ü", "plain")
+NAMES = ("secret", 'a"b', "é/ü", "meter-7")
 """Ids of the sessions. Some have characters that JSON escapes."""
 _COMMON = """
 name: split
