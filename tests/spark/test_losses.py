@@ -292,7 +292,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 @pytest.mark.soak
 def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
     rebuild_silver_tables(spark, run.settings)
-    handed = handover.find_active_folder(run.settings)
+    handed = handover.find_active_handover_folder(run.settings)
     state = min(handed.glob("*.state"))
     state.unlink()
     assert faults(run.settings) == {"states"}
@@ -351,8 +351,8 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     if summed:
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
-        assert positions.update_copied_sums(spark, lake)
-    assert LedgerReader(lake.reader(spark)).uses_copies == summed
+        assert positions.update_ledger_sums(spark, lake)
+    assert LedgerReader(lake.reader(spark)).uses_sums_of_old_entries == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_restored_tables(spark, lake, [table])
     lake.drop_table(spark, table)

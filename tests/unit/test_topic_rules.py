@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_update
+from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_topic_update
 from sessionlake.errors import OffsetHoleError
 from sessionlake.ledger.absent import AbsentOffsets
 from sessionlake.ledger.entries import OffsetRange
@@ -40,7 +40,7 @@ def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> SeenTopic:
 
 
 def after(known: Topic | None, found: SeenTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
-    return decide_update(
+    return decide_topic_update(
         {} if known is None else {"t": known},
         {} if found is None else {"t": found},
         rule=rule,
@@ -214,7 +214,7 @@ def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(inc
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
-        log.check_ranges(ranges, allow_gaps=False, layer="silver")
+        log.require_consecutive_ranges(ranges, allow_gaps=False, layer="silver")
         log.record_committed_ranges(ranges)
 
 
@@ -227,10 +227,10 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     lost = data.draw(st.integers(1, len(ranges) - 2))
     log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
     for item in ranges[:lost]:
-        log.check_ranges([item], allow_gaps=False, layer="silver")
+        log.require_consecutive_ranges([item], allow_gaps=False, layer="silver")
         log.record_committed_ranges([item])
     with pytest.raises(OffsetHoleError):
-        log.check_ranges([ranges[lost + 1]], allow_gaps=False, layer="silver")
+        log.require_consecutive_ranges([ranges[lost + 1]], allow_gaps=False, layer="silver")
 
 
 def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:
@@ -243,7 +243,7 @@ def looks(*found: tuple[float, str]) -> TopicAbsences:
     """After looks that were answered at these times and had these topics missing."""
     absences = TopicAbsences()
     for at, missing in found:
-        absences = absences.count_look(missing, at)
+        absences = absences.count_check(missing, at)
     return absences
 
 

@@ -14,14 +14,14 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_runs, record_absent_offsets
+from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_offset_runs, record_absent_offsets
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def explain_gaps(
+def record_transaction_gaps(
     spark: SparkSession,
     lake: Lake,
     planned: Mapping[TopicPartition, OffsetRun],
@@ -29,12 +29,12 @@ def explain_gaps(
     offset_shifts: Mapping[str, int],
     txn: Txn,
 ) -> None:
-    """Finds the offsets of a batch that have no message, and records them if Kafka transactions are the reason.
+    """Finds the offsets of a batch that have no message. Records those that Kafka used for transactions.
 
     Args:
         spark: The session to write with.
-        lake: The lake that has the record of absent offsets.
-        planned: Offsets `[first, end)` of the batch by topic-partition, as in `bronze.messages`.
+        lake: The lake with the table `ops.absent_offsets`.
+        planned: Offsets `(first, end)` of the batch by topic-partition, numbered as in `bronze.messages`.
         read_offsets: The columns `topic, partition, offset` of the messages that were read.
         offset_shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
         txn: The batch's transaction.
@@ -70,11 +70,16 @@ def explain_gaps(
 def _find_gaps(
     planned: Mapping[TopicPartition, OffsetRun], read_offsets: pa.Table
 ) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns the ranges of planned offsets, each `[first, end)`, that have no message, by topic-partition."""
+    """Returns the runs of planned offsets that have no message, each as `(first, end)`, by topic-partition.
+
+    Args:
+        planned: Offsets `(first, end)` of a batch by topic-partition.
+        read_offsets: The columns `topic, partition, offset` of the messages that were read.
+    """
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read_offsets.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = find_missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
+        runs = find_missing_offset_runs(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
             gaps[topic, partition] = runs
     return gaps

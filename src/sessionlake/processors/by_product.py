@@ -15,7 +15,7 @@ import pyarrow as pa
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sources import Rows, order_field
+from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import create_product
 from sessionlake.gold.verify.tables import compute_expected_rows
@@ -50,7 +50,7 @@ class ProductComputation(TableComputation):
     """
 
     def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = create_product(config.product)
+        self.product = create_product(config.product, value_type=present.get(config.product.value or ""))
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
@@ -128,7 +128,7 @@ class ProductComputation(TableComputation):
         source, fields = self._rows, [self.product.key_fields[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
-        orders = [order_field(i) for i in range(len(source.order))]
+        orders = [build_order_field_name(i) for i in range(len(source.order))]
         events = filter_rows_with_values(events, [name for name in events.columns if name not in orders])
         if source.time is None:
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
@@ -148,9 +148,12 @@ class ProductComputation(TableComputation):
 
         source = self._rows
         found = {name: F.col(quote(name)) for name in self.product.source_columns}
-        found |= {order_field(i): F.col(quote(name)) for i, name in enumerate(source.order)}
+        found |= {build_order_field_name(i): F.col(quote(name)) for i, name in enumerate(source.order)}
         if source.value is not None:
-            found["value"] = F.col(quote(source.value)).cast("double" if source.numbers else "string")
+            value = F.col(quote(source.value))
+            is_exact = isinstance(source, DecimalRows)
+            found["value"] = value if is_exact else value.cast("double" if source.numbers else "string")
+            found |= {VALUE_AS_DOUBLE: value.cast("double")} if is_exact else {}
         if source.time is not None:
             time = F.col(quote(source.time))
             found["ts"] = F.unix_millis(time) if self._present[source.time] == "timestamp" else time

@@ -20,24 +20,24 @@ class PublishQuery(LayerQuery):
 
     @property
     def restart_hint(self) -> str:
-        """A text that says how to publish the table from the start.
+        """A text for errors that says how to publish the table from the start.
 
-        It needs an empty topic, because the old topic keeps rows that the table no longer has.
+        Publishing from the start needs an empty topic, because the old topic keeps rows that the table no longer has.
         """
         return (
             f"publish into a new topic (--topic), or delete topic {self._topic} and the folder {self.checkpoint} and "
             "run the command again"
         )
 
-    def _explain(self, error: BaseException) -> SessionlakeError:
+    def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised or error, SessionlakeError):
-            return super()._explain(error)
+            return super()._explain_query_error(error)
         failure = parse_failure(error)
         for cause in _CAUSES:
             if cause.matches_failure(failure):
                 meaning = cause.remedy.format(topic=self._topic, restart_hint=self.restart_hint)
                 return cause.error_class(f"{self.layer}: {meaning}\n  Spark says: {failure}")
-        return super()._explain(error)
+        return super()._explain_query_error(error)
 
 
 _KAFKA = "org.apache.kafka.common.errors"

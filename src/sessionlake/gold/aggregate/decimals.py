@@ -13,6 +13,7 @@ from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.names import quote
+from sessionlake.protocol.types import Bools, Int64s, Uint64s
 
 MOST_DIGITS = 38
 """The most digits of a decimal in Spark, Arrow and Delta."""
@@ -24,8 +25,8 @@ _UNITS = np.dtype([("low", "<u8"), ("high", "<i8")])
 class DecimalSum(Aggregate):
     """The exact sum of a decimal column, as `decimal(38,s)`. It is null if it has more than 38 digits.
 
-    The state is the number of units as a text, which has no limit. So a sum that had too many digits is right again
-    once further values make it smaller, and the result does not depend on the order of the events.
+    A second column stores the sum in units of 10^-s, as a text, which has no limit. So a sum with too many digits is
+    right again once further values make it smaller, and the result does not depend on the order of the events.
 
     Attributes:
         of: Name of the column.
@@ -40,17 +41,19 @@ class DecimalSum(Aggregate):
         return (self.of,)
 
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column(name), "string")
+        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column_name(name), "string")
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
         # `merge_groups` reads units from decimals, too. It makes the texts once per row, not per event.
-        return {name: events[self.of], build_units_column(name): events[self.of]}
+        return {name: events[self.of], build_units_column_name(name): events[self.of]}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        return {build_units_column(name): left[build_units_column(name)] + right[build_units_column(name)]}
+        return {
+            build_units_column_name(name): left[build_units_column_name(name)] + right[build_units_column_name(name)]
+        }
 
     def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        units = build_units_column(name)
+        units = build_units_column_name(name)
         held = {units: read_units(parts[units])}
         merged = groups.merge_rows(held, lambda one, other: self.combine(name, one, other))[units].tolist()
         return {name: _to_decimals(merged, self.scale), units: pa.array(map(str, merged), pa.string())}
@@ -85,7 +88,7 @@ class DecimalMean(Derived):
 
     def compute(self, results: Columns) -> Any:
         # Python divides integers exactly and rounds once.
-        units, counts = read_units(results[build_units_column(self.sum)]).tolist(), results[self.count].tolist()
+        units, counts = read_units(results[build_units_column_name(self.sum)]).tolist(), results[self.count].tolist()
         return np.array([total / (n * 10**self.scale) for total, n in zip(units, counts, strict=True)], np.float64)
 
     @property
@@ -99,31 +102,49 @@ class DecimalMean(Derived):
         return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
 
 
-def build_units_column(name: str) -> str:
-    """Returns the name of the column that stores the units of a `DecimalSum`.
+def build_units_column_name(name: str) -> str:
+    """Returns the name of the column in which a `DecimalSum` stores its sum in units of 10^-s.
 
     Args:
-        name: Name of the result.
+        name: Name of the column with the sum itself.
     """
     return f"_{name}_units"
 
 
 def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
-    """Returns numbers of units as Python integers in a numpy array.
+    """Returns decimals in units of 10^-s, as Python integers in a numpy array.
 
     Args:
-        column: Decimals (128 bits) without nulls, or texts of integers.
+        column: Decimals (128 bits) without nulls, or their units as texts of integers.
     """
     values = to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_decimal(values.type):
         return np.array([int(text) for text in values.to_pylist()], object)
-    parts = np.frombuffer(values.buffers()[1], _UNITS)[values.offset : values.offset + len(values)]
-    return parts["high"].astype(object) * _LIMB + parts["low"].astype(object)
+    return join_halves(*split_units(values))
 
 
-def _to_decimals(units: Iterable[int], scale: int) -> pa.Array:
-    """Returns the decimals with these numbers of units; null for those with too many digits."""
-    every = list(units)
+def split_units(decimals: pa.Array) -> tuple[Int64s, Uint64s]:
+    """Returns the upper and the lower 64 bits of the units of decimals (128 bits). They have no meaning for nulls."""
+    parts = np.frombuffer(decimals.buffers()[1], _UNITS)[decimals.offset : decimals.offset + len(decimals)]
+    return parts["high"].astype(np.int64), parts["low"].astype(np.uint64)
+
+
+def join_halves(high: Int64s, low: Uint64s) -> Any:
+    """Returns numbers of units as Python integers in a numpy array, given their upper and lower 64 bits."""
+    return high.astype(object) * _LIMB + low.astype(object)
+
+
+def build_decimals(high: Int64s, low: Uint64s, is_null: Bools) -> pa.Array:
+    """Returns units as `decimal(38,0)`, given their upper and lower 64 bits; null where `is_null` is true."""
+    parts = np.empty(len(high), _UNITS)
+    parts["high"], parts["low"] = high, low
+    valid = pa.array(~is_null).buffers()[1]
+    return pa.Array.from_buffers(pa.decimal128(MOST_DIGITS, 0), len(high), [valid, pa.py_buffer(parts)])
+
+
+def _to_decimals(unit_counts: Iterable[int], scale: int) -> pa.Array:
+    """Converts integers in units of 10^-scale to decimals; null for integers with more than 38 digits."""
+    every = list(unit_counts)
     fits = pa.array([abs(one) < 10**MOST_DIGITS for one in every], pa.bool_())
     content = b"".join(
         one.to_bytes(16, "little", signed=True) if valid else bytes(16)

@@ -24,7 +24,12 @@ from sessionlake.gold.aggregate.order import (
     add_session_hashes,
     ensure_order_columns,
 )
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field, build_text_field, build_value_field
+from sessionlake.gold.aggregate.sources import (
+    DeclaredColumns,
+    build_decimal_field_name,
+    build_number_field_name,
+    build_text_field_name,
+)
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
@@ -98,19 +103,19 @@ class ChangePacker:
             yield self._pack_changes(pa.Table.from_batches(waiting))
 
     def _pack_changes(self, changes: pa.Table) -> pa.RecordBatch:
-        values = [build_value_field(i) for i in range(len(self.declared.numbers))]
-        texts = [build_text_field(i) for i in range(len(self.declared.texts))]
-        decimals = [build_decimal_field(i) for i in range(len(self.declared.decimals))]
+        values = [build_number_field_name(i) for i in range(len(self.declared.numbers))]
+        texts = [build_text_field_name(i) for i in range(len(self.declared.texts))]
+        decimals = [build_decimal_field_name(i) for i in range(len(self.declared.decimals))]
         encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
             encoded, order = add_session_hashes(add_order_columns(encoded, self.once)), [LIFE, TURN]
         with_points = encoded.filter(has_any_value(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
-            kept, more = (encoded, [APPLIED, *texts, *decimals]) if owner == OF_SESSION else (with_points, [])
+            kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
             names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
             across = [SESSION_MARK] * (self.once is not None and owner != OF_SESSION)
-            columns = [*names, *_NUMBERS, *order, *across, *values, *more]
+            columns = [*names, *_NUMBERS, *order, *across, *values, *decimals, *more]
             of_shard, parts = _split_by_shard(kept.select(columns), kept[build_shard_field_name(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]

@@ -15,23 +15,24 @@ from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import find_latest_by_topic
+from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
-    find_last_version,
+    add_seq_order,
+    find_last_read_version,
     get_value_columns,
     read_changes,
     select_events,
-    with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
+from sessionlake.gold.fold.units import replace_decimals
 from sessionlake.gold.making.states import restart_states
 from sessionlake.gold.references.applied import join_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired, store_expiry_times
@@ -42,7 +43,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import PerBatchFunction, map_groups
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.handover import read_next_batch
+from sessionlake.streaming.handover import read_next_batch_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,7 +130,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         rows = _compute_rows(spark, lake, settings, product, changes)
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = compute_expiry_times(product, find_latest_by_topic(times))
+            floors = compute_expiry_times(product, find_latest_time_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
@@ -139,7 +140,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in find_final_tables([product]):
-            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
+            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch_number(settings, GOLD) - 1)
             _skip_batches_read(spark, lake, settings, final.table_name)
         if isinstance(product, RollingAverage):
             restart_states(spark, lake, settings, product, rows)
@@ -171,7 +172,7 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
     """
     app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
-        last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
+        last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 
@@ -180,7 +181,7 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), product)
     return recompute_rows(changes, product, get_value_columns(settings))
 
 
@@ -209,7 +210,8 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
 
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Computes averages as if all points had come in one batch."""
-    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True)
+    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True, exact=True)
+    decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
         "ts",
@@ -219,10 +221,12 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "partition",
         "offset",
         *series.seq_order_columns,
+        *decimals,
     ]
-    points = with_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
+    points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
+        rows = replace_decimals(rows, decimals)
         return pa.concat_tables(
             decode_dictionaries(emitted.rows)
             for emitted in recompute_averages(join_stored_points(series, rows), series)

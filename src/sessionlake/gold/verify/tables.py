@@ -12,17 +12,17 @@ from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
-from sessionlake.gold.aggregate.sources import DeclaredColumns
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.changes import (
+    add_seq_order,
+    build_late_filter,
     build_source_condition,
-    find_last_version,
+    find_last_read_version,
     get_value_columns,
-    is_late_column,
     read_changes,
     require_all_changes,
     select_decimals,
     select_events,
-    with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
@@ -35,7 +35,7 @@ from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
-from sessionlake.spark.frames import read_into_one_task
+from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,22 +57,24 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
-    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind) for kind in (True, False))
-    numbers, texts = map(read_into_one_task, of_kinds)
+    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind, exact=True) for kind in (True, False))
+    numbers, texts = map(keep_small_frame_in_one_task, of_kinds)
     floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
-            truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), table)
+            truth = compute_enriched_rows(
+                spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), table
+            )
         elif isinstance(table, RollingAverage):
-            truth = _compute_expected_averages(numbers.where(build_feed_condition(table.topics)), table)
+            truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
-            on_time = compute_expected_rows(events.where(~is_late_column(table)), table)
+            on_time = compute_expected_rows(events.where(~build_late_filter(table)), table)
             truth = drop_expired(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
-                late.append(_compute_expected_late(events.where(is_late_column(table)), table))
+                late.append(_compute_expected_late(events.where(build_late_filter(table)), table))
         rows = lake.read_small_in_memory(spark, table.table_name)
         found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
@@ -155,11 +157,11 @@ def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataF
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
-def _compute_expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
+def _compute_expected_averages(numbers: DataFrame, series: RollingAverage, decimals: Sequence[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    keys = [*map(quote, series.keys)]
+    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_condition(series.topics))
     all_points = Window.partitionBy(*keys)
     line = all_points.orderBy(*map(quote, series.sort_columns))
     last = line.rowsBetween(1 - series.window_points, Window.currentRow)
@@ -167,8 +169,15 @@ def _compute_expected_averages(points: DataFrame, series: RollingAverage) -> Dat
     # The watermark is at least the smallest possible event time.
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(all_points), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.minimum_points) & (F.lit(series.publishes_early) | (F.col("ts") <= watermark))
-    average = F.when(shown, F.avg("value").over(last))
-    return with_seq_order(points).select(
+    average, magnitude = F.avg("value").over(last), F.avg(F.abs("value")).over(last)
+    for place, name in enumerate(decimals):
+        is_own, total = F.col("metric") == name, F.try_sum(quote(build_decimal_field_name(place))).over(last)
+        average = F.when(is_own, total.cast("double") / size).otherwise(average)
+        # Exact sums need no tolerance. If a sum has too many digits for SQL, any average is accepted.
+        exact = F.when(total.isNull(), float("inf")).otherwise(0.0)
+        magnitude = F.when(is_own, exact).otherwise(magnitude)
+    average = F.when(shown, average)
+    return add_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias(build_magnitude_column_name("average")),
+        magnitude.alias(build_magnitude_column_name("average")),
     )  # fmt: skip

@@ -95,14 +95,14 @@ class MessageEraser:
         yield from map(self.erase_messages, batches)
 
 
-def _build_eraser(lake: Lake, session: str) -> SessionEraser:
+def _build_eraser(lake: Lake, session_id: str) -> SessionEraser:
     decoder = build_feed_decoder(lake.settings.capture, 1)
     if decoder is None:
         raise ValueError("without feeds, the Kafka key is the session's id")
-    return SessionEraser(decoder, session)
+    return SessionEraser(decoder, session_id)
 
 
-def find_messages(spark: SparkSession, lake: Lake, topic: str, session: str, *, tries: bool = False) -> pa.Table:
+def find_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str, *, tries: bool = False) -> pa.Table:
     """Returns partition and offset of each message of a session, and under `is_shared` whether it has others, too.
 
     All messages of the topic are decoded. Erased messages, and those that cannot be read, have no session.
@@ -112,25 +112,25 @@ def find_messages(spark: SparkSession, lake: Lake, topic: str, session: str, *, 
     """
     from pyspark.sql import functions as F
 
-    eraser = _build_eraser(lake, session)
+    eraser = _build_eraser(lake, session_id)
     rows = lake.read(spark, MESSAGES).where(F.col("topic") == topic).select(*MessageEraser(eraser).columns)
     return rows.mapInArrow(_MessageFinder(eraser, tries), _FOUND_DDL).toArrow()
 
 
-def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, session: str) -> None:
+def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> None:
     """Checks that the session can be erased in all its messages without a loss for other sessions.
 
     Raises:
         UsageError: From a message with several sessions, this one cannot be removed. The text says why.
     """
-    found = find_messages(spark, lake, topic, session, tries=True)
+    found = find_messages(spark, lake, topic, session_id, tries=True)
     refused = found.filter(pc.is_valid(found["refused"])).sort_by([("partition", "ascending"), ("offset", "ascending")])
     if not refused.num_rows:
         return
     first = refused.slice(0, 1).to_pylist()[0]
     raise UsageError(
-        f"forget: {refused.num_rows} messages of session {session!r} also have other sessions, and this one cannot be "
-        f"removed from them. The first is at partition {first['partition']}, offset {first['offset']} of topic "
+        f"forget: {refused.num_rows} messages of session {session_id!r} also have other sessions, and this one cannot "
+        f"be removed from them. The first is at partition {first['partition']}, offset {first['offset']} of topic "
         f"{topic}: {first['refused']}",
         why="Without the whole message, the other sessions would lose data. Nothing was changed",
         fix="Let retention remove the topic's old messages (`retention` in the configuration), or have the producer "
@@ -138,16 +138,16 @@ def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, ses
     )
 
 
-def count_message_ranges(spark: SparkSession, lake: Lake, topic: str, session: str) -> list[OffsetRange]:
+def find_message_ranges(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> list[OffsetRange]:
     """Returns for each partition the first and last offset of the session's messages in bronze, and their number."""
-    found = find_messages(spark, lake, topic, session)
+    found = find_messages(spark, lake, topic, session_id)
     grouped = found.group_by("partition").aggregate([("offset", name) for name in ("min", "max", "count")])
     rows = sorted(grouped.to_pylist(), key=lambda row: row["partition"])
     return [OffsetRange(topic, r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def select_messages(spark: SparkSession, lake: Lake, topic: str, session: str) -> MessageRows:
+def select_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> MessageRows:
     """Returns the selection of the session's messages in bronze."""
-    found = find_messages(spark, lake, topic, session)
+    found = find_messages(spark, lake, topic, session_id)
     places = found.select(["partition", "offset"]).combine_chunks()
-    return MessageRows(topic, session, places=places, eraser=MessageEraser(_build_eraser(lake, session)))
+    return MessageRows(topic, session_id, places=places, eraser=MessageEraser(_build_eraser(lake, session_id)))

@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
-from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
+from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch_number
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -48,7 +48,7 @@ from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +137,7 @@ class TableMerger:
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
     ) -> None:
         self._on_merge = on_merge
-        self._spark = separate_session(spark)  # MERGE sets its transaction in the session, so it needs its own
+        self._spark = create_separate_session(spark)  # MERGE sets its transaction in the session, so it needs its own
         self._lake = Lake(settings)
         self._ledger = Ledger(self._lake)
         self._settings = settings
@@ -269,7 +269,7 @@ class TableMerger:
         reader = self._lake.reader(self._spark)
         with self._lake.storage.cache_reads():
             behind = read_entries_after(
-                reader, SILVER, read_last_merged_batch(reader), "messages", "outputs", "offsets"
+                reader, SILVER, read_last_merged_batch_number(reader), "messages", "outputs", "offsets"
             )
         return [*map(_to_pending_batch, behind)]
 
