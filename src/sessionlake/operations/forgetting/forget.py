@@ -1,10 +1,9 @@
 """`sessionlake forget`: erases a session from the lake. Only the offsets and Kafka timestamps of its messages stay.
 
-The session's messages are erased in bronze, which keeps their offsets and timestamps. From messages that have other
-sessions, too, only this session's parts are erased. Its rows are removed from
-silver's tables, and its state from the states of layers. Gold's figures are made of many sessions, so gold is emptied
-and computed again. Then the history of all these tables is removed. At the end, a search through everything that is
-left proves that the session is gone.
+The session's messages are erased in bronze, which keeps their offsets and timestamps; of messages that have other
+sessions, too, only its parts are erased. Its rows are removed from silver's tables, and its state from the states of
+layers. Gold's figures are made of many sessions, so gold is emptied and computed again. Then the history of all these
+tables is removed. At the end, a search through everything that is left proves that the session is gone.
 """
 
 from __future__ import annotations
