@@ -25,7 +25,7 @@ import yaml
 from sessionlake.cli.rebuild import rebuild_silver
 from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.commit import append_rows, fence_off, merge_rows
+from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.delta.storage.faults import VARIABLE
@@ -173,7 +173,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_told_apart_by_delta(spark:
         for thread in threads:
             thread.join()
         assert (len(won), len(refused)) == (attempt + 1, attempt + 1), refused
-        assert f"another process {won[-1]} over catalog spark_catalog" in refused[-1]
+        assert f"another process {won[-1]} over the tables in catalog spark_catalog" in refused[-1]
     [row] = storage.read(spark, LEASES, {}).collect()
     assert (row["name"], row["token"], row["holder"]) == (SILVER, 2, None)
 
@@ -199,7 +199,7 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
         in caplog.text
     )
     assert other.returncode == 1
-    assert "error: silver: this process did not renew its lease before" in said
+    assert "error: silver: this process had to renew its lease, which allows it to write, before" in said
     assert f"another process rebuilds silver now ({of_process(os.getpid())}" in said
 
 
@@ -217,13 +217,13 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
             merge_rows(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
 
     write(1, Txn(of_stream, 1))
-    fence_off(spark, lake, [SESSIONS], Txn(of_stream, 5))
+    block_transaction(spark, lake, [SESSIONS], Txn(of_stream, 5))
     for number in (4, 5, 6):
         write(number, Txn(of_stream, number))
-    write(7, Txn(of_merges, 7).fenced_by(2))
-    fence_off(spark, lake, [SESSIONS], Txn.before_lease_holder(of_merges, 3))
-    write(8, Txn(of_merges, 8).fenced_by(2))
-    write(9, Txn(of_merges, 0).fenced_by(3))
+    write(7, Txn(of_merges, 7).add_fencing_token(2))
+    block_transaction(spark, lake, [SESSIONS], Txn.before_lease_holder(of_merges, 3))
+    write(8, Txn(of_merges, 8).add_fencing_token(2))
+    write(9, Txn(of_merges, 0).add_fencing_token(3))
     assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]
 
 
@@ -243,7 +243,7 @@ def test_silver_goes_on_where_a_process_was_stopped_past_its_lease_and_no_row_is
         os.killpg(first.pid, signal.SIGCONT)
         place.run_once()
         _, said = first.communicate(timeout=START_SECONDS)
-    assert (first.returncode, "did not renew its lease before" in said) == (1, True), said
+    assert (first.returncode, "had to renew its lease, which allows it to write, before" in said) == (1, True), said
     place.assert_no_row_is_harmed()
 
 
@@ -267,7 +267,7 @@ def test_what_a_process_had_made_sure_of_when_it_was_stopped_harms_no_row_whoeve
             with claim_layers(place.spark, place.settings, Layer.SILVER):
                 os.killpg(stopped.pid, signal.SIGCONT)
                 _, said = stopped.communicate(timeout=START_SECONDS)
-    assert (stopped.returncode, "did not renew its lease before" in said) == (1, True), said
+    assert (stopped.returncode, "had to renew its lease, which allows it to write, before" in said) == (1, True), said
     place.arrive()
     place.run_once()
     place.assert_no_row_is_harmed()
@@ -284,7 +284,7 @@ def test_of_two_processes_started_at_once_one_works_and_the_other_says_who(place
         works.send_signal(signal.SIGTERM)
         works.communicate(timeout=60)
     assert (refused.returncode, works.returncode) == (1, 0)
-    assert "error: another process runs silver over catalog spark_catalog" in said
+    assert "error: another process runs silver over the tables in catalog spark_catalog" in said
     assert f"process {works.pid}, since" in said
     place.run_once()
     place.assert_no_row_is_harmed()

@@ -35,7 +35,7 @@ from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.operation import FORGET
 from support import crash_worker
 from support.archives import capture
-from support.lakes import folder_of, rows_of
+from support.lakes import find_table_folder, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,7 +96,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     write_archive(folder / "3.zip", capture(5))
     with pytest.raises(OffsetHoleError, match="are already in"):  # what is archived twice
         run(spark, archived)
-    with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages so far came from archive"):
+    with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages in bronze came from archive"):
         sources.streamed.refuse_messages_of_other_source(spark, Lake(archived), "kafka")
     Lake(archived).drop_table(spark, "bronze.messages")
     with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"):
@@ -187,7 +187,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         (ERASED_KEY, True): 20,
         (b"s1", False): 20,
     }
-    log = folder_of(Lake(archived), ERASURES) / "_delta_log"
+    log = find_table_folder(Lake(archived), ERASURES) / "_delta_log"
     newest = max(log.glob("*.json"))
     kept = newest.rename(tmp_path / newest.name)
     newest.with_suffix(".crc").unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import NotFoundError
 from sessionlake.notebook.jupyter import convert_to_jupyter, main
 from sessionlake.settings.model import Settings, load_settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.notebooks import CONFIG, NOTEBOOKS, fill, require_true, run_all
 
 EXPLORE = str(NOTEBOOKS[0])
@@ -67,7 +67,9 @@ def deployed(spark: Any, filled: Settings) -> Iterator[dict[str, str]]:
         spark.sql(f"CREATE SCHEMA spark_catalog.{prefix}{schema}")
     for table in TABLES:
         if lake.exists(spark, table):
-            spark.sql(f"CREATE TABLE spark_catalog.{prefix}{table} USING delta LOCATION '{folder_of(lake, table)}'")
+            spark.sql(
+                f"CREATE TABLE spark_catalog.{prefix}{table} USING delta LOCATION '{find_table_folder(lake, table)}'"
+            )
     yield {
         "catalog": "spark_catalog",
         "schema_prefix": prefix,
@@ -134,7 +136,7 @@ def test_session_moment_and_metric_are_chosen_by_name(spark, filled, monkeypatch
 def test_an_empty_home_is_named_with_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "empty"))
     for notebook in NOTEBOOKS:
-        with pytest.raises(NotFoundError, match=r"empty has no .*\. Run `make demo`"):
+        with pytest.raises(NotFoundError, match=r"empty has no table .*\. On a laptop, run `make demo`"):
             runpy.run_path(str(notebook))
 
 

@@ -83,7 +83,7 @@ from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import truth_of
-from support.lakes import assert_silver_is_the_truth, folder_of, rows_of, write_bronze, write_rows
+from support.lakes import assert_silver_is_the_truth, find_table_folder, rows_of, write_bronze, write_rows
 from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
 
 GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
@@ -144,7 +144,9 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     )
     known = read_removed_rows(cut.reader)
     record_removed_rows(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
-    with pytest.raises(LakeError, match=r"holds 17 rows, but should hold 23, less 5 that maintain\.retention or"):
+    with pytest.raises(
+        LakeError, match=r"has 17 rows, but by the ledger it should have 23, less 5 that maintain\.retention or"
+    ):
         _check_row_counts(cut.spark, cut.lake)
     record_removed_rows(cut.spark, cut.lake, known[MESSAGES])
     assert read_removed_rows(cut.reader) == known
@@ -155,17 +157,19 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
     session = find_session(reader, cut.settings, "long")
     for offset in range(6, len(cut.come)):
         if offset < FLOOR:
-            with pytest.raises(LakeError, match=r"nothing before its snapshot of .* offset 10, next seq 5"):
+            with pytest.raises(LakeError, match=r"the table before its snapshot of .* offset 10, next seq 5"):
                 table_as_of(reader, cut.settings, session, SessionMoment(offset=offset))
             continue
         found = table_as_of(reader, cut.settings, session, SessionMoment(offset=offset)).to_pylist()
         expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
-    with pytest.raises(LakeError, match="nothing before its snapshot"):
+    with pytest.raises(LakeError, match="the table before its snapshot"):
         table_as_of(reader, cut.settings, session, SessionMoment(seq=3))
     over = find_session(reader, cut.settings, "old")
     assert table_as_of(reader, cut.settings, over, SessionMoment(seq=3)).num_rows == 2
-    with pytest.raises(LakeError, match=r"offset 5, next seq 4\) is known any longer\. maintain.retention has removed"):
+    with pytest.raises(
+        LakeError, match=r"offset 5, next seq 4\) is not known any more\. maintain.retention has removed"
+    ):
         table_as_of(reader, cut.settings, over, SessionMoment(ts=START + 2 * MINUTE))
 
 
@@ -227,7 +231,7 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
     require_silver_current(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, 2, START, b"broken", b"{")])
-    with pytest.raises(LakeError, match=r"has not read exactly what .* holds"):
+    with pytest.raises(LakeError, match=r"has not read exactly the messages of"):
         require_silver_current(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
 
@@ -284,13 +288,13 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(
         NotFoundError,
-        match=r"bronze has read offset 12, but its batch is not known: retention has removed rows of ops\.",
+        match=r"bronze has read offset 12, but it is not known in which batch: retention has removed rows of ops\.",
     ):
         trace(reader, cut.settings, TOPIC, 0, 12)
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
         patch.setattr(losses, "read_stored_sums", lambda _: StoredSums(None, pa.table({})))
-        with pytest.raises(LakeError, match=r"ops\.positions is gone\. It has the only sums"):
+        with pytest.raises(LakeError, match=r"ops\.positions is gone\. Only that table has the sums"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
         as_of_batch(cut.spark, cut.settings, 0)
@@ -305,11 +309,13 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
     assert all(done.rows for done in cut.values())
     whole = read_last_offsets(aging.reader, SILVER)
-    for file in folder_of(aging.lake, LEDGER).glob("*.parquet"):
+    for file in find_table_folder(aging.lake, LEDGER).glob("*.parquet"):
         file.unlink()
     said: list[str] = []
     if bronze:
-        with pytest.raises(LakeError, match=r"ops\.ledger cannot be made again\. Restore it from a backup"):
+        with pytest.raises(
+            LakeError, match=r"ops\.ledger cannot be computed again\. Restore ops\.ledger from a backup"
+        ):
             recover_layer(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
         return
     recover_layer(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
@@ -575,7 +581,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     ]
     assert read_partition_starts(lake.reader(spark))[TOPIC, 0].last_removed == 7
     lake.storage.purge_history(spark, RETAINED, "test")
-    held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
+    held = [file for file in find_table_folder(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
     assert held == []
 
 

@@ -130,8 +130,13 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
-        (Layer.PROCESSOR, "three", ConfigError, "no processor is named 'three'. Name one that is configured: one, two"),
-        (Layer.SILVER, "one", UsageError, "`run silver` takes no name"),
+        (
+            Layer.PROCESSOR,
+            "three",
+            ConfigError,
+            "no processor is named 'three' in the configuration. Name one of the configured processors: one, two",
+        ),
+        (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
     ],
 )
 def test_a_name_that_does_not_fit_is_told(layer, name, error, said):
@@ -218,7 +223,7 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     assert hints == {"price": float | None, "qty": int | None, "class": str | None, "on": bool | None}
     change = get_type_hints(made["Change"])
     assert (change["_ts"], change["row_id"], change["_set"]) == (int, str | None, list[str] | None)
-    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].columns_for(settings)}
+    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].list_column_types(settings)}
     assert made["values_of"](Row("r", {"price": 1.5})) == {"price": 1.5}
 
 

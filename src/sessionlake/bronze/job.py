@@ -27,7 +27,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import fence_off, stage_append
+from sessionlake.delta.commit import block_transaction, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn
@@ -197,7 +197,9 @@ class _BronzeBatchWriter:
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         with self._commit_lock:
             if self._retired:
-                raise SessionlakeError("bronze: the query was restarted. The new query repeats this batch")
+                raise SessionlakeError(
+                    "bronze: its query was restarted, and the new query repeats this batch. Nothing is lost"
+                )
             self._commit_batch(rows, txn)
 
     def write_silences_if_due(self, *, at_end: bool = False) -> None:
@@ -336,7 +338,8 @@ def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
         raise LossError(
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
             f"hold batches up to {recorded}",
-            why="The checkpoint is older than the tables, so bronze would read messages again",
+            why="The checkpoint is older than the tables, for example restored from a backup, so bronze "
+            "would read messages a second time",
             fix=build_recovery_hint(LAYER),
         )
     return recorded
@@ -349,8 +352,8 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
     batch yet, the last batch of the previous generation is rejected.
     """
     last = generation.next_batch - 1
-    if generation.app_id is not None and last >= 0 and lake.storage.lease_token(LAYER):
-        fence_off(spark, lake, [MESSAGES], Txn(generation.app_id, last))
+    if generation.app_id is not None and last >= 0 and lake.storage.get_fencing_token(LAYER):
+        block_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
 def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:

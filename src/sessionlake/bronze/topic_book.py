@@ -52,7 +52,7 @@ _IDLE_CHECK_SECONDS = 60.0
 # Time between two checks while a topic is missing that may come back.
 _RECHECK_SECONDS = 1.0
 # A topic may vanish this many times in a row while Kafka is asked about it.
-_RUN_AGAIN = "Run bronze again, if it has not restarted by itself"
+_RUN_AGAIN = "Run `sessionlake run bronze` again, if it has not started again by itself"
 _MAX_LOOKS = 5
 
 
@@ -70,7 +70,7 @@ class TopicRegister:
         self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
         self._open = True
         self._lock = threading.RLock()
-        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
+        self._token, self._writes = lake.storage.get_fencing_token(BRONZE), count()
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
@@ -256,7 +256,9 @@ class TopicRegister:
                 if name not in known:
                     self._apply_topic_update(self._decide_update_of_topics([name], ids))
                 elif is_other_topic(known[name], ids[name]):
-                    raise TopicChangedError(f"bronze: topic {name} was created again during the read", fix=_RUN_AGAIN)
+                    raise TopicChangedError(
+                        f"bronze: topic {name} was created again while bronze read it", fix=_RUN_AGAIN
+                    )
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 
@@ -299,7 +301,7 @@ class TopicRegister:
                 self._admin.close()
 
     def _write_topics(self) -> None:
-        txn = Txn(TOPICS_APP, next(self._writes)).fenced_by(self._token) if self._token else None
+        txn = Txn(TOPICS_APP, next(self._writes)).add_fencing_token(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
         self._written, self._is_version_recorded = dict(self._rows), False
 

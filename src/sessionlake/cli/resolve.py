@@ -6,7 +6,7 @@ import getpass
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import DecisionOptions
-from sessionlake.delta.lake import storage_of
+from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
@@ -35,8 +35,9 @@ def choose_decision(options: DecisionOptions) -> Decision | None:
     ]
     if len(given) != 1:
         raise UsageError(
-            "resolve: exactly one decision is needed",
-            fix="Choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw",
+            "resolve: the command needs exactly one decision about the message",
+            fix="Give one of --accept-gap (continue after a gap), --isolate (stop the session until its next "
+            "snapshot), --skip-message OFFSET (leave the message out) and --withdraw (take back a decision)",
         )
     return given[0]
 
@@ -57,7 +58,7 @@ def record_or_withdraw_decision(
     Raises:
         ClaimedError: Silver is running. It could pass the message without the decision, while a rebuild would apply it.
     """
-    with storage_of(settings).hold_claim(spark, SILVER, "resolves a violation of silver"):
+    with create_storage(settings).hold_claim(spark, SILVER, "resolves a violation of silver"):
         who = current_user(spark)
         if decision is None:
             return withdraw_decision(

@@ -25,10 +25,10 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
-from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
+from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import RuleBatch, log_changes
+from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
@@ -52,7 +52,9 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise UsageError(f"{file} cannot be read: {error}", fix="Name a YAML file of rules") from None
+        raise UsageError(
+            f"rules test: the file {file} cannot be read: {error}", fix="Name a YAML file with rules"
+        ) from None
     rules, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
@@ -107,7 +109,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 
 
 @dataclass(frozen=True)
-class _LakeWithMoreEvents(StoredInLake):
+class _LakeWithMoreEvents(LakeRuleInputs):
     """The lake, with the additional events that the tested rules need and that gold has not recorded yet."""
 
     events: pa.Table
@@ -123,15 +125,18 @@ def try_rules(
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
     declared = get_value_columns(settings)
     if not reader.exists(RULES):
-        raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
+        raise UsageError(
+            "rules test: gold has not run yet, so there are no events to test rules on",
+            fix="Run `sessionlake run gold --once` first",
+        )
     times = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
     events = list_events_to_find(tried)
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
-    matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
+    matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
     batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = log_changes([], tried, batch, _LakeWithMoreEvents(reader, matches))
+    rows = compute_log_rows([], tried, batch, _LakeWithMoreEvents(reader, matches))
     show_rows(
         _TESTED,
         [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.verify import VerifiedBronze, compare_bronze_with_kafka
 from sessionlake.cli.options import Say
-from sessionlake.delta.lake import Lake, storage_of
+from sessionlake.delta.lake import Lake, create_storage
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError
 from sessionlake.kafka.clients import require_broker
@@ -35,8 +35,9 @@ def check_before_spark(settings: Settings) -> None:
         )
     if settings.bronze.source is not SourceKind.KAFKA:
         raise LakeError(
-            f"verify bronze: bronze reads {settings.bronze.source}, and can only be compared with Kafka",
-            fix="Use `sessionlake doctor`, which checks that no offsets are missing",
+            f"verify bronze: bronze.source is {settings.bronze.source}, and only messages from Kafka "
+            "can be compared with their source",
+            fix="Use `sessionlake doctor`, which checks that no offsets are missing in bronze",
         )
     require_broker(settings)
 
@@ -46,7 +47,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
     Returns True if they are equal.
     """
-    with storage_of(settings).hold_claim(spark, CLAIM, "verifies bronze"):
+    with create_storage(settings).hold_claim(spark, CLAIM, "verifies bronze"):
         result = compare_bronze_with_kafka(spark, settings)
     for line in describe_comparison(result):
         say(line)

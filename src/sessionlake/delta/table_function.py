@@ -36,6 +36,8 @@ def create_table_function(
     the tables that its body names must exist.
 
     Args:
+        spark: the session.
+        lake: the lake that the function belongs to.
         function: two-level name, as in `silver.session_as_of`.
         parameters: the parameters, as SQL declares them: names and types.
         columns: the result columns, as SQL declares them: names and types.
@@ -54,5 +56,5 @@ def create_table_function(
         fix = "Run `sessionlake run all --once`, which creates the tables that the function reads"
         if lake.storage.functions_persist:
             fix = "Grant CREATE FUNCTION on the function's schema"
-        raise LakeError(f"The function {name} cannot be created ({reason})", fix=fix) from error
+        raise LakeError(f"the SQL function {name} cannot be created ({reason})", fix=fix) from error
     return name

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.catalog.predictive import has_predictive_optimization, keep_files
+from sessionlake.delta.catalog.predictive import has_predictive_optimization, set_file_retention_property
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.delta.schemas.properties import RETENTION, format_interval, parse_interval
@@ -117,7 +117,7 @@ class Maintenance:
         if table is not None and table not in known:
             raise UsageError(
                 f"maintain: there is no table {table!r}",
-                fix=f"Name one of the tables: {', '.join(known) or 'none yet'}",
+                fix=f"Name one of the tables of this lake: {', '.join(known) or 'none yet'}",
             )
         for name in known if table is None else [table]:
             yield self._maintain_table(name, only_if_worth=False)
@@ -189,7 +189,7 @@ class Maintenance:
         waits = wrong_retention or _describe_blocking_readers(reading)
         kept = self._choose_history(reading)
         if is_predictive:
-            keep_files(self._spark, self._lake.storage, table, kept)
+            set_file_retention_property(self._spark, self._lake.storage, table, kept)
         skips_vacuum = waits or is_predictive
         vacuumed = None if skips_vacuum else self._vacuum_table(table, kept, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))
@@ -278,8 +278,9 @@ def _read_reader_progress(settings: Settings, name: str, first_version: int | No
         )
     except (OSError, ValueError) as error:
         raise LakeError(
-            f"{checkpoint / 'offsets'}: file {batch}, or the one before, cannot be read ({error!r})",
-            why=f"It says what {name} has read, so it is unknown which files are still needed",
+            f"{checkpoint / 'offsets'}: the checkpoint file {batch}, or the one before, cannot be read ({error!r})",
+            why=f"It says what {name} has read, so maintenance does not know which files are still "
+            "needed. Nothing was removed",
             fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
     return (

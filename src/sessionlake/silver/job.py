@@ -248,7 +248,9 @@ class _SilverBatchWriter:
         commit = self._lake.last_commit(spark, table)
         if table != EVENTS and commit.rows not in (0, row_count):
             raise LakeError(
-                f"{table}: version {commit.version} holds {commit.rows} rows of a batch that has {row_count}",
+                f"{table}: version {commit.version} has {commit.rows} rows of a batch, but the repeated "
+                f"batch gives {row_count}",
+                why="A repeated batch must give the same rows",
                 fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
                 "report this as a bug of sessionlake",
             )
@@ -278,7 +280,9 @@ def build_payload_ddl(settings: Settings, table: str) -> str:
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
-    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].columns_for(settings) if name not in added)
+    return ", ".join(
+        f"{quote(name)} {sql}" for name, sql in TABLES[table].list_column_types(settings) if name not in added
+    )
 
 
 def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:

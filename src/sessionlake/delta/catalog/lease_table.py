@@ -29,7 +29,7 @@ _POOL = "spark.scheduler.pool"
 
 
 @contextmanager
-def _own_pool(spark: SparkSession) -> Iterator[None]:
+def _use_own_scheduler_pool(spark: SparkSession) -> Iterator[None]:
     """Runs this thread's Spark jobs in a separate scheduler pool until the block ends, so that they wait less."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
@@ -41,7 +41,11 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """Implements `LeaseTable` with Spark, for `ops.leases` in a catalog. Creates the table if it is missing.
+    """Reads and writes the table `ops.leases` in a catalog with Spark. Creates the table if it is missing.
+
+    Args:
+        spark: the session to use.
+        storage: creates the table, and knows its full name.
 
     Attributes:
         identifier: the table's full, quoted name in SQL.
@@ -55,21 +59,25 @@ class SparkLeases:
             storage.create_table(self._spark, LEASES, TABLES[LEASES])
 
     def read_lease(self, name: str) -> LeaseRow | None:
-        """Returns the stored lease with this name; None if there is none."""
-        with _own_pool(self._spark):
+        """Returns the row of `ops.leases` with this name; None if there is none."""
+        with _use_own_scheduler_pool(self._spark):
             found = list(self._storage.reader(self._spark).read_rows(LEASES, ("name", operator.eq, name)))
         return LeaseRow(**found[0]) if found else None
 
     def write_lease(self, lease: LeaseRow) -> bool:
-        """Replaces the row with the lease's name. Returns False if Delta skipped the commit or it conflicted."""
+        """Replaces the row of `ops.leases` that has the lease's name.
+
+        Returns:
+            False if another process has changed the row first, so that Delta rejected or skipped the commit.
+        """
         from pyspark.sql import functions as F
 
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
-        with _own_pool(spark), without_code_generation(spark), suppress(*list_conflict_errors()):
+        with _use_own_scheduler_pool(spark), without_code_generation(spark), suppress(*list_conflict_errors()):
             row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
-            writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn.writer_options(LEASES))
+            writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn.build_writer_options(LEASES))
             with self._storage.commit_lock(LEASES):
                 writer.overwrite(F.col("name") == lease.name)
         return spark.conf.get(LAST_COMMIT, None) is not None

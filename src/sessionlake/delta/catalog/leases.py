@@ -44,7 +44,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """A row of `ops.leases`.
+    """A row of `ops.leases`: which process may work on something, such as a layer, and for how long.
 
     Attributes:
         name: what the lease is for, such as a layer.
@@ -71,7 +71,7 @@ class LeaseRow:
     settled: bool
 
     def is_held(self, now: datetime) -> bool:
-        """True if a process holds the lease and it has not expired, so that no other process may take it."""
+        """True if a process holds the lease and it has not expired, so that no other process may take it over."""
         return self.holder is not None and now < self.expires_at
 
     def __str__(self) -> str:
@@ -81,10 +81,10 @@ class LeaseRow:
     def _lock_holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
-    def create_refusal(self, settings: Settings) -> ClaimedError:
-        """Returns the error for another process that wants the lease."""
+    def build_claimed_error(self, settings: Settings) -> ClaimedError:
+        """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
-        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {until}"
+        fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
         return make_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
@@ -98,10 +98,10 @@ class LeaseTable(Protocol):
     identifier: str
 
     def read_lease(self, name: str) -> LeaseRow | None:
-        """Returns the stored lease with this name; None if there is none."""
+        """Returns the row of `ops.leases` with this name; None if there is none."""
 
     def write_lease(self, lease: LeaseRow) -> bool:
-        """Replaces the stored row with this lease's name, if this lease has a higher number than all rows before.
+        """Replaces the row of `ops.leases` with the lease's name, if the lease has a higher number than all others.
 
         Returns:
             True if the row was replaced. False if another process used the number first or another commit conflicted.
@@ -110,12 +110,11 @@ class LeaseTable(Protocol):
 
 @dataclass(frozen=True)
 class ClockReading:
-    """A moment on two clocks.
+    """One moment, as two clocks show it.
 
     Attributes:
         wall_time: time on the wall clock, which people can set.
-        monotonic_seconds: seconds on the monotonic clock, which nobody can set but which may stop while the machine
-            sleeps.
+        monotonic_seconds: seconds on the monotonic clock, which nobody can set. It may stop while the machine sleeps.
     """
 
     wall_time: datetime
@@ -126,20 +125,20 @@ class ClockReading:
         """Returns the present moment on both clocks."""
         return cls(datetime.now(UTC), time.monotonic())
 
-    def longest_time_since(self, before: ClockReading) -> timedelta:
-        """Returns the time since `before`, by the clock that shows the longer time."""
+    def compute_longest_time_since(self, before: ClockReading) -> timedelta:
+        """Returns the time from `before` to this moment. If the two clocks disagree, the longer time counts."""
         return max(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def shortest_time_since(self, before: ClockReading) -> timedelta:
-        """Returns the time since `before`, by the clock that shows the shorter time."""
+    def compute_shortest_time_since(self, before: ClockReading) -> timedelta:
+        """Returns the time from `before` to this moment. If the two clocks disagree, the shorter time counts."""
         return min(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def from_utc_time(self, utc_time: datetime) -> ClockReading:
-        """Converts a wall-clock time to a moment, assuming that both clocks have run equally fast since then."""
+    def convert_utc_time(self, utc_time: datetime) -> ClockReading:
+        """Returns the moment at an earlier wall-clock time. Assumes that both clocks have run equally fast since."""
         return ClockReading(utc_time, self.monotonic_seconds - (self.wall_time - utc_time).total_seconds())
 
 
@@ -177,7 +176,7 @@ class HeldLease:
 
     @property
     def fencing_token(self) -> int:
-        """The fencing token: a number higher than the tokens of all earlier holders."""
+        """A number that is higher than the numbers of all earlier holders. Delta skips commits with lower numbers."""
         return self._lease.token
 
     def require_held(self) -> None:
@@ -188,7 +187,7 @@ class HeldLease:
         """
         if self._lost is not None:
             raise self._lost
-        if self._clock().longest_time_since(self._renewed) >= LENGTH / _TRUSTED:
+        if self._clock().compute_longest_time_since(self._renewed) >= LENGTH / _TRUSTED:
             self.renew_lease()
 
     def renew_lease(self) -> None:
@@ -209,9 +208,9 @@ class HeldLease:
                     self._renewed = begun
                     return
         raise LakeError(
-            f"{self.name}: its lease could not be renewed",
+            f"{self.name}: this process could not renew its lease in {LEASES}, which allows it to write",
             why=f"Other processes change {LEASES} at the same time",
-            fix="Run the command again",
+            fix="Run the command again: it resumes after what was committed",
         )
 
     def release_lease(self, *, settled: bool = True) -> None:
@@ -224,7 +223,7 @@ class HeldLease:
             for _ in range(_ATTEMPTS):
                 if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
                     return
-                freed = _describe_change(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
+                freed = _change_row(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
                 if self._table.write_lease(freed):
                     self._lease = freed
                     return
@@ -234,7 +233,7 @@ class HeldLease:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read_lease(self.name)
             if before is not None and before.is_held(begun.wall_time):
-                raise before.create_refusal(self._settings)
+                raise before.build_claimed_error(self._settings)
             none = LeaseRow(
                 self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True
             )
@@ -252,40 +251,40 @@ class HeldLease:
             if found is not None and found.claim == self._id:
                 self.took_over = before is not None and (before.holder is not None or not before.settled)
                 if before is not None and before.holder is not None:
-                    _warn_taken_over(before)
+                    _warn_about_takeover(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes try to get its lease in {self._settings.place} at the same time",
-            why="Only one process may write at a time",
+            f"{self.name}: several processes in {self._settings.place} try to get its lease at the same time",
+            why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
         )
 
     def _write_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
-        """Changes fields of the lease's row.
+        """Changes fields of the lease's row in the lease table.
 
         Args:
             before: the row as last read.
-            changed: new values of fields.
+            changed: new values of fields, by name.
 
         Returns:
-            The row as it is now. It is another row than wanted if another process changed it first.
+            The row as it is now. If another process changed it first, it has that process's values.
         """
-        wanted = _describe_change(before, **changed)
+        wanted = _change_row(before, **changed)
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
-    def _create_lost_lease_error(self, found: LeaseRow | None) -> ClaimedError:
+    def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedError:
         until, then = _format_utc(self._lease.expires_at), "another process has had it since"
-        if found is not None and found.holder is not None:
-            then = f"another process {found.doing} now ({found})"
+        if stored_lease is not None and stored_lease.holder is not None:
+            then = f"another process {stored_lease.doing} now ({stored_lease})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {until}, and {then}",
+            f"{self.name}: this process had to renew its lease, which allows it to write, before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
             fix="Leave the other process running, or stop it and run the command again",
         )
 
 
-def _describe_change(before: LeaseRow, **changed: object) -> LeaseRow:
-    """Returns the row with changed fields and the next number."""
+def _change_row(before: LeaseRow, **changed: object) -> LeaseRow:
+    """Returns a copy of a lease's row with changed fields, and with the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
@@ -293,7 +292,7 @@ def _format_utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _warn_taken_over(before: LeaseRow) -> None:
+def _warn_about_takeover(before: LeaseRow) -> None:
     _LOG.warning(
         "%s: taken over from a process that %s and stands still, or is gone (%s); it last renewed its lease at %s",
         before.name, before.doing, before, _format_utc(before.renewed_at),
@@ -316,7 +315,7 @@ def hold_lease(
         name: what the lease is for, such as a layer.
         doing: what this process does, as in "runs silver".
         on_takeover: called before the block if the previous holder may still commit something. Its argument is the
-            fencing token of the new claim.
+            fencing token of this process.
 
     Raises:
         ClaimedError: another process holds the lease, or took it over during the block. In the second case this error
@@ -334,7 +333,7 @@ def hold_lease(
         yield
         settled = True
     except Exception:
-        _require_held_claim(claim)
+        _raise_if_lease_lost(claim)
         raise
     finally:
         done.set()
@@ -344,7 +343,10 @@ def hold_lease(
 
 
 def _renew_until_done(claim: HeldLease, done: threading.Event) -> None:
-    """Renews the lease regularly until `done` is set. After an error it tries again, since commits check the lease."""
+    """Renews the lease regularly until `done` is set.
+
+    Tries again after errors, because every commit checks the lease.
+    """
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
             claim.renew_lease()
@@ -361,10 +363,8 @@ def _try_release_lease(claim: HeldLease, *, settled: bool) -> None:
         _LOG.warning("%s: its lease could not be given back, and ends by itself: %s", claim.name, error)
 
 
-def _require_held_claim(claim: HeldLease) -> None:
-    """Checks that the lease is not lost, after the block has failed.
-
-    Errors in reading the lease table are ignored, since the same failure may have ended the block.
+def _raise_if_lease_lost(claim: HeldLease) -> None:
+    """Checks that this process has not lost its lease. Does nothing if the lease table cannot be read.
 
     Raises:
         ClaimedError: another process has taken the lease over.
@@ -377,7 +377,7 @@ def _require_held_claim(claim: HeldLease) -> None:
         pass
 
 
-def require_leases(table: str) -> None:
+def require_held_leases(table: str) -> None:
     """Checks that this process still holds all leases that it acquired in a lease table and has not given back.
 
     Args:
@@ -390,7 +390,7 @@ def require_leases(table: str) -> None:
         claim.require_held()
 
 
-def read_token(table: str, name: str) -> int:
+def read_fencing_token(table: str, name: str) -> int:
     """Returns the fencing token of the lease that this process holds under this name; 0 if it holds none.
 
     Args:

@@ -50,7 +50,7 @@ def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
 
 
 def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
-    """Returns the number of shards that gold's states were written for; None before gold has started."""
+    """Returns the number of shards for which gold's states were written; None before gold's first start."""
     if not lake.exists(spark, AVERAGES):
         return None
     found = lake.storage.read_properties(spark, AVERAGES).get(_SHARDS)
@@ -58,12 +58,12 @@ def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
 
 
 def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
-    """Stores the number of shards that gold's states are written for."""
+    """Stores the number of shards for which gold's states are written."""
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
 def find_skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Returns the given tables that gold did not maintain in its last run. They lack the batches of that run."""
+    """Returns those of the tables that gold did not maintain in its last run. They lack the batches of that run."""
     noted = read_maintained_names(spark, lake)
     if noted is None:
         return []
@@ -86,7 +86,9 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
         found = _read_stored_logic(spark, lake, product)
         if found not in (None, product.logic_hash):
             raise LakeError(
-                f"{product.table_name} was computed by another declaration (hash {found}, now {product.logic_hash})",
+                f"{product.table_name} was computed with another declaration than the configuration has "
+                f"now (hash {found}, now {product.logic_hash})",
+                why="So its rows may be other ones than the present declaration gives",
                 fix=f"Run `sessionlake rebuild {product.table_name}`, which computes it again",
             )
     for product in find_skipped_tables(spark, lake, products):
@@ -96,7 +98,9 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
 
 
 def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Checks that all changes that a table was computed from still exist, so that a rebuild would lose nothing.
+    """Checks that all changes from which a table was computed still exist, so that a rebuild would lose nothing.
+
+    Does nothing for an incomplete or empty table.
 
     Raises:
         LakeError: Retention has removed changes.
@@ -108,14 +112,14 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     except LakeError as error:
         raise LakeError(
             f"{error}",
-            why=f"The configuration did not declare {product.table_name} for a while, so the table lacks changes. "
-            "Rebuilt, it would have all changes that are left, but start later than now",
-            fix=f"Remove it from the configuration. Or accept the later start, and run `sessionlake rebuild "
-            f"{product.table_name} --shorten-gold`",
+            why=f"The configuration did not declare {product.table_name} for a while, so the table lacks changes of "
+            "that time. A rebuild would have all changes that are left, but would start later than the table does now",
+            fix=f"Remove {product.table_name} from the configuration. Or accept the later start: run "
+            f"`sessionlake rebuild {product.table_name} --shorten-gold`",
         ) from error
 
 
-def store_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+def store_maintained_tables(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Stores which tables gold maintains from its next batch on."""
     store_maintained_names(spark, lake, (product.name for product in products))
 
@@ -144,35 +148,39 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
 
 
 def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Checks that the given tables are all tables that gold maintains.
+    """Checks that every table that gold maintains is declared and complete, before gold's states are moved.
 
-    The caller moves the states of the given tables. The states of another maintained table would be left behind.
+    The states of a maintained table that is not declared would be left behind.
+
+    Args:
+        products: The declared tables.
 
     Raises:
-        LakeError: A maintained table is not among the given ones, or a given table is incomplete.
+        LakeError: A maintained table is not among the declared ones, or is incomplete.
     """
     names = {product.name for product in find_complete_tables(spark, lake, products)}
     lacking = sorted({*(read_maintained_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
-            f"the configuration does not declare {', '.join(lacking)}, or not as it was when gold last ran",
-            why="Gold still maintains the table, and its states cannot be moved without the same declaration",
-            fix="Restore the declaration of the table, and run the command again. If you do not want the table any "
-            f"more, first set gold.shards back to {read_stored_shards(spark, lake)} and run `sessionlake run gold "
-            "--once`. Then set the new number and run the command again",
+            f"gold has the tables {', '.join(lacking)}, which the configuration does not declare, or "
+            "not as it did when gold last ran",
+            why="Their states are to be moved to other shards, which needs the same declaration",
+            fix="Restore the declarations and run the command again. If you do not want such a table any "
+            f"more, first set gold.shards back to {read_stored_shards(spark, lake)} and run "
+            "`sessionlake run gold --once`, then set the new number and run the command again",
         )
 
 
 def find_complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Returns the given tables that are complete.
+    """Returns those of the tables that are complete.
 
-    A complete table was computed by its present declaration from everything that gold has read.
+    A complete table was computed by its present declaration from all changes that gold has read.
     """
     return [product for product in products if _read_stored_logic(spark, lake, product) == product.logic_hash]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Marks a table as incomplete. If its rebuild is interrupted, the next start rebuilds it."""
+    """Marks a table as incomplete, so that gold's next start rebuilds it."""
     if _read_stored_logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table_name, LOGIC, "")
 

@@ -23,7 +23,7 @@ from sessionlake.bronze.job import (
 )
 from sessionlake.bronze.silences import find_silences_file
 from sessionlake.bronze.subscription import QueryOffsets
-from sessionlake.delta.commit import fence_off
+from sessionlake.delta.commit import block_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
@@ -85,14 +85,15 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     lake = Lake(settings)
     if settings.bronze.source is not SourceKind.KAFKA:
         raise LakeError(
-            f"bronze reads {settings.bronze.source}, and only a checkpoint of Kafka can be made again",
-            fix="Restore the checkpoint from a backup. Without one, capture into another home: the source still has "
-            "its messages",
+            f"recover bronze: bronze.source is {settings.bronze.source}, and only a checkpoint for "
+            "Kafka can be made again",
+            fix="Restore the checkpoint from a backup. Without a backup, capture into another home "
+            "(SESSIONLAKE_HOME), if the source still has its messages",
         )
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: there is no bronze in {settings.place}",
+            f"recover bronze: {settings.place} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
@@ -180,7 +181,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_bat
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
-        fence_off(spark, lake, [MESSAGES], Txn(app_id, number))
+        block_transaction(spark, lake, [MESSAGES], Txn(app_id, number))
         new_versions = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files by itself commits as well, but not as WRITE.
         commits = lake.storage.latest_commits(spark, MESSAGES, new_versions) if new_versions else []
