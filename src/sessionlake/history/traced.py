@@ -44,8 +44,7 @@ class TracedMessage:
     """A message as bronze stores it, with its content decoded by the current configuration.
 
     Attributes:
-        key: The message's Kafka key.
-        session_id: Id of the message's session.
+        key, session_id: The message's Kafka key, and the id of its session.
         type, seq, ts: The message's type, seq and event time (ms); None if the message is malformed.
         timestamp: The message's Kafka timestamp.
         value_bytes: Size of the message's value in bytes.

@@ -15,8 +15,6 @@ from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.protocol.arrow import has_session_in
 from sessionlake.protocol.chunk import decode_ipc
-from sessionlake.protocol.columns import Column
-from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import Row
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.pack import Packer
@@ -24,12 +22,9 @@ from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.stream_times import list_times_after_batch
 from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
-from sessionlake.silver.tables.snapshots import ROW_KEY
+from sessionlake.silver.tables.rows_in_memory import SessionKey, apply_net_changes
 
-SessionKey = tuple[str, int, str]
-"""Topic, partition and session id."""
 _MICROSECONDS = 1000
-_BOOKKEEPING = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 _RAW = pa.schema(
     [
         ("shard", pa.int32()),
@@ -142,29 +137,6 @@ class SilverInMemory:
             history = pa.concat_tables(self._history)
             affected = history.filter(has_session_in(history, filled_late))
             apply_net_changes(self.rows, refold_by_seq(affected, columns), columns)
-
-
-def apply_net_changes(
-    rows: dict[SessionKey, dict[str, Row]], net_changes: pa.Table, columns: tuple[Column, ...]
-) -> None:
-    """Applies net changes to rows in memory, as silver's MERGE does to `session_rows`."""
-    found = net_changes.to_pylist()
-    changed = {tuple(change[name] for name in ROW_KEY) for change in found}
-    for change in found:
-        topic, partition, session, row_id = (change[name] for name in ROW_KEY)
-        table = rows.setdefault((topic, partition, session), {})
-        if row_id is None:  # a snapshot: rows that it does not have are deleted
-            for known in [known for known in table if (topic, partition, session, known) not in changed]:
-                del table[known]
-        elif change[DELETE]:
-            table.pop(row_id, None)
-        else:
-            before = table.get(row_id)
-            values = {
-                column.name: change[column.name] if is_written or before is None else before[column.name]
-                for column, is_written in zip(columns, change[WRITTEN], strict=True)
-            }
-            table[row_id] = values | {name: change[name] for name in _BOOKKEEPING}
 
 
 def _build_raw_table(records: Iterable[KafkaRecord]) -> pa.Table:
