@@ -74,7 +74,7 @@ def require_law(messages: Messages, capture: CaptureSettings, session: str, seed
         rebuilt.batch(erased(batch, capture, session))
     for shard, state in forgetting.states().items():
         state.replace_sessions(ShardState(), lambda _topic, _partition, name: name == session)
-        forgetting.stored[shard] = state.encode(capture.declared)
+        forgetting.stored[shard] = state.encode(capture.declared_columns)
     for batch in [[], *batches[3:]]:
         left = erased(batch, capture, session)
         for mine, other in zip(forgetting.states().values(), rebuilt.states().values(), strict=True):

@@ -123,7 +123,7 @@ class _StreamedQuery(LayerQuery):
     def __init__(
         self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _StreamedBatchWriter, *, once: bool
     ) -> None:
-        super().__init__(LAYER, settings.checkpoint(LAYER))
+        super().__init__(LAYER, settings.checkpoint_path(LAYER))
         self._spark, self._source, self._commit = spark, source, batch
         self._trigger, self._once = settings.bronze.trigger, once
         self._stopped = False

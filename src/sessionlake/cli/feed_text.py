@@ -1,4 +1,4 @@
-"""Writes what feeds make of messages: lines for people, or one JSON object a message for programs."""
+"""Prints how feeds read messages: lines for people, or one JSON object a message for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RESCUED = "_rescued"
 
 
 def show_trial(
-    trial: Trial, judged: JudgedTrial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, again: str
+    trial: Trial, judged: JudgedTrial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, try_command: str
 ) -> None:
     """Tries messages, and writes the result of each. Writes a summary at the end.
 
@@ -31,9 +31,9 @@ def show_trial(
         trial: The trial that reads the messages.
         judged: Judges the messages as silver does.
         lines: The messages.
-        shown: Which messages to write.
+        shown: Which messages to print.
         form: The format. JSON has a last line `{"summary": …}`.
-        again: The command that tries the same messages again.
+        try_command: The command that tries the same messages again.
     """
     for line, outcome in judged.judge_lines(trial, lines):
         is_faulty = outcome.is_refused or bool(outcome.findings)
@@ -46,12 +46,12 @@ def show_trial(
     if form is FeedFormat.JSON:
         write_text(to_json_line({"summary": _create_summary_object(trial, judged)}))
     else:
-        for text in _format_summary_lines(trial, judged, again):
+        for text in _format_summary_lines(trial, judged, try_command):
             write_text(text)
 
 
-def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
-    """Writes the results of tests: for each file its differences, and a line with counts.
+def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+    """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
         results: For each file its name, the number of its frames, and what is not as expected.
@@ -75,7 +75,7 @@ def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: F
 # -- one message
 
 
-def _describe_place(line: Line) -> str:
+def _describe_origin(line: Line) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
@@ -83,7 +83,7 @@ def _describe_place(line: Line) -> str:
 
 
 def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
-    place, found = _describe_place(line), outcome.found
+    place, found = _describe_origin(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
@@ -123,7 +123,7 @@ def _format_event(event: Event) -> str:
 
 
 def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
-    """Yields the changed rows as a table: a change per line, a column for each column that a change sets."""
+    """Yields the changed rows as lines of a text table, with one column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
         return
@@ -220,7 +220,7 @@ def _create_summary_object(trial: Trial, judged: JudgedTrial) -> dict[str, Any]:
     }
 
 
-def _format_summary_lines(trial: Trial, judged: JudgedTrial, again: str) -> Iterator[str]:
+def _format_summary_lines(trial: Trial, judged: JudgedTrial, try_command: str) -> Iterator[str]:
     totals, silver = trial.totals, judged.silver
     refused = totals.refused.total() + totals.unmatched.total()
     read = totals.messages - refused - totals.ignored
@@ -246,7 +246,7 @@ def _format_summary_lines(trial: Trial, judged: JudgedTrial, again: str) -> Iter
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
             "the feed has `starts_with: anything`, or holds more of them"
         )
-    yield f"next: {_describe_next_step(totals, again)}"
+    yield f"next: {_describe_next_step(totals, try_command)}"
 
 
 def _format_judgement_lines(judged: JudgedTrial) -> Iterator[str]:
@@ -282,11 +282,11 @@ def _describe_followed_messages(totals: Totals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 
-def _describe_next_step(totals: Totals, again: str) -> str:
+def _describe_next_step(totals: Totals, try_command: str) -> str:
     if not totals.messages:
         return "send messages, or name another file; there were none"
     if totals.unmatched.total() == totals.messages:
-        return f"correct `topics` of the feed, then run `{again}` again"
+        return f"correct `topics` of the feed, then run `{try_command}` again"
     if totals.failed:
-        return f"correct the feed, then run `{again} --show refused`"
+        return f"correct the feed, then run `{try_command} --show refused`"
     return "`sessionlake run all` reads the topic with this feed"

@@ -92,7 +92,7 @@ class SilverInMemory:
         """
         packer = Packer(build_decode_rules(self.capture), 1, self.decoder, earlier_times=self._times)
         chunks = packer.pack_block(_build_raw_table(records)).to_pydict()["chunk"]
-        fold = SilverFold(self.capture.declared, self.capture)
+        fold = SilverFold(self.capture.declared_columns, self.capture)
         state, payloads = fold(0, self._state, chunks)
         tables: dict[str, pa.Table] = {}
         reports: list[ShardReport] = []
@@ -129,7 +129,7 @@ class SilverInMemory:
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         """Applies the changes to the rows. Sessions with a late fill (class `once`) are computed from all changes."""
-        columns = self.capture.declared
+        columns = self.capture.declared_columns
         filled_late = progress.filter(progress["beneath"])
         usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
         apply_net_changes(self.rows, compute_net_changes(usual, columns), columns)
