@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,12 +21,10 @@ from sessionlake.feeds.chunks import DecodedParts, FeedDecoder
 from sessionlake.feeds.part_removal import NotRemovableError, remove_parts
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic
+from sessionlake.operations.forgetting.chain_places import list_chain_places
 from sessionlake.protocol.erased import ChainPlace, encode_chain_places
-from sessionlake.protocol.message import Link, MessageType
 from sessionlake.protocol.types import Int64s, Row
 from sessionlake.silver.fold.pack import convert_times_to_milliseconds
-
-_CHAIN_COLUMNS = ("chain", "seq", "after", "link", "type")
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class SessionEraser:
         raw = convert_times_to_milliseconds(pa.Table.from_batches([messages]))
         parts = self.decoder.decode(raw)
         own, is_shared = self._select_messages(parts)
-        before = _list_chain_places(parts)
+        before = list_chain_places(parts)
         values = {message: encode_chain_places(before.get(message, ())) for message in own.tolist()}
         shared = own[np.array(is_shared, np.bool_)]
         removed, refused = self._remove_from_shared(raw.take(pa.array(shared)), shared)
@@ -126,7 +122,7 @@ class SessionEraser:
         values = pa.array([removed[number] for number in numbers.tolist()], new.schema.field("value").type)
         found = self.decoder.decode(new.set_column(place, new.schema.field("value"), values))
         found = found._replace(message=numbers[found.message])
-        after = _list_chain_places(found)
+        after = list_chain_places(found)
         expected, left = (self._list_other_parts(one, numbers) for one in (parts, found))
         changed = {number: "other sessions' rows depend on its part" for number in numbers.tolist()
                    if expected.get(number) != left.get(number)}  # fmt: skip
@@ -148,25 +144,3 @@ def _to_record(row: Row) -> KafkaRecord:
     headers = {header["key"]: header["value"] for header in row.get("headers") or ()}
     place = row["topic"], row["partition"], row["offset"], row["kafka_ts"]
     return KafkaRecord(*place, row["key"], row["value"], headers)
-
-
-def _list_chain_places(parts: DecodedParts) -> dict[int, list[ChainPlace]]:
-    """Returns the places of messages in chains, by the message's index."""
-    chosen = np.flatnonzero(pc.is_valid(parts.chunk["chain"]).to_numpy())
-    rows = parts.chunk.select(_CHAIN_COLUMNS).take(pa.array(chosen)).to_pylist()
-    places = zip(parts.message[chosen].tolist(), rows, strict=True)
-    found = defaultdict[int, list[ChainPlace]](list)
-    by_chain = sorted(places, key=lambda place: (place[0], place[1]["chain"]))
-    for (number, chain), group in groupby(by_chain, lambda place: (place[0], place[1]["chain"])):
-        first, *others = map(itemgetter(1), group)
-        found[number].append(
-            ChainPlace(
-                chain=chain,
-                seq=first["seq"],
-                after=first["after"],
-                is_link=first["link"] == Link.LINK,
-                restart=any(row["link"] == Link.RESTART for row in (first, *others)),
-                is_heartbeat=all(row["type"] == MessageType.HEARTBEAT for row in (first, *others)),
-            )
-        )
-    return found
