@@ -35,7 +35,7 @@ from sessionlake.ledger.erasures import (
     read_receipts,
     store_receipt,
 )
-from sessionlake.operations.forgetting import publications, rows
+from sessionlake.operations.forgetting import publications, quarantine, rows
 from sessionlake.operations.forgetting.messages import refuse_inseparable_messages
 from sessionlake.operations.forgetting.receipt import list_copies_elsewhere, search_lake
 from sessionlake.operations.forgetting.rows import Session
@@ -288,7 +288,7 @@ class Forgetting:
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = list_layers_with_state(settings), erasure.report["tables"]
         yield "bronze", partial(rows.erase_messages, spark, lake, session)
-        yield "quarantined", partial(rows.erase_in_quarantine, spark, lake, session)
+        yield "quarantined", partial(quarantine.erase_in_quarantine, spark, lake, session)
         for table in rows.list_tables_with_sessions(spark, lake):
             if table in rows.MERGED or counted.get(table, {}).get("rows"):
                 yield table, partial(self._remove_rows, table, session)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import erase_session_rows, remove_rows, replace_column
+from sessionlake.delta.commit import erase_session_rows, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -28,7 +28,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.delta.storage.session_rows import PlacedRows, SessionRows
+from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
@@ -126,26 +126,6 @@ def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
         rows = SessionRows.select_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
-
-
-def erase_in_quarantine(spark: SparkSession, lake: Lake, session: Session) -> None:
-    """Erases the session in quarantined messages of other sessions, which then are as bronze has them now."""
-    from pyspark.sql import functions as F
-
-    if not lake.settings.capture.feeds or not lake.exists(spark, QUARANTINE):
-        return
-    place = ["topic", "partition", "offset"]
-    quarantined = (
-        lake.read(spark, QUARANTINE).where(F.col("topic") == session[0]).select(*place, F.col("value").alias("old"))
-    )
-    bronze = lake.read(spark, MESSAGES).where(F.col("topic") == session[0]).select(*place, "value")
-    is_changed = ~F.col("old").eqNullSafe(F.col("value"))
-    changed = bronze.join(quarantined, place).where(is_changed).select(*place).distinct().toArrow()
-    if not changed.num_rows:
-        return
-    chosen = PlacedRows(*session, places=changed.select(place[1:]).combine_chunks())
-    values = bronze.join(chosen.build_source_frame(spark), place, "left_semi").alias("s")
-    replace_column(spark, lake, QUARANTINE, chosen, "value", values)
 
 
 def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Session) -> None:
