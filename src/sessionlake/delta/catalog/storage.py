@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.catalog import history, memory
+from sessionlake.delta.catalog import history, memory, snapshots
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import hold_lease, read_token, require_leases
 from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
@@ -169,14 +170,10 @@ class CatalogStorage(TableStorage):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """Returns the properties, from SHOW TBLPROPERTIES. DESCRIBE DETAIL would cost a Spark job for the files."""
         known = memory.cached_table(self.to_sql_identifier(table))
         found = None if known is None else known.properties
         if found is None:
-            session = _require_session(spark, self._settings)
-            with without_code_generation(session):
-                rows = session.sql(f"SHOW TBLPROPERTIES {self.to_sql_identifier(table)}").collect()
-            found = {row["key"]: row["value"] for row in rows}
+            found = snapshots.read_properties(self, _require_session(spark, self._settings), table)
             if known is not None:
                 known.properties = found
         return dict(found)
@@ -284,8 +281,9 @@ class CatalogStorage(TableStorage):
         return spark.readStream.format("delta").options(**options).table(self.to_sql_identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        asked = SparkReader(self, _require_session(spark, self._settings))
-        return memory.CachingReader(asked, self.to_sql_identifier, asked.is_known_empty)
+        session = _require_session(spark, self._settings)
+        is_known_empty = partial(snapshots.is_known_empty, self, session)
+        return memory.CachingReader(SparkReader(self, session), self.to_sql_identifier, is_known_empty)
 
     # -- writing
 

@@ -115,18 +115,6 @@ class SparkReader(TableReader):
             found = self._build_filtered_frame(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
-    def is_known_empty(self, table: str) -> bool:
-        """True if the table is empty, as far as Spark knows without a job. False if it has files or that is unknown."""
-        from py4j.protocol import Py4JError
-
-        with without_code_generation(self._spark):
-            try:
-                frame = self._storage.read(self._spark, table, {})
-                plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
-                return int(plan.collectLeaves().head().relation().location().sizeInBytes()) == 0
-            except (AttributeError, Py4JError):  # the session does not expose such a plan
-                return False
-
     def read_size(self, table: str) -> TableSize:
         with without_code_generation(self._spark):
             (detail,) = (
