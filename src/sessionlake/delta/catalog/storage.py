@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
 from sessionlake.delta.schemas.properties import RETENTION, format_interval
-from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableCommit
+from sessionlake.delta.storage.commits import LAST_COMMIT, LoggedCommit, TableCommit
 from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
@@ -228,19 +228,8 @@ class CatalogStorage(TableStorage):
         return []
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
-        # Spark runs one job for the history, and a further one for `first` or for sorting it.
         with without_code_generation(spark):
-            found = self.open_delta_table(spark, table).history(1).select("version", "operationMetrics").collect()
-        if not found:
-            return NO_COMMIT
-        row = found[0]
-        metrics = dict(row["operationMetrics"])
-        written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
-        return (
-            TableCommit(row["version"], 0)
-            if written == ["0", "0"]
-            else TableCommit.from_metrics(row["version"], metrics)
-        )
+            return history.read_last_commit(self.open_delta_table(spark, table))
 
     def describe_version(self, table: str, version: int) -> None:
         return None
@@ -300,8 +289,15 @@ class CatalogStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
+    def read_own_commit(self, spark: SparkSession, table: str, rows: Rows) -> TableCommit:
+        version = spark.conf.get(LAST_COMMIT, None)
+        if version is None or not isinstance(rows, pa.Table):
+            return self.last_commit(spark, table)
+        return TableCommit(int(version), rows.num_rows)
+
     def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         with self.commit_lock(table):
+            rows.sparkSession.conf.unset(LAST_COMMIT)
             rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
 
     def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
