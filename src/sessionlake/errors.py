@@ -6,10 +6,10 @@ LAST_RESORT = (
     "As a last resort, an empty home (make clean-home) starts over from what Kafka still holds: whatever it no longer "
     "holds is lost then"
 )
-"""Names the one remedy that deletes data, with what it costs. Only for cases in which nothing else helps."""
+"""Text of the only remedy that deletes data. Errors end with it if no other remedy exists."""
 
 PLACE = "where: "
-"""Prefix of the exception note that says where the exception was raised."""
+"""Start of the exception note that says where the exception was raised."""
 
 
 class SessionlakeError(Exception):
@@ -23,6 +23,9 @@ class SessionlakeError(Exception):
         what: What happened, with the values.
         why: Why that is a problem. Empty if `what` already says it.
         fix: What to do next: the command to run, or the setting to correct.
+
+    Attributes:
+        exit_code: Exit code of the command line.
     """
 
     exit_code = 1
@@ -33,7 +36,7 @@ class SessionlakeError(Exception):
 
 
 def add_place_note(error: BaseException, place: str) -> None:
-    """Adds a note to an exception that says where it was raised. Spark passes on only an exception's text."""
+    """Adds the note `where: <place>` to an exception that is raised in Spark, which passes on no traceback."""
     error.add_note(f"{PLACE}{place}")
 
 
@@ -54,7 +57,7 @@ class MachineError(SessionlakeError):
 
 
 class ClaimedError(SessionlakeError):
-    """Another process is doing this work: wait for it, or stop it. The text names it. Nothing was changed."""
+    """Another process is doing this work: wait for the process, or stop it. The text names it. Nothing was changed."""
 
 
 class BrokerError(SessionlakeError):
@@ -78,7 +81,7 @@ class RemoteError(SessionlakeError):
 
 
 class LakeError(SessionlakeError):
-    """A table or checkpoint is not as the job expects. No table was changed."""
+    """A table or checkpoint is not in the state that a job needs: do what the text says. No table was changed."""
 
 
 class InterruptedOperationError(LakeError):
@@ -106,10 +109,10 @@ class TopicChangedError(OffsetHoleError):
 
 
 class ProcessorError(SessionlakeError):
-    """A user-defined processor failed under `fail`: correct it and run it again. Nothing of the batch was committed."""
+    """A user-defined processor failed, and `on_error` is `fail`: correct it, run it again. Nothing was committed."""
 
 
 class IntegrityViolationError(SessionlakeError):
-    """A session broke its integrity class under `on_violation: fail`. Nothing of the batch was committed."""
+    """A session broke its integrity class, and `on_violation` is `fail`. Nothing of the batch was committed."""
 
     exit_code = 3

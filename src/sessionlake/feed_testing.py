@@ -59,12 +59,12 @@ _MOST_DIGITS = 1000
 
 @dataclass(frozen=True)
 class FeedTest:
-    """A test of feeds, as its file has it.
+    """A test of feeds: the content of one test file.
 
     Attributes:
-        feed: Name of the feed that reads all frames; None to choose by topic.
-        frames: The frames with what is expected after each.
-        rows: Rows by session after the last frame.
+        feed: Name of the feed that reads all messages. None if each message's topic decides which feed reads it.
+        frames: The test messages in order, each with the result that is expected after it.
+        rows: By session id, the rows that the session's table must have after the last message.
     """
 
     feed: str | None
@@ -73,11 +73,11 @@ class FeedTest:
 
 
 def check_feeds(file: str | Path, config: str | Path) -> None:
-    """Runs a test of feeds, for pytest.
+    """Runs the test in a file, and fails if a feed gives other rows than the file expects. For pytest.
 
     Args:
-        file: The file of frames.
-        config: The configuration file with the feeds.
+        file: The test file, in the format that this module describes.
+        config: The configuration file that declares the feeds.
 
     Raises:
         AssertionError: A table or message is not as expected. The text shows each difference.
@@ -91,13 +91,13 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         raise AssertionError("\n".join([f"{file}: not as expected", *lines]))
 
 
-def run_test(feeds: Sequence[Feed], test: FeedTest, place: str) -> list[Difference]:
-    """Runs a test, and returns what is not as expected.
+def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Difference]:
+    """Runs a test of feeds, and returns each difference between the expected and the actual results.
 
     Args:
         feeds: The configured feeds.
         test: The test.
-        place: Name of its file, for errors.
+        file_name: Name of the test's file, for error texts.
 
     Raises:
         UsageError: The test names a feed that is not configured, or does not say which feed reads it.
@@ -106,21 +106,21 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, place: str) -> list[Differen
     only = next((feed for feed in feeds if feed.name == test.feed), None)
     if test.feed is not None and only is None:
         raise UsageError(
-            f"{place}: there is no feed {test.feed!r}; configured are {', '.join(names) or 'none'}",
-            fix=_did_you_mean(test.feed, names) or "Correct `feed`, or leave it out to choose by topic",
+            f"{file_name}: there is no feed {test.feed!r}; configured are {', '.join(names) or 'none'}",
+            fix=_suggest_known_name(test.feed, names) or "Correct `feed`, or leave it out to choose by topic",
         )
     without = next((number for number, frame in enumerate(test.frames, 1) if "topic" not in frame.fields), None)
     if only is None and without is not None and len(feeds) == 1:
         only = feeds[0]
     if only is None and without is not None:
         raise UsageError(
-            f"{place}: frame {without} names no topic, and {len(feeds)} feeds are configured",
+            f"{file_name}: frame {without} names no topic, and {len(feeds)} feeds are configured",
             fix="Add `topic` or `feed` at the top of the file",
         )
     coded = next((feed for feed in ([only] if only else feeds) if feed.needs_payload), None)
     if coded is not None:
         raise UsageError(
-            f"{place}: feed {coded.name} reads {coded.format.value}, and frames are text",
+            f"{file_name}: feed {coded.name} reads {coded.format.value}, and frames are text",
             fix="Try it on a topic, with `sessionlake feed try --topic NAME`",
         )
     topic = only.name if only is not None else ""
@@ -129,7 +129,7 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, place: str) -> list[Differen
 
 
 def read_test(file: Path) -> FeedTest:
-    """Reads a file of frames.
+    """Reads a test file of feeds.
 
     Raises:
         UsageError: The file cannot be read, or something in it is not as this module describes it.
@@ -160,55 +160,55 @@ def read_test(file: Path) -> FeedTest:
     )
 
 
-def _read_frame(given: Any, topic: Any, where: str) -> Frame:
-    content = _require_mapping(given, _OF_FRAME, where)
+def _read_frame(frame_content: Any, topic: Any, place: str) -> Frame:
+    content = _require_mapping(frame_content, _OF_FRAME, place)
     if "value" not in content:
-        raise UsageError(f"{where} has no value", fix="Write the message as `value`, or `value: null` for a tombstone")
+        raise UsageError(f"{place} has no value", fix="Write the message as `value`, or `value: null` for a tombstone")
     refused = content.get("refused")
     if refused is not None and refused not in list(Reason):
-        fix = _did_you_mean(str(refused), [*Reason]) or f"Write one of {', '.join(Reason)}"
-        raise UsageError(f"{where}: refused: {refused!r} is not a reason", fix=fix)
+        fix = _suggest_known_name(str(refused), [*Reason]) or f"Write one of {', '.join(Reason)}"
+        raise UsageError(f"{place}: refused: {refused!r} is not a reason", fix=fix)
     fields = {name: content[name] for name in _OF_MESSAGE if name in content}
     fields = fields if topic is None else {"topic": topic, **fields}
     for name, kind in (("topic", str), ("headers", dict), ("timestamp", int), ("partition", int)):
         if name in fields and not isinstance(fields[name], kind):
             raise UsageError(
-                f"{where}: {name} is {fields[name]!r}",
+                f"{place}: {name} is {fields[name]!r}",
                 fix="`topic` is a text, `headers` an object, `timestamp` and `partition` whole numbers",
             )
-    return Frame(fields, _read_rows(content.get("rows"), where), refused, content.get("ignored") is True)
+    return Frame(fields, _read_rows(content.get("rows"), place), refused, content.get("ignored") is True)
 
 
-def _require_mapping(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise UsageError(f"{where} is not an object with keys", fix=f"Its keys may be {', '.join(known)}")
-    for name in given:
-        if name not in known:
-            fix = _did_you_mean(str(name), known) or f"Write one of {', '.join(known)}"
-            raise UsageError(f"{where}: there is no key {name!r}", fix=fix)
-    return given
+def _require_mapping(value: Any, known_keys: Sequence[str], place: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{place} is not an object with keys", fix=f"Its keys may be {', '.join(known_keys)}")
+    for name in value:
+        if name not in known_keys:
+            fix = _suggest_known_name(str(name), known_keys) or f"Write one of {', '.join(known_keys)}"
+            raise UsageError(f"{place}: there is no key {name!r}", fix=fix)
+    return value
 
 
-def _read_rows(given: Any, where: str) -> dict[str, list[dict[str, Any]]]:
-    if given is None:
+def _read_rows(rows_by_session: Any, place: str) -> dict[str, list[dict[str, Any]]]:
+    if rows_by_session is None:
         return {}
-    is_table = isinstance(given, dict) and all(
-        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in given.values()
+    is_table = isinstance(rows_by_session, dict) and all(
+        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in rows_by_session.values()
     )
     if not is_table:
         raise UsageError(
-            f"{where}: rows are not lists by session", fix="Write them as in `rows: {BTC: [{side: bid, price: 1.5}]}`"
+            f"{place}: rows are not lists by session", fix="Write them as in `rows: {BTC: [{side: bid, price: 1.5}]}`"
         )
-    return {str(session): rows for session, rows in given.items()}
+    return {str(session): rows for session, rows in rows_by_session.items()}
 
 
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, 1)
+def _suggest_known_name(name: str, known_names: Sequence[str]) -> str:
+    near = get_close_matches(name, known_names, 1)
     return f"Did you mean {near[0]}?" if near else ""
 
 
 class _TestFileLoader(BoundedLoader):
-    """Loads YAML in the types of JSON: numbers keep their digits, and times, dates and words such as `on` are texts."""
+    """Loads YAML with the types of JSON: numbers keep all digits. Times, dates and words such as `on` become texts."""
 
 
 def _construct_number(loader: Any, node: Any) -> Any:
@@ -226,7 +226,7 @@ def _construct_boolean(loader: Any, node: Any) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
-def _construct_time(loader: Any, node: Any) -> Any:
+def _construct_time_as_text(loader: Any, node: Any) -> Any:
     return loader.construct_scalar(node)
 
 
@@ -234,6 +234,6 @@ for _tag, _construct in (
     ("float", _construct_number),
     ("int", _construct_integer),
     ("bool", _construct_boolean),
-    ("timestamp", _construct_time),
+    ("timestamp", _construct_time_as_text),
 ):
     _TestFileLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)

@@ -30,10 +30,13 @@ def escape_invisible(text: str) -> str:
 
 
 def to_json_line(value: Any, *, indent: int | None = None) -> str:
-    r"""Returns the value as JSON, with invisible and control characters as `\uXXXX`; a parser reads the same value."""
+    r"""Returns the value as JSON text, in which invisible and control characters are escaped as `\uXXXX`.
+
+    A JSON parser reads the same value from it. The text is one line, unless `indent` is given.
+    """
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return (
-        text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escape_character(found[0]), text)
+        text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escape_for_json(found[0]), text)
     )
 
 
@@ -42,19 +45,19 @@ def escape_surrogates(text: str) -> str:
     return text if text.isascii() else _ENCODABLE.sub(lambda found: _escape_if_hidden(found[0]), text)
 
 
-class VisibleStream:
-    """A text stream that escapes invisible and control characters in everything written to it."""
+class EscapingStream:
+    """A text stream that escapes invisible and control characters, then writes the text to the stream `out`."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def write(self, text: str) -> int:
-        """Writes the text with escapes and returns the length of the given text."""
+        """Writes the text with escapes. Returns the length of the text without the escapes."""
         self._out.write(escape_invisible(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Writes each of the texts with escapes."""
+        """Writes each line with escapes."""
         for line in lines:
             self.write(line)
 
@@ -62,9 +65,9 @@ class VisibleStream:
         return getattr(self._out, name)
 
 
-def visible_stream(out: TextIO) -> TextIO:
-    """Returns a `VisibleStream` on the given stream, typed as `TextIO`."""
-    return cast("TextIO", VisibleStream(out))
+def create_escaping_stream(out: TextIO) -> TextIO:
+    """Returns a stream that escapes invisible and control characters, and writes to the stream `out`."""
+    return cast("TextIO", EscapingStream(out))
 
 
 @lru_cache(maxsize=4096)
@@ -78,7 +81,7 @@ def _escape_if_hidden(character: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _escape_character(character: str) -> str:
+def _escape_for_json(character: str) -> str:
     if character == "\x7f":  # json.dumps does not escape DEL
         return "\\u007f"
     return json.dumps(character)[1:-1] if _is_hidden(character) else character

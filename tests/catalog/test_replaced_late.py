@@ -17,7 +17,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger import erasures, retained
 from sessionlake.ledger.books import read_stored_sums
 from sessionlake.ledger.erasures import Erasure
-from sessionlake.ledger.positions import update_copied_sums
+from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.ledger.retained import RemovedRows
 from sessionlake.operations.retention.ledger import remove_ledger_entries
@@ -73,7 +73,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
             assert remove_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
-    update_copied_sums(spark, lake)
+    update_ledger_sums(spark, lake)
     reader = lake.reader(spark)
     assert read_stored_sums(reader).removed_before == NOON + 800 * SPACING
     assert list(read_layer_offsets(reader)) == before

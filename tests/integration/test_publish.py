@@ -183,13 +183,13 @@ def test_a_topic_that_would_lose_rows_is_refused(broker_settings: Settings, tmp_
     admin = AdminClient(build_client_config(broker_settings))
     made(admin, tmp_path.name, config)
     with pytest.raises(BrokerError, match=text):
-        prepare_topic(broker_settings, tmp_path.name, first=True, restart_hint="")
+        prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="")
 
 
 def test_a_missing_topic_is_made_compacted_at_first_and_told_later(broker_settings: Settings, tmp_path: Path):
     with pytest.raises(BrokerError, match=r"is gone.*start over"):
-        prepare_topic(broker_settings, tmp_path.name, first=False, restart_hint="start over")
-    assert prepare_topic(broker_settings, tmp_path.name, first=True, restart_hint="") == 0
+        prepare_topic(broker_settings, tmp_path.name, is_first_run=False, restart_hint="start over")
+    assert prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="") == 0
     resource = ConfigResource(ConfigResource.Type.TOPIC, tmp_path.name)
     admin = AdminClient(build_client_config(broker_settings))
     assert admin.describe_configs([resource])[resource].result(30)["cleanup.policy"].value == "compact"
@@ -203,8 +203,8 @@ def test_a_topic_that_holds_other_messages_is_refused_at_first_and_gone_on_with_
     producer.produce(tmp_path.name, b"{}", b"{}")
     assert producer.flush(30) == 0
     with pytest.raises(BrokerError, match="could keep rows that the table no longer has"):
-        prepare_topic(broker_settings, tmp_path.name, first=True, restart_hint="")
-    assert prepare_topic(broker_settings, tmp_path.name, first=False, restart_hint="") == 1
+        prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="")
+    assert prepare_topic(broker_settings, tmp_path.name, is_first_run=False, restart_hint="") == 1
 
 
 def made(admin: AdminClient, topic: str, config: dict[str, str]) -> None:

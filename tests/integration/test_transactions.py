@@ -25,7 +25,7 @@ from sessionlake.history.missing import explain_absent
 from sessionlake.history.status import layer_statuses
 from sessionlake.kafka import transactions
 from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsentOffsets, find_missing_runs
+from sessionlake.ledger.absent import AbsentOffsets, find_missing_offset_runs
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake_lab.simulate.readback import read_all_messages
@@ -209,7 +209,7 @@ def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
 
     # As a batch would show it that had lost the message at offset 200, behind those that are looked at.
     held = np.array([offset for offset in written.offsets if offset != 200])
-    runs = find_missing_runs(held, 0, 240)
+    runs = find_missing_offset_runs(held, 0, 240)
     lost = next(run for run in runs if run[0] <= 200 < run[1])
     found = find_runs_of_transactions(written.world.spark, written.settings, {(written.topic, 0): runs})
     assert found == {(written.topic, 0): [run for run in runs if run != lost]}
@@ -230,7 +230,7 @@ def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_tr
     with pytest.raises(OffsetHoleError, match=r"offsets 2 to 5 are missing, and no transaction is the reason"):
         explain_gaps(spark, written.lake, {place: (2, 6)}, empty, {}, Txn("a", 0))
     explain_gaps(spark, written.lake, {place: (4, 6)}, empty, {}, Txn("a", 0))
-    assert AbsentOffsets(read).find_overlapping_runs({place: (0, 10)}) == {place: [(4, 6)]}
+    assert AbsentOffsets(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
 
 
 @pytest.mark.soak

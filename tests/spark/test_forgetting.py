@@ -49,7 +49,7 @@ from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, st
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
-from sessionlake.operations.forgetting.receipt import _find_columns_with, list_copies_elsewhere
+from sessionlake.operations.forgetting.receipt import _find_columns_containing, list_copies_elsewhere
 from sessionlake.operations.forgetting.search import search_folder
 from sessionlake.operations.rebuild.processors import list_staging_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -244,7 +244,7 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).build_staging_lake()
     beside.prepare_tables(spark, made)
     assert read_payload(PayloadFiles.create_for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
-    Forgetting(spark, settings)._remove_archived()
+    Forgetting(spark, settings)._remove_archived_files()
     assert [table for table in made if beside.exists(spark, table)] == []
     assert not (settings.home / "scratch").exists()
 
@@ -269,12 +269,12 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
         entry = LedgerEntry("silver", Txn("q", batch), MESSAGES, datetime.now(UTC), messages=batch, decisions=taken)
         Ledger(lake).write_entry(spark, entry)
     before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
-    assert _find_columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
+    assert _find_columns_containing(spark, lake, LEDGER, GONE) == ["decisions"]
 
     rows.remove_from_operations_tables(spark, lake, (TOPIC, GONE))
 
-    assert _find_columns_with(spark, lake, LEDGER, GONE) == []
-    assert _find_columns_with(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
+    assert _find_columns_containing(spark, lake, LEDGER, GONE) == []
+    assert _find_columns_containing(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
     assert {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)} == before | {
         1: before[1] | {"decisions": [other]}
     }

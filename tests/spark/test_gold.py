@@ -45,7 +45,7 @@ from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import Offsets, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.retained import LIMITS, RemovedRows, record_removed_rows, select_expired_rows
+from sessionlake.ledger.retained import LIMITS, RemovedRows, build_selection_of_expired_rows, record_removed_rows
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -621,7 +621,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
     limits = pa.Table.from_pylist([{"topic": "capture.a", "partition": 0, "session_id": "s", "limit": 1}], LIMITS)
-    remove_rows(feed.spark, feed.lake, CHANGES, select_expired_rows(CHANGES, limits))
+    remove_rows(feed.spark, feed.lake, CHANGES, build_selection_of_expired_rows(CHANGES, limits))
     cut = RemovedRows(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
     record_removed_rows(feed.spark, feed.lake, cut)
 

@@ -351,8 +351,8 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     if summed:
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
-        assert positions.update_copied_sums(spark, lake)
-    assert LedgerReader(lake.reader(spark)).uses_copies == summed
+        assert positions.update_ledger_sums(spark, lake)
+    assert LedgerReader(lake.reader(spark)).uses_sums_of_old_entries == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_restored_tables(spark, lake, [table])
     lake.drop_table(spark, table)

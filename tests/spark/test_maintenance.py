@@ -47,7 +47,7 @@ from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
-from sessionlake.ledger.positions import verify_copied_sums
+from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
@@ -113,7 +113,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     tended = {done.table for done in Maintenance(spark, pipeline.settings).maintain_once()}
     assert len(tended - {LEASES, RETAINED}) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
-    assert verify_copied_sums(reader)
+    assert verify_ledger_sums(reader)
     last = pipeline.batches()[-1]
     assert max(row["batch_id"] for row in reader.read_rows(POSITIONS)) == last  # which is made once more all the same
     pipeline.lose_last_commit()

@@ -23,13 +23,13 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.positions import update_copied_sums, verify_copied_sums
+from sessionlake.ledger.positions import update_ledger_sums, verify_ledger_sums
 from sessionlake.ledger.progress import (
     find_entry_of_message,
     has_read_message,
     read_entries_after,
-    read_last_batch,
-    read_last_merged_batch,
+    read_last_batch_number,
+    read_last_merged_batch_number,
 )
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.settings.model import Settings
@@ -95,8 +95,8 @@ def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
             OffsetLog.load_from_ledger(spark, lake, "silver", again).last_offsets
         ),
         "a fresh checkpoint": lambda: refused(spark, lake),
-        "the last batch": lambda: read_last_batch(reader, "bronze"),
-        "what is merged": lambda: read_last_merged_batch(reader),
+        "the last batch": lambda: read_last_batch_number(reader, "bronze"),
+        "what is merged": lambda: read_last_merged_batch_number(reader),
         "what is to be merged": lambda: [row["batch_id"] for row in read_entries_after(reader, "silver", LAST - 3)],
         "decisions followed": lambda: _read_followed_decisions(reader),
         "status": lambda: [(layer.messages, layer.behind, layer.rows) for layer in layer_statuses(reader, settings)],
@@ -132,26 +132,26 @@ def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
         assert answer() == whole[name], name
         assert 0 < max(read) <= LATE + 1, name  # of ten thousand
         assert sum(read) <= 3 * (LATE + 1), name
-    assert verify_copied_sums(lake.reader(spark))
+    assert verify_ledger_sums(lake.reader(spark))
 
 
 def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert update_copied_sums(spark, lake)
-    assert not update_copied_sums(spark, lake)  # nothing to speak of has come
+    assert update_ledger_sums(spark, lake)
+    assert not update_ledger_sums(spark, lake)  # nothing to speak of has come
     for n in range(3):
         lake.storage.append_rows(spark, LEDGER, entries(ENTRIES + n * 300, ENTRIES + (n + 1) * 300), Txn("more", n))
-    assert update_copied_sums(spark, lake)
+    assert update_ledger_sums(spark, lake)
     reader = lake.reader(spark)
     assert sum(row["batches"] for row in reader.read_rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
-    assert verify_copied_sums(reader)
+    assert verify_ledger_sums(reader)
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
     monkeypatch.setattr("sessionlake.ledger.entries.datetime", Clock)
     Ledger(lake).write_entry(spark, late)
-    assert not LedgerReader(reader).uses_copies
-    assert read_last_batch(reader, "gold", "by a clock set back") == 0
-    assert update_copied_sums(spark, lake)  # of all, once more
-    assert LedgerReader(reader).uses_copies
-    assert verify_copied_sums(reader)
+    assert not LedgerReader(reader).uses_sums_of_old_entries
+    assert read_last_batch_number(reader, "gold", "by a clock set back") == 0
+    assert update_ledger_sums(spark, lake)  # of all, once more
+    assert LedgerReader(reader).uses_sums_of_old_entries
+    assert verify_ledger_sums(reader)
 
 
 class Clock:
@@ -203,7 +203,7 @@ def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: p
         return found
 
     monkeypatch.setattr(folder_reader, "_select_candidate_files", counting)
-    update_copied_sums(spark, lake)
+    update_ledger_sums(spark, lake)
     opened.clear()
-    assert read_last_batch(lake.reader(spark), "bronze") == LAST
+    assert read_last_batch_number(lake.reader(spark), "bronze") == LAST
     assert opened == [1, LATE * COMMITS // ENTRIES + 1]  # the sums, and three of twenty

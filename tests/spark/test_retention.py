@@ -53,14 +53,14 @@ from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
     RemovedRows,
+    build_selection_of_expired_rows,
     delete_records_of_removed_rows,
+    read_last_changed_limits,
     read_last_removed_position,
-    read_limits_changed_last,
     read_partition_starts,
     read_removed_rows,
     read_removed_rows_without_limits,
     record_removed_rows,
-    select_expired_rows,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.rows import remove_from_operations_tables
@@ -359,7 +359,7 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     place = {"topic": TOPIC, "partition": 0}
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
-    old = select_expired_rows(EVENTS, limits, 0)
+    old = build_selection_of_expired_rows(EVENTS, limits, 0)
     assert lake.storage.count_rows(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
@@ -444,7 +444,7 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         die_removing(patch, gone=False)
         with pytest.raises(StoppedError):
             aging.cut(1, CHANGES)
-    (first, *_) = read_limits_changed_last(aging.reader, read_removed_rows_without_limits(aging.reader)[CHANGES])[
+    (first, *_) = read_last_changed_limits(aging.reader, read_removed_rows_without_limits(aging.reader)[CHANGES])[
         "session_id"
     ].to_pylist()
     with monkeypatch.context() as patch:
@@ -483,7 +483,7 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
     assert {
         table: found.max_missing_rows for table, found in read_removed_rows_without_limits(lake.reader(spark)).items()
     } == {CHANGES: 9, SNAPSHOTS: 4}
-    last = read_limits_changed_last(lake.reader(spark), done)
+    last = read_last_changed_limits(lake.reader(spark), done)
     assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
     delete_records_of_removed_rows(spark, lake, [SNAPSHOTS, MESSAGES])
     assert [*read_removed_rows(lake.reader(spark))] == [CHANGES]

@@ -13,7 +13,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.ledger.progress import read_last_merged_batch
+from sessionlake.ledger.progress import read_last_merged_batch_number
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.preflight import require_silver_current
@@ -104,7 +104,7 @@ def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violatio
         monkeypatch.setattr(TableMerger, "catch_up", catch_up)
         with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
             run_once(begun.spark, begun.settings, Layer.SILVER, threading.Event())
-        assert read_last_merged_batch(begun.lake.reader(begun.spark)) == merged
+        assert read_last_merged_batch_number(begun.lake.reader(begun.spark)) == merged
 
 
 @pytest.mark.soak

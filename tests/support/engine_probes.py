@@ -211,7 +211,19 @@ SELECT * FROM metrics_between(now(), now())
 
 def list_statements(expressions: str, statements: str, table: str) -> Iterator[str]:
     """Yields the statements, and one for each expression."""
-    for expression in expressions.replace("\n", ";").split(";"):
-        if expression.strip():
-            yield f"SELECT k, {expression.strip()} AS r FROM {table}"  # noqa: S608 - probes of this module
+    for expression in list_expressions(expressions):
+        yield f"SELECT k, {expression} AS r FROM {table}"  # noqa: S608 - probes of this module
     yield from (one.format(t=table) for one in statements.splitlines() if one)
+
+
+def list_joined_statements(expressions: str, table: str) -> Iterator[str]:
+    """Yields statements that compute the expressions, twenty in each."""
+    given = list_expressions(expressions)
+    for first in range(0, len(given), 20):
+        columns = ", ".join(f"{one} AS r{number}" for number, one in enumerate(given[first : first + 20]))
+        yield f"SELECT k, {columns} FROM {table}"  # noqa: S608 - probes of this module
+
+
+def list_expressions(expressions: str) -> list[str]:
+    """Returns the expressions of a text that separates them by semicolons or lines."""
+    return [one.strip() for one in expressions.replace("\n", ";").split(";") if one.strip()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -72,6 +74,28 @@ class ByOffset:
         return self.results[message.offset]
 
 
+class Endless:
+    """Does not come to an end with the messages at some offsets, and never with a row to complete."""
+
+    needs_rows = True
+    offsets: Sequence[int] = ()
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        if message.offset in self.offsets:
+            yield from never_yields()
+        yield Event(session="s", rows=[Put((str(message.offset),), {"value": 1})])
+
+    def complete(self, values: Any, find: Any) -> dict[str, Any]:
+        del values, find
+        next(never_yields())
+        return {}
+
+    def narrow(self, scope: Any, find: Any) -> dict[str, Any]:
+        del scope, find
+        re.fullmatch("(a+)+b", "a" * 60)
+        return {}
+
+
 class NeedsArguments:
     def __init__(self, needed: int) -> None:
         self.needed = needed
@@ -92,6 +116,12 @@ def endless_events() -> Iterator[Event]:
 
 def endless_rows() -> Iterator[Event]:
     yield Event(session="s", rows=(Put((str(number),), {"value": 1}) for number in count()))
+
+
+def never_yields() -> Iterator[Event]:
+    while True:
+        with suppress(Exception):  # a careless class, which ignores all errors
+            "".join(str(number) for number in range(100))
 
 
 def fails_at_last() -> Iterator[Event]:

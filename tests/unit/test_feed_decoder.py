@@ -6,6 +6,8 @@ import json
 import pickle
 import random
 import re
+import signal
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from types import MappingProxyType
@@ -14,8 +16,9 @@ from typing import Any
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.feeds import decode, decode_many, events
+from sessionlake.feeds import decode, decode_many, events, time_limit
 from sessionlake.feeds.compiled import Compiled
+from sessionlake.feeds.completion import Completer
 from sessionlake.feeds.decoder import Delete, Event, Put
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.events import Delete as DeleteRow
@@ -337,6 +340,30 @@ def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):
     assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), Decoded)
     split = [Event(session=name, rows=[Delete(("a",)), Delete(("b",))]) for name in "ab"]
     assert isinstance(given_result(monkeypatch, split), Refusal)
+
+
+def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_time(monkeypatch):
+    monkeypatch.setattr(time_limit, "MAX_CPU_SECONDS", 0.2)
+    monkeypatch.setattr(decode_many, "_BLOCK", 5)
+    monkeypatch.setattr(feed_decoders.Endless, "offsets", (2, 11))
+    given = feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
+    begun, compiled = time.process_time(), Compiled.of(given)
+    found = compiled.read(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
+    assert time.process_time() - begun < 4
+    assert {number: (one.reason, one.why) for number, one in found.refused.items()} == dict.fromkeys(
+        (2, 11), ("bad_value", "the decoder used more than 0.2 s of CPU time")
+    )
+    assert sorted(found.message) == [0, 1, *range(3, 11)]
+    assert compiled.slow == 7  # those of the first and the last block
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    assert signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL
+
+
+def test_methods_that_do_not_end_fail_as_those_that_raise_do(monkeypatch):
+    monkeypatch.setattr(time_limit, "MAX_CPU_SECONDS", 0.2)
+    completer = Completer.of(feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless"))
+    assert completer.complete({"name": "a", "value": 1}, {}) == ({}, True)
+    assert completer.narrow({"name": "a"}, {}) == (None, True)
 
 
 def test_a_message_without_json_has_the_reason_that_fits():

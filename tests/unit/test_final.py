@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, final_table, select_newly_final
-from sessionlake.gold.aggregate.late import merge_latest, stream_times_by_partition
+from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, find_final_table, select_newly_final_rows
+from sessionlake.gold.aggregate.late import find_stream_times_by_partition, merge_latest_times
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.batch.final import _build_range_conditions
@@ -127,8 +127,10 @@ class Gold:
     def limits(self, rows: Iterable[Row]) -> dict[Any, int]:
         last: dict[Any, int] = {}
         for row in rows:
-            last = merge_latest(last, {("capture.a", row["partition"]): int(row["window_start"].timestamp() * 1000)})
-        return FINAL.ends_of_last_buckets(last)
+            last = merge_latest_times(
+                last, {("capture.a", row["partition"]): int(row["window_start"].timestamp() * 1000)}
+            )
+        return FINAL.compute_bucket_ends(last)
 
     def take_in(self, batch: pa.Table, *, whole: bool, dies: int) -> bool:
         """One batch; it dies behind so many commits, of which there are two."""
@@ -146,11 +148,13 @@ class Gold:
             self.merged_by = number
         if dies == 1:
             return False
-        self.times = merge_latest(self.times, stream_times_by_partition(batch)) if batch.num_rows else self.times
+        self.times = (
+            merge_latest_times(self.times, find_stream_times_by_partition(batch)) if batch.num_rows else self.times
+        )
         if whole:
-            until = self.closing.append_limits(self.times)
+            until = self.closing.compute_append_limits(self.times)
             table = pa.Table.from_pylist([*self.held.values()], OWN.arrow_schema())
-            found = select_newly_final(table, self.closing.appended_until, until).to_pylist() if until else []
+            found = select_newly_final_rows(table, self.closing.appended_until, until).to_pylist() if until else []
             if self.appended_by < number and found:
                 self.appended += [row | {"_batch": number} for row in found]
                 self.appended_by = number
@@ -201,7 +205,7 @@ def test_a_row_is_final_when_stream_time_has_come_to_its_buckets_end_and_the_lat
     rows = OWN.aggregate_changes(
         pa.Table.from_pylist(applied([Arrived(0, 0, 0, ts, 1.0) for ts in (9_999, 10_000)]), SCHEMA), DECLARED
     )
-    found = select_newly_final(
+    found = select_newly_final_rows(
         rows, {}, FINAL.compute_first_open_buckets({("capture.a", 0): time, ("capture.a", 1): 10**9})
     )
     assert [start // 1000 for start in found["window_start"].cast(pa.int64()).to_pylist()] == final
@@ -237,7 +241,7 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
         True,
         ("topic", "session_id", "partition", "window_start", "_batch"),
     )
-    assert (gold.added_tables, final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
+    assert (gold.added_tables, find_final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
 
 
 YAML = {
@@ -294,7 +298,7 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
         gold = GoldSettings.model_validate({"products": [{"name": "own", "python": f"own_final:{name}"} | said]})
         return list_declared_products(Settings(home=tmp_path, gold=gold))[-1]
 
-    assert final_table(declared("OWN", output="append")) is not None
+    assert find_final_table(declared("OWN", output="append")) is not None
     with pytest.raises(ConfigError, match=r"has output 'append', but the configuration says 'update'"):
         declared("OWN")
     with pytest.raises(

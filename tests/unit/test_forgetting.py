@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_difference
-from sessionlake.operations.forgetting.publications import find_oldest_version_needed, require_sendable
+from sessionlake.operations.forgetting.publications import find_oldest_version_needed, require_publications_can_send
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.parse import find_key_reason
@@ -137,16 +137,16 @@ def test_of_a_log_what_publications_go_on_with_stays_and_nothing_from_before_the
 def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     lake, spark = Lake(settings), cast("SparkSession", None)  # which folders do not ask
-    require_sendable(spark, lake, ["gold.metrics_1m"])
+    require_publications_can_send(spark, lake, ["gold.metrics_1m"])
     checkpoint(settings, "gold.metrics_1m", 4)
     there = Path(settings.checkpoint("publish-gold.metrics_1m-out"))
     told = rf"metrics_1m-out must send the removal .*because gold.change_feed does not name it.*remove {there}$"
     with pytest.raises(LakeError, match=told):
-        require_sendable(spark, lake, ["silver.session_rows", "gold.metrics_1m"])
+        require_publications_can_send(spark, lake, ["silver.session_rows", "gold.metrics_1m"])
     named = Lake(Settings(home=tmp_path, gold=GoldSettings(change_feed=("metrics_1m",))))
     with pytest.raises(LakeError, match="does not exist yet"):
-        require_sendable(spark, named, ["gold.metrics_1m"])
+        require_publications_can_send(spark, named, ["gold.metrics_1m"])
     write_deltalake(folder_of(named, "gold.metrics_1m"), pa.table({"points": [1]}), configuration={CHANGE_FEED: "true"})
-    require_sendable(spark, named, ["gold.metrics_1m"])
+    require_publications_can_send(spark, named, ["gold.metrics_1m"])
     shutil.rmtree(there)
-    require_sendable(spark, lake, ["gold.metrics_1m"])
+    require_publications_can_send(spark, lake, ["gold.metrics_1m"])

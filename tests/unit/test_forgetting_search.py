@@ -21,7 +21,7 @@ from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.erasures import hash_session
 from sessionlake.operations.forgetting import receipt
-from sessionlake.operations.forgetting.rows import find_topics
+from sessionlake.operations.forgetting.rows import find_topics_of_session
 from sessionlake.operations.forgetting.search import SearchMatch, search_folder
 from sessionlake.operations.forgetting.states import remove_session_from_state
 from sessionlake.processors.memory import ProcessorMemory, SessionState
@@ -164,14 +164,14 @@ def test_a_sessions_topic_is_known_by_whatever_is_left_of_it(tmp_path: Path, tab
     lake = Lake(Settings(home=tmp_path))
     ids = pa.array([ID, ID, "chamber-70"]).cast(pa.binary() if column == "key" else pa.string())
     write_deltalake(folder_of(lake, table), pa.table({"topic": ["b", "a", "c"], column: ids}))
-    assert find_topics(lake.reader(), ID) == ["a", "b"]
+    assert find_topics_of_session(lake.reader(), ID) == ["a", "b"]
 
 
 @pytest.mark.parametrize("catalog", [None, "main"])
 def test_a_receipt_says_where_dropped_tables_can_be_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: str | None
 ) -> None:
-    monkeypatch.setattr(receipt, "_list_unknown_tables", lambda *_: [])
+    monkeypatch.setattr(receipt, "_list_unconfigured_gold_tables", lambda *_: [])
     lake = Lake(Settings(home=tmp_path, catalog=catalog))
     assert any("UNDROP" in told for told in receipt.list_copies_elsewhere(NO_SPARK, lake, "t")) == (catalog is not None)
 

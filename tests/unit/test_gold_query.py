@@ -22,10 +22,10 @@ from sessionlake.gold.aggregate.standard import (
     METRICS_1M,
     MINUTE,
     TIERS,
-    compute_product,
-    split_range,
+    create_answer_product,
+    split_range_by_table,
 )
-from sessionlake.gold.query import KEYS, metrics, read_answer
+from sessionlake.gold.query import KEYS, metrics, read_metrics_answer
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.settings.model import Settings
 from support.seeds import examples
@@ -89,7 +89,10 @@ def moment(ms: int) -> datetime:
 def test_a_range_is_read_from_the_coarsest_tiers_that_serve(
     begin: int, end: int, step: int | None, read: list[tuple[str, int, int]]
 ) -> None:
-    found = [(span.table.name.removeprefix("metrics_"), span.begin, span.end) for span in split_range(begin, end, step)]
+    found = [
+        (span.table.name.removeprefix("metrics_"), span.begin, span.end)
+        for span in split_range_by_table(begin, end, step)
+    ]
     assert found == read
 
 
@@ -102,9 +105,9 @@ def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
     home: Settings, begin: int, end: int, step: int | None, by: tuple[str, ...]
 ) -> None:
     begin, end = min(begin, end), max(begin, end) + MINUTE
-    reader, answer = Lake(home).reader(), compute_product(by, step)
-    found = read_answer(reader, answer, [*split_range(begin, end, step)], [])
-    alone = read_answer(reader, answer, [*split_range(begin, end, step, [METRICS_1M])], [])
+    reader, answer = Lake(home).reader(), create_answer_product(by, step)
+    found = read_metrics_answer(reader, answer, [*split_range_by_table(begin, end, step)], [])
+    alone = read_metrics_answer(reader, answer, [*split_range_by_table(begin, end, step, [METRICS_1M])], [])
     assert found.rows.equals(alone.rows)
     assert found.rows.num_rows == 0 or sum(found.read.values()) <= sum(alone.read.values())
     every = points()

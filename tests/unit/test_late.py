@@ -22,10 +22,10 @@ from sessionlake.gold.aggregate.late import (
     APPLIED,
     LATE_KEYS,
     NEVER,
+    are_changes_late,
     compute_first_live_bucket,
-    find_late_changes,
-    find_latest_by_topic,
-    stream_times_by_partition,
+    find_latest_time_by_topic,
+    find_stream_times_by_partition,
 )
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
@@ -163,15 +163,15 @@ def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now
     first = compute_first_live_bucket(now, bucket, kept)
     ts = first + by * bucket
     changes = pa.table({"ts": [ts], APPLIED: [now]})
-    assert (ts < first) == find_late_changes(changes, bucket, kept)[0]
+    assert (ts < first) == are_changes_late(changes, bucket, kept)[0]
 
 
 def test_stream_times_are_told_by_topic_partition_and_of_changes_that_have_one():
     topics, partitions, applied = ["a", "b", "a", "c", "a", "b"], [0, 1, 0, 0, 1, 1], [5, None, 9, None, 12, 3]
     changes = {"topic": pa.array(topics).dictionary_encode(), "partition": pa.array(partitions, pa.int32())}
-    found = stream_times_by_partition(pa.table(changes | {APPLIED: pa.array(applied)}))
+    found = find_stream_times_by_partition(pa.table(changes | {APPLIED: pa.array(applied)}))
     assert found == {("a", 0): 9, ("a", 1): 12, ("b", 1): 3, ("c", 0): NEVER}
-    assert find_latest_by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
+    assert find_latest_time_by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
 
 
 def test_a_topic_whose_stream_time_is_ahead_of_the_clock_loses_no_more_than_by_the_clock():

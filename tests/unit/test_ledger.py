@@ -15,7 +15,7 @@ def span(first: int, last: int, messages: int | None = None, partition: int = 0)
 
 
 def check(log: OffsetLog, *ranges: OffsetRange, allow_gaps: bool = False) -> None:
-    log.check_ranges(ranges, allow_gaps=allow_gaps, layer="silver")
+    log.require_consecutive_ranges(ranges, allow_gaps=allow_gaps, layer="silver")
 
 
 def test_a_range_counts_the_offsets_without_a_message() -> None:

@@ -22,13 +22,13 @@ from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.ledger import books, positions, progress
 from sessionlake.ledger.books import SUMS, VERSIONS, LedgerReader, read_stored_sums, to_dicts
-from sessionlake.ledger.positions import SCHEMA, compute_carried_sums, sum_entries, verify_copied_sums
+from sessionlake.ledger.positions import SCHEMA, compute_sums_of_old_entries, sum_ledger_entries, verify_ledger_sums
 from sessionlake.ledger.progress import (
     find_entry_of_message,
     read_change_progress,
     read_entries_after,
-    read_last_batch,
-    read_last_merged_batch,
+    read_last_batch_number,
+    read_last_merged_batch_number,
     read_last_offsets,
     read_layer_offsets,
 )
@@ -184,18 +184,21 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
     found: list[Any] = [
         read_layer_offsets(reader),
-        read_last_merged_batch(reader),
+        read_last_merged_batch_number(reader),
         _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
-        found += [read_last_offsets(reader, layer), read_last_batch(reader, layer)]
+        found += [read_last_offsets(reader, layer), read_last_batch_number(reader, layer)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
     return [
         *found,
-        [row["batch_id"] for row in read_entries_after(reader, "silver", read_last_merged_batch(reader), "outputs")],
+        [
+            row["batch_id"]
+            for row in read_entries_after(reader, "silver", read_last_merged_batch_number(reader), "outputs")
+        ],
     ]
 
 
@@ -206,18 +209,18 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     patch.setattr(status, "read_kafka_ends", lambda _: None)
     rows = reader.tables[LEDGER].to_pylist()
     layers = sorted({row["layer"] for row in rows})
-    last = read_last_batch(reader, "silver") or -1
+    last = read_last_batch_number(reader, "silver") or -1
     txns = {Txn(row["app_id"], row["batch_id"] - back) for row in rows[-3:] for back in (0, 1)}
     found: list[Any] = [
         read_layer_offsets(reader),
-        read_last_merged_batch(reader),
+        read_last_merged_batch_number(reader),
         _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
-        found += [read_last_offsets(reader, layer), read_last_batch(reader, layer)]
+        found += [read_last_offsets(reader, layer), read_last_batch_number(reader, layer)]
         found += [read_last_offsets(reader, layer, txn) for txn in sorted(txns, key=str)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
     for batch in range(-1, last + 2, max(1, last // 5)):
@@ -256,18 +259,18 @@ def test_sums_up_to_any_moment_give_the_answers_of_the_whole_ledger(seed, config
     rows, times = ledger.table(), sorted({row["committed_at"] for row in ledger.rows})
     expected = answers(whole(rows), configured, monkeypatch)
     early, late = sorted(rnd.choices(times, k=2))
-    sums = sum_entries(entries_of(whole(rows)), early)
+    sums = sum_ledger_entries(entries_of(whole(rows)), early)
     for until in (early, late, times[-1] + timedelta(seconds=1)):
         sums = (
-            sum_entries(entries_of(in_short(rows, sums)), until)
+            sum_ledger_entries(entries_of(in_short(rows, sums)), until)
             if sums.num_rows
-            else sum_entries(entries_of(whole(rows)), until)
+            else sum_ledger_entries(entries_of(whole(rows)), until)
         )
-        assert sums.to_pylist() == sum_entries(entries_of(whole(rows)), until).to_pylist()
+        assert sums.to_pylist() == sum_ledger_entries(entries_of(whole(rows)), until).to_pylist()
         reader = in_short(rows, sums)
-        assert LedgerReader(reader).uses_copies == (sums.num_rows > 0)
+        assert LedgerReader(reader).uses_sums_of_old_entries == (sums.num_rows > 0)
         assert answers(reader, configured, monkeypatch) == expected
-        assert verify_copied_sums(reader) == (sums.num_rows > 0)
+        assert verify_ledger_sums(reader) == (sums.num_rows > 0)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 10))
@@ -275,10 +278,10 @@ def test_a_ledger_that_went_on_is_told_by_older_sums(seed, configured, monkeypat
     rnd = random.Random(seed)
     ledger = Ledger(rnd).grow(60)
     until = ledger.now
-    sums = sum_entries(entries_of(whole(ledger.table())), until)
+    sums = sum_ledger_entries(entries_of(whole(ledger.table())), until)
     ledger.now += timedelta(seconds=1)
     rows = ledger.grow(60).table()
-    assert LedgerReader(in_short(rows, sums)).uses_copies
+    assert LedgerReader(in_short(rows, sums)).uses_sums_of_old_entries
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
 
 
@@ -287,7 +290,7 @@ def test_a_ledger_that_went_on_is_told_by_older_sums(seed, configured, monkeypat
 def test_sums_that_do_not_go_with_the_ledger_are_not_gone_by(seed, what, configured, monkeypatch):
     rnd = random.Random(seed)
     ledger = Ledger(rnd).grow(60)
-    sums = sum_entries(entries_of(whole(ledger.table())), ledger.rows[40]["committed_at"])
+    sums = sum_ledger_entries(entries_of(whole(ledger.table())), ledger.rows[40]["committed_at"])
     if what == "late":  # an entry whose clock was set back
         ledger.now = NOON
         ledger.take_in("bronze", dict.fromkeys(PLACES, 1))
@@ -301,7 +304,7 @@ def test_sums_that_do_not_go_with_the_ledger_are_not_gone_by(seed, what, configu
     else:
         sums = sums.set_column(sums.schema.names.index("format"), "format", pa.array([0] * sums.num_rows, pa.int32()))
     rows = ledger.table()
-    assert not LedgerReader(in_short(rows, sums)).uses_copies
+    assert not LedgerReader(in_short(rows, sums)).uses_sums_of_old_entries
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
 
 
@@ -322,7 +325,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         if cut is None:
             assert wanted < read_stored_sums(in_short(left, stored)).removed_before
             continue
-        stored = compute_carried_sums(in_short(left, stored), cut)
+        stored = compute_sums_of_old_entries(in_short(left, stored), cut)
         expected = totals(whole(ledger.table()), configured, monkeypatch)
         assert totals(in_short(left, stored), configured, monkeypatch) == expected  # not removed yet
         left = removed_before(left, cut)
@@ -331,11 +334,11 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         held = len(ledger.rows)
         left = pa.concat_tables([left, ledger.grow(rnd.choice([0, 40])).table().slice(held)])
     reader, known = in_short(left, stored), whole(ledger.table())
-    copies = sum_entries(LedgerReader(reader, *COLUMNS, include_carried=False).read_entries, ledger.now)
+    copies = sum_ledger_entries(LedgerReader(reader, *COLUMNS, include_carried=False).read_entries, ledger.now)
     reader = in_short(left, pa.concat_tables([stored, copies]))
     assert totals(reader, configured, monkeypatch) == totals(known, configured, monkeypatch)
-    assert verify_copied_sums(reader) == (copies.num_rows > 0)
-    for batch in range((read_last_batch(known, "silver") or -1) + 1):
+    assert verify_ledger_sums(reader) == (copies.num_rows > 0)
+    for batch in range((read_last_batch_number(known, "silver") or -1) + 1):
         was, now = (_told_of(table, configured, batch, monkeypatch) for table in (known, reader))
         assert now == was or "retention has removed rows of ops.ledger" in str(now) or isinstance(was, str)
 
@@ -350,7 +353,7 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
         merged = ledger.written([SESSIONS] if number else [SESSIONS, ROWS])
         ledger.add("silver_tables", "merges", number, source_from=number, source_to=number, outputs=merged)
     rows = ledger.table()
-    reader = in_short(rows, sum_entries(entries_of(whole(rows)), ledger.now + timedelta(seconds=1)))
+    reader = in_short(rows, sum_ledger_entries(entries_of(whole(rows)), ledger.now + timedelta(seconds=1)))
     read: list[set[str]] = []
     batches = reader.read_batches
 
@@ -379,7 +382,7 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
 def test_an_entry_by_a_clock_that_was_set_back_behind_a_cut_counts_all_the_same(seed, configured, monkeypatch):
     ledger = Ledger(random.Random(seed)).grow(60)
     cut = find_due_time(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
-    stored = compute_carried_sums(whole(ledger.table()), cut)
+    stored = compute_sums_of_old_entries(whole(ledger.table()), cut)
     ledger.now = NOON
     ledger.take_in("bronze", dict.fromkeys(PLACES, 1))
     left = pa.concat_tables([removed_before(ledger.table(), cut), ledger.table().slice(len(ledger.rows) - 1)])
@@ -392,7 +395,7 @@ def test_a_batch_that_is_made_once_more_though_it_is_in_the_sums_is_left_out():
     for _ in range(3):
         ledger.now += timedelta(seconds=1)
         ledger.take_in("bronze", dict.fromkeys(PLACES, 2))
-    sums = sum_entries(entries_of(whole(ledger.table())), ledger.now + timedelta(seconds=1))
+    sums = sum_ledger_entries(entries_of(whole(ledger.table())), ledger.now + timedelta(seconds=1))
     reader = in_short(ledger.table(), sums)
     assert [read_last_offsets(reader, "bronze", Txn("bronze-0", batch))["a", 0] for batch in (1, 2, 3)] == [1, 3, 5]
     assert read_last_offsets(reader, "bronze", Txn("bronze-0", 0)) == {}
@@ -400,25 +403,27 @@ def test_a_batch_that_is_made_once_more_though_it_is_in_the_sums_is_left_out():
 
 def test_wrong_sums_are_noticed_by_who_reads_all_of_the_ledger():
     ledger = Ledger(random.Random(3)).grow(40)
-    sums = sum_entries(entries_of(whole(ledger.table())), ledger.now)
+    sums = sum_ledger_entries(entries_of(whole(ledger.table())), ledger.now)
     wrong = sums.set_column(3 - 1, "batch_id", pa.array([n + 1 for n in sums["batch_id"].to_pylist()], pa.int64()))
-    assert verify_copied_sums(in_short(ledger.table(), sums))
+    assert verify_ledger_sums(in_short(ledger.table(), sums))
     with pytest.raises(LakeError, match=r"ops\.positions does not hold the sums of ops\.ledger\..* Remove the table"):
-        verify_copied_sums(in_short(ledger.table(), wrong))
+        verify_ledger_sums(in_short(ledger.table(), wrong))
 
 
 def test_a_ledger_is_summed_in_bounded_memory(monkeypatch):
     rows = Ledger(random.Random(4)).grow(200).table()
     until = NOON + timedelta(days=9)
-    at_once = sum_entries(entries_of(whole(rows)), until)
+    at_once = sum_ledger_entries(entries_of(whole(rows)), until)
     monkeypatch.setattr(positions, "_AT_ONCE", 7)
     parts = Tables({LEDGER: pa.concat_tables([rows.slice(n, 3) for n in range(0, rows.num_rows, 3)])})
-    assert sum_entries(entries_of(parts), until).to_pylist() == at_once.to_pylist()
+    assert sum_ledger_entries(entries_of(parts), until).to_pylist() == at_once.to_pylist()
 
 
 def test_rows_that_sums_are_of_are_those_that_the_ledger_has():
     rows = Ledger(random.Random(5)).grow(50).table()
-    sums = sum_entries(entries_of(whole(rows)), NOON + timedelta(days=9))
+    sums = sum_ledger_entries(entries_of(whole(rows)), NOON + timedelta(days=9))
     assert sum(row["batches"] for row in to_dicts(sums.to_batches())) == rows.num_rows
     assert sums.num_rows < rows.num_rows
-    assert progress.read_last_batch(in_short(rows, sums), "bronze") == progress.read_last_batch(whole(rows), "bronze")
+    assert progress.read_last_batch_number(in_short(rows, sums), "bronze") == progress.read_last_batch_number(
+        whole(rows), "bronze"
+    )

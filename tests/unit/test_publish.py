@@ -223,9 +223,9 @@ def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
 def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_it_on(tmp_path):
     out = Publication("gold.own", "out")
     with pytest.raises(UsageError, match=r"Set `gold: \{change_feed: \[metrics_1h, own\]\}`"):
-        out.require_publishable_to(gold(change_feed=["metrics_1h"]))
+        out.require_allowed_by(gold(change_feed=["metrics_1h"]))
     ours = gold(change_feed=["own"]).model_copy(update={"home": tmp_path})
-    out.require_publishable_to(ours)
+    out.require_allowed_by(ours)
     lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
     write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet. Run `sessionlake run gold --once`"):
@@ -257,12 +257,12 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
 )
 def test_a_table_without_a_key_and_a_topic_that_cannot_serve_are_refused(table, topic, text):
     with pytest.raises(UsageError, match=text):
-        Publication(table, topic).require_publishable_to(Settings())
+        Publication(table, topic).require_allowed_by(Settings())
 
 
 def test_a_pattern_refuses_whole_names_only():
     ours = Settings(kafka=KafkaSettings(topic_pattern="rows"))
-    Publication("silver.session_rows", "rows.out").require_publishable_to(ours)
+    Publication("silver.session_rows", "rows.out").require_allowed_by(ours)
 
 
 def test_publishing_before_there_is_a_table_names_the_way_to_it(tmp_path):

@@ -214,7 +214,7 @@ def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(inc
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
-        log.check_ranges(ranges, allow_gaps=False, layer="silver")
+        log.require_consecutive_ranges(ranges, allow_gaps=False, layer="silver")
         log.record_committed_ranges(ranges)
 
 
@@ -227,10 +227,10 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     lost = data.draw(st.integers(1, len(ranges) - 2))
     log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
     for item in ranges[:lost]:
-        log.check_ranges([item], allow_gaps=False, layer="silver")
+        log.require_consecutive_ranges([item], allow_gaps=False, layer="silver")
         log.record_committed_ranges([item])
     with pytest.raises(OffsetHoleError):
-        log.check_ranges([ranges[lost + 1]], allow_gaps=False, layer="silver")
+        log.require_consecutive_ranges([ranges[lost + 1]], allow_gaps=False, layer="silver")
 
 
 def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:

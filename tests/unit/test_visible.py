@@ -25,7 +25,7 @@ from sessionlake.cli.show import (
     write_line,
     write_text,
 )
-from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line, visible_stream
+from sessionlake.visible import create_escaping_stream, escape_invisible, escape_surrogates, to_json_line
 
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 HOSTILE = {
@@ -138,7 +138,7 @@ def test_lines_for_people_are_visible_and_lines_for_programs_unless_a_terminal_r
 @pytest.mark.parametrize("text", HOSTILE)
 def test_whatever_is_written_to_standard_error_is_visible(text, monkeypatch):
     out = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", visible_stream(out))
+    monkeypatch.setattr(sys, "stderr", create_escaping_stream(out))
     say(text)
     sys.stderr.writelines([text, text])
     assert harmless(out.getvalue())

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_runs, record_absent_offsets
+from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_offset_runs, record_absent_offsets
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _find_gaps(
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read_offsets.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = find_missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
+        runs = find_missing_offset_runs(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
             gaps[topic, partition] = runs
     return gaps

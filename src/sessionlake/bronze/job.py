@@ -32,7 +32,7 @@ from sessionlake.kafka.clients import build_spark_source_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.silences import drop_silences
 from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.types import TopicPartition
@@ -214,7 +214,7 @@ class _BronzeBatchWriter:
         commit = lake.last_commit(spark, MESSAGES)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = _list_planned_ranges(planned) if is_first_write else read_stored_ranges(spark, lake, planned)
-        self._log.check_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
+        self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
         other_outputs = (*self._book.take_unrecorded_version(), *other_versions)
         entry = build_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
         self._ledger.write_entry(spark, entry)
@@ -277,7 +277,7 @@ def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settin
         return False
     txn = Txn(generation.app_id, batch)
     log = OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
-    log.check_ranges(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    log.require_consecutive_ranges(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.latest_version(spark, MESSAGES)
     Ledger(lake).write_entry(spark, build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
@@ -289,7 +289,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
     Raises:
         LossError: The ledger has a batch that is later than every batch in the checkpoint.
     """
-    recorded = read_last_batch(lake.reader(spark), LAYER, generation.app_id)
+    recorded = read_last_batch_number(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
         raise LossError(
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "

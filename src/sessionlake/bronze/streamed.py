@@ -198,7 +198,7 @@ class _StreamedBatchWriter:
             extents = _list_extents(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)
             ranges = _to_offset_ranges(extents)
-            log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
                 append_rows(spark, lake, DAMAGED, _select_damaged_rows(damaged), txn)

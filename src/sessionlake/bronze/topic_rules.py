@@ -229,7 +229,7 @@ def _update_changed_topic(
         yield _close_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
-    shift = topic.offset_shift if cut else topic.free_offset
+    shift = topic.offset_shift if cut else topic.first_free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(seen_topic.partitions.items())

@@ -45,7 +45,7 @@ from sessionlake.cli.sql import query
 from sessionlake.cli.types import types
 from sessionlake.errors import MachineError, UsageError
 from sessionlake.local.signals import record_interrupts
-from sessionlake.visible import visible_stream
+from sessionlake.visible import create_escaping_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ class _CommandGroup(TyperGroup):
         return typer.main.get_group(added[cmd_name].load()).get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
-        with redirect_stderr(visible_stream(sys.stderr)):
+        with redirect_stderr(create_escaping_stream(sys.stderr)):
             return call_with_readable_errors(lambda: TyperGroup.invoke(self, ctx))
 
 

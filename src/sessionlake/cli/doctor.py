@@ -28,7 +28,7 @@ from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError,
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.positions import verify_copied_sums
+from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.preflight import CheckSubject, list_layers, require_newest_tables, require_subject
 from sessionlake.settings.kafka import SourceKind
@@ -258,7 +258,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
 
 
 def _check_sums(reader: TableReader) -> str:
-    used = verify_copied_sums(reader)
+    used = verify_ledger_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 

@@ -28,7 +28,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
         LakeError: The table does not exist yet.
         MachineError: The home cannot be written.
     """
-    publication.require_publishable_to(settings)
+    publication.require_allowed_by(settings)
     lake = Lake(settings)
     lake.storage.require_writable()
     if lake.is_known_missing(publication.table):

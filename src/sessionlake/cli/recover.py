@@ -12,7 +12,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import drop_carried_sums
+from sessionlake.ledger.positions import drop_sums_of_layers
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -168,7 +168,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
             raise LakeError(
                 error.what, why=f"So {LEDGER} cannot be made again", fix="Restore it from a backup"
             ) from None
-    drop_carried_sums(spark, lake, (SILVER, SILVER_TABLES, GOLD))
+    drop_sums_of_layers(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.latest_version(spark, LEDGER))

@@ -21,51 +21,55 @@ _HOUR_MS = 3_600_000
 
 
 @dataclass
-class WhoIsIn:
-    """The event time in ms of each user's open login."""
+class OpenLogins:
+    """State of a session: the users who are logged in.
+
+    Attributes:
+        since: Event time in ms of each open login, by user.
+    """
 
     since: dict[str, int] = field(default_factory=dict)
 
 
-class Logins(Processor[WhoIsIn]):
-    """Emits a row for every login that is followed by a logout, and for every login or logout without the other.
+class Logins(Processor[OpenLogins]):
+    """Emits a row for each pair of a login and its logout, for each login without a logout, and the reverse.
 
     Args:
-        longest_hours: a login that stays open for longer, in stream time, is reported as never closed.
+        longest_hours: A login that stays open for longer than this, in stream time, is reported as never closed.
     """
 
-    state = WhoIsIn
+    state = OpenLogins
     output: ClassVar = {"user": "string", "login_at": "timestamp", "logout_at": "timestamp", "fault": "string"}
 
     def __init__(self, longest_hours: float = 12) -> None:
         self._longest_ms = int(longest_hours * _HOUR_MS)
 
-    def on_message(self, state: WhoIsIn, message: Message) -> Iterable[Emitted]:
-        """Opens and closes logins."""
+    def on_message(self, state: OpenLogins, message: Message) -> Iterable[Emitted]:
+        """Records the logins and logouts in a message. Yields the rows of finished logins, and sets or stops timers."""
         events = {row.id: row.values.get("event") for row in message.rows}
         if message.type == "snapshot":
             missing = [user for user in state.since if events.get(user) != "login"]
-            yield from self._make_rows_of_open_logins(state, missing)
+            yield from self._close_logins_as_faulty(state, missing)
         for user, event in events.items():
             if event == "logout" and message.type == "update":
-                yield self._make_login_row(state, user, message.ts)
+                yield self._close_login(state, user, message.ts)
                 yield Timer(NEVER, user)
             elif event == "login" and not (message.type == "snapshot" and user in state.since):
-                yield from self._make_rows_of_open_logins(state, [user] if user in state.since else [])
+                yield from self._close_logins_as_faulty(state, [user] if user in state.since else [])
                 state.since[user] = message.ts
                 yield Timer(message.stream_time + self._longest_ms, user)
         if message.type == "end":
-            yield from self._make_rows_of_open_logins(state, list(state.since))
+            yield from self._close_logins_as_faulty(state, list(state.since))
 
-    def on_timeout(self, state: WhoIsIn, timer: Timer) -> Iterable[Emitted]:
+    def on_timeout(self, state: OpenLogins, timer: Timer) -> Iterable[Emitted]:
         """Reports a login as never closed: one user's, or all of them if the session has expired."""
-        yield from self._make_rows_of_open_logins(state, list(state.since) if timer.expired else [timer.name])
+        yield from self._close_logins_as_faulty(state, list(state.since) if timer.expired else [timer.name])
 
-    def _make_login_row(self, state: WhoIsIn, user: str, at: int) -> Emitted:
+    def _close_login(self, state: OpenLogins, user: str, closed_at: int) -> Emitted:
         since = state.since.pop(user, None)
         fault = LOGOUT_WITHOUT_LOGIN if since is None else None
-        return {"user": user, "login_at": since, "logout_at": at, "fault": fault}
+        return {"user": user, "login_at": since, "logout_at": closed_at, "fault": fault}
 
-    def _make_rows_of_open_logins(self, state: WhoIsIn, users: list[str]) -> Iterable[Emitted]:
+    def _close_logins_as_faulty(self, state: OpenLogins, users: list[str]) -> Iterable[Emitted]:
         for user in users:
             yield {"user": user, "login_at": state.since.pop(user), "fault": NEVER_CLOSED}

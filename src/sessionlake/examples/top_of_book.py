@@ -18,7 +18,11 @@ from sessionlake.processors import Emitted, Message, Processor
 
 
 class PriceLevel(Struct, array_like=True):
-    """A price level; columns that were never set are None."""
+    """A price level of an order book. Columns that were never set are None.
+
+    Attributes:
+        side: `bid` or `ask`.
+    """
 
     side: str | None = None
     price: float | None = None
@@ -26,12 +30,15 @@ class PriceLevel(Struct, array_like=True):
 
 
 class OrderBook(Struct):
-    """All price levels by row id."""
+    """State of a session: all price levels of an order book, by row id."""
 
     levels: dict[str, PriceLevel] = {}
 
-    def find_best_price(self, side: str) -> tuple[float | None, float | None]:
-        """Returns the best price of a side and the total quantity at it; None for both if the side is empty."""
+    def find_best_offer(self, side: str) -> tuple[float | None, float | None]:
+        """Returns the best price of a side (`bid` or `ask`) and the total quantity at this price.
+
+        Both are None if the side is empty.
+        """
         offers = [(level.price, level.qty) for level in self.levels.values() if level.side == side and level.qty]
         prices = [price for price, _ in offers if price is not None]
         if not prices:
@@ -41,7 +48,7 @@ class OrderBook(Struct):
 
 
 class TopOfBook(Processor[OrderBook]):
-    """Emits a row for every snapshot and update."""
+    """Emits a row with the best bid and the best ask after every snapshot and every update."""
 
     state = OrderBook
     output: ClassVar = {
@@ -53,7 +60,7 @@ class TopOfBook(Processor[OrderBook]):
     }
 
     def on_message(self, state: OrderBook, message: Message) -> Iterable[Emitted]:
-        """Applies the message to the book and emits the best bid and ask."""
+        """Applies a snapshot or update to the order book, and emits a row with the best bid and ask."""
         if message.type in {"heartbeat", "end"}:
             return
         if message.type == "snapshot":
@@ -67,7 +74,7 @@ class TopOfBook(Processor[OrderBook]):
         yield self._make_row(state, message)
 
     def _make_row(self, book: OrderBook, message: Message) -> dict[str, Any]:
-        (bid, bid_qty), (ask, ask_qty) = book.find_best_price("bid"), book.find_best_price("ask")
+        (bid, bid_qty), (ask, ask_qty) = book.find_best_offer("bid"), book.find_best_offer("ask")
         return {"event_time": message.ts, "bid": bid, "bid_qty": bid_qty, "ask": ask, "ask_qty": ask_qty}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.row_ids import create_row_id
+from sessionlake.feeds.time_limit import TimeLimitError, limit_cpu_time
 
 Row = dict[str, Any]
 
@@ -45,16 +46,17 @@ class Completer:
             rows: The rows of the session before this change, by row id.
 
         Returns:
-            The values, and False. If the decoder raises an exception, or returns a value that does not fit its column,
-            that the message does not set, or that changes the key: no values, and True.
+            The values, and False. If the decoder raises an exception, does not end, or returns a value that does not
+            fit its column, that the message does not set, or that changes the key: no values, and True.
         """
         complete = getattr(self.decoder, "complete", None)
         if complete is None:
             return {}, False
         try:
-            found = self._convert_values(dict(complete(values, self._create_finder(rows))))
+            with limit_cpu_time():
+                found = self._convert_values(dict(complete(values, self._create_finder(rows))))
             is_allowed = found.keys() <= values.keys() and self._has_same_key(values, found)
-        except Exception:  # noqa: BLE001 - the method is the user's, and concerns this row alone
+        except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this row alone
             return {}, True
         return (found, False) if is_allowed else ({}, True)
 
@@ -66,18 +68,19 @@ class Completer:
             rows: The rows of the session before the snapshot, by row id.
 
         Returns:
-            The scope, and False. If the decoder raises an exception, or returns an undeclared column or a value that
-            does not fit its column: None, and True.
+            The scope, and False. If the decoder raises an exception, does not end, or returns an undeclared column or a
+            value that does not fit its column: None, and True.
         """
         narrow = getattr(self.decoder, "narrow", None)
         if narrow is None:
             return scope, False
         try:
-            found = narrow(scope.copy(), self._create_finder(rows))
+            with limit_cpu_time():
+                found = narrow(scope.copy(), self._create_finder(rows))
             if found is None or found == scope:
                 return (None if found is None else scope), False
             return self._convert_values(dict(found)), False
-        except Exception:  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
+        except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
             return None, True
 
     def _has_same_key(self, values: Row, found: Row) -> bool:

@@ -21,6 +21,7 @@ from sessionlake.feeds.interpret import (
 )
 from sessionlake.feeds.paths import MISSING, Place
 from sessionlake.feeds.row_ids import create_row_id
+from sessionlake.feeds.time_limit import TimeLimitError, limit_cpu_time
 from sessionlake.feeds.values import format_json
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
@@ -49,7 +50,10 @@ def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
     """
     decoder = use.load()
     try:
-        return Decoded((), _read_all_events(feed, use, message, decoder.decode(message)))
+        with limit_cpu_time():
+            return Decoded((), _read_all_events(feed, use, message, decoder.decode(message)))
+    except TimeLimitError as error:
+        return Refusal(Reason.BAD_VALUE, "", str(error))
     except RefusedError as refused:
         return refused.refusal
     except PayloadError as error:

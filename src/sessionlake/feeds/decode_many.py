@@ -8,7 +8,7 @@ First the events and rows of all messages are collected. Then their fields are c
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 from types import GeneratorType
@@ -29,6 +29,7 @@ from sessionlake.feeds.python_values import (
     look_up_each,
 )
 from sessionlake.feeds.reader import KafkaRecords
+from sessionlake.feeds.time_limit import TimeLimitError, limit_cpu_time
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 
@@ -78,10 +79,15 @@ class ManyReader:
             return
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
         messages = enumerate(map(Message, *fields, records.headers, *map(repeat, self._constants)))
-        for _ in range(0, len(numbers), _BLOCK):
-            block = EventLists.of(self._feed)
-            unusual += self._read_block(islice(messages, _BLOCK), decode, records, max_bytes, block)
-            out.extend(block)
+        for first in range(0, len(numbers), _BLOCK):
+            block, some = EventLists.of(self._feed), islice(messages, _BLOCK)
+            try:
+                unusual += self._read_block(some, decode, records, max_bytes, block)
+            except TimeLimitError:  # `feeds.decode` finds out for which message
+                deque(some, maxlen=0)
+                unusual += range(first, min(first + _BLOCK, len(numbers)))
+            else:
+                out.extend(block)
 
     def _read_block(
         self,
@@ -91,18 +97,24 @@ class ManyReader:
         max_bytes: int,
         out: EventLists,
     ) -> list[int]:
-        """Adds the events of some messages to `out`, which is empty. Returns the indices of unusual messages."""
+        """Adds the events of some messages to `out`, which is empty. Returns the indices of unusual messages.
+
+        Raises:
+            TimeLimitError: The decoder uses too much time for a message.
+        """
         unusual, found = list[int](), _Collector(self._feed, rescue=self._use.rescue)
         events, keys, add_events = found.events, found.keys, found.add_events
-        for number, message in messages:
-            n_events, n_rows = len(events), len(keys)
-            try:
-                if message.value is not None and len(message.value) > max_bytes:
-                    raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
-                add_events(number, decode(message))
-            except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
-                found.remove_after(n_events, n_rows)
-                unusual.append(number)
+        number = -1
+        with limit_cpu_time(lambda: number):
+            for number, message in messages:
+                n_events, n_rows = len(events), len(keys)
+                try:
+                    if message.value is not None and len(message.value) > max_bytes:
+                        raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
+                    add_events(number, decode(message))
+                except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
+                    found.remove_after(n_events, n_rows)
+                    unusual.append(number)
         bad_events, bad_rows = self._add_events(found, records, out), self._add_rows(found, out)
         bad = {out.message[number] for number in bad_events} | out.find_messages_of_rows(bad_rows)
         bad |= _find_repeats(out, refuse_repeats=self._feed.refuse_repeats)

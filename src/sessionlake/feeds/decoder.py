@@ -16,14 +16,14 @@ The feed names the class: `decoder: "my_module:Meters"`. It declares `columns` a
 A decoder is created once and without arguments. It must be pure: the same message always gives the same events, without
 a clock, files, the network, or anything remembered from another message. It may run in any number of workers.
 
-`feeds.decode` checks everything that a decoder yields. If anything is wrong, or the decoder raises an exception, the
-message goes to quarantine with reason `bad_value`.
+`feeds.decode` checks everything that a decoder yields. If anything is wrong, the decoder raises an exception, or it
+uses more than 10 s of CPU time for a message, the message goes to quarantine with reason `bad_value`.
 
 A class attribute `has_chains = True` allows events with a `chain`. `needs_rows = True` allows events with a `scope` and
 rows with `expect`: silver then keeps the rows of sessions in memory. Such a class may have two more methods, which see
-the rows that the session has before a change. They must be pure, too. If they raise an exception, or return anything
-that does not fit its column or changes a key, that is a violation `presence`: `complete` then replaces nothing, and a
-snapshot removes no rows.
+the rows that the session has before a change. They must be pure, too. If they raise an exception, use more than 10 s of
+CPU time, or return anything that does not fit its column or changes a key, that is a violation `presence`: `complete`
+then replaces nothing, and a snapshot removes no rows.
 
 - `complete(values, find) -> Mapping`: values that replace some of those that a message sets in a row. `values` are the
   row's values by column, as the table stores them (a variant as JSON text). A snapshot sets all columns: in the first

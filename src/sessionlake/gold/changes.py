@@ -16,9 +16,9 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
     EventSource,
-    build_decimal_field,
-    build_text_field,
-    build_value_field,
+    build_decimal_field_name,
+    build_number_field_name,
+    build_text_field_name,
 )
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removed_rows_without_limits
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 
 def get_value_columns(settings: Settings) -> DeclaredColumns:
-    """Returns the declared columns that gold computes with, those of numbers and those of texts, and the feeds."""
+    """Returns the configured columns from which gold computes: numbers, texts, and decimals that products aggregate.
+
+    The result also has the topics of each feed.
+    """
     capture, columns = settings.capture, settings.capture.declared
     numbers = tuple(column.name for column in columns if column.is_numeric)
     texts = tuple(column.name for column in columns if column.sql == "string")
@@ -43,14 +46,14 @@ def get_value_columns(settings: Settings) -> DeclaredColumns:
     return DeclaredColumns(numbers, texts, feeds, tuple(decimals))
 
 
-def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:
-    """Returns the columns to select from `silver.session_changes`, under the names that `gold.fold.pack` reads.
+def build_change_columns(declared: DeclaredColumns, once_topics: OnceTopics) -> list[Column]:
+    """Returns the Spark columns to select from `silver.session_changes`, with the names that gold uses for them.
 
-    If a topic may be judged under `once`, they include silver's life and seq, which order the changes.
+    If any topic has the integrity class `once_topics`, the columns include the life and the seq of a change.
 
     Args:
         declared: The declared columns.
-        once: Decides which topics are judged under `once`.
+        once_topics: Decides which topics have the class `once_topics`.
     """
     from pyspark.sql import functions as F
 
@@ -63,28 +66,30 @@ def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:
         F.col("_position").alias("position"),
         F.col("_batch").alias("batch"),
         F.col("_offset").alias("offset"),
-        *(seqs if once.is_once_configured else []),
+        *(seqs if once_topics.is_once_configured else []),
         # As a double, an integer beyond 2^53 loses its last digits.
         *(
-            _build_value_if_set(name).cast("double").alias(build_value_field(i))
+            _build_value_if_set(name).cast("double").alias(build_number_field_name(i))
             for i, name in enumerate(declared.numbers)
         ),
-        *(_build_value_if_set(name).alias(build_text_field(i)) for i, name in enumerate(declared.texts)),
-        *(_build_value_if_set(name).alias(build_decimal_field(i)) for i, name in enumerate(declared.decimals)),
+        *(_build_value_if_set(name).alias(build_text_field_name(i)) for i, name in enumerate(declared.texts)),
+        *(_build_value_if_set(name).alias(build_decimal_field_name(i)) for i, name in enumerate(declared.decimals)),
     ]
 
 
 def select_changes(rows: DataFrame, settings: Settings, *more_columns: Column) -> DataFrame:
-    """Selects from silver's changes the columns that `gold.aggregate.sources` reads.
+    """Selects the columns of silver's changes that gold uses, and adds two columns that order the changes.
+
+    The added columns are `order:life` and `order:turn` (`gold.aggregate.order`).
 
     Args:
         rows: Rows of `silver.session_changes`.
-        more_columns: Further columns to keep.
+        more_columns: Further columns to select.
     """
     from pyspark.sql import functions as F
 
     declared, once = get_value_columns(settings), OnceTopics(settings.capture)
-    changes, position = rows.select(*change_columns(declared, once), *more_columns), F.col("position")
+    changes, position = rows.select(*build_change_columns(declared, once), *more_columns), F.col("position")
     if not once.is_once_configured:
         return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})
     is_once = F.col("topic").isin(once.filter_topics([row[0] for row in rows.select("topic").distinct().collect()]))
@@ -93,8 +98,11 @@ def select_changes(rows: DataFrame, settings: Settings, *more_columns: Column) -
     return changes.withColumns({LIFE: life, TURN: turn}).drop(SEQ)
 
 
-def with_seq_order(events: DataFrame) -> DataFrame:
-    """Adds the columns `SEQ_ORDER` to events, with the values that tables of averages store in them."""
+def add_seq_order(events: DataFrame) -> DataFrame:
+    """Adds the columns by which tables of averages order events of topics with the class `once`.
+
+    The columns hold a hash of the session id, the life and the seq. They are null for topics of other classes.
+    """
     from pyspark.sql import functions as F
 
     is_once = F.col(quote(LIFE)) != NO_LIFE
@@ -105,19 +113,19 @@ def with_seq_order(events: DataFrame) -> DataFrame:
 def select_events(
     changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], *, numbers: bool
 ) -> DataFrame:
-    """Returns one row for each number, or each text, that a change set. The value is in `value`.
+    """Returns one row for each number, or each text, that a change set. The value is in the column `value`.
 
-    The name of the declared column is in `metric` for numbers, and in `column` for texts.
+    The name of the declared column is in `metric` for numbers, and in `column` for texts. NaN is left out.
 
     Args:
         changes: Changes from `select_changes`.
         declared: The declared columns.
-        copied_columns: Names of the columns of changes to keep.
+        copied_columns: Names of the columns to copy from the change.
         numbers: True for numbers, False for texts.
     """
     from pyspark.sql import functions as F
 
-    names, field = (declared.numbers, build_value_field) if numbers else (declared.texts, build_text_field)
+    names, field = (declared.numbers, build_number_field_name) if numbers else (declared.texts, build_text_field_name)
     called, kind = ("metric", "double") if numbers else ("column", "string")
     copied_columns = [*map(quote, copied_columns)]
     nothing = changes.limit(0).select(*copied_columns, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
@@ -133,47 +141,50 @@ def select_events(
 def select_decimals(
     changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], column: str
 ) -> DataFrame:
-    """Returns one row for each number that a change set in a decimal column, as `select_events` does.
+    """Returns one row for each number that a change set in one decimal column.
 
-    The exact decimal is in `value`.
+    The exact decimal is in the column `value`, the name of the decimal column in `metric`.
 
     Args:
         changes: Changes from `select_changes`.
         declared: The declared columns.
-        copied_columns: Names of the columns of changes to keep.
+        copied_columns: Names of the columns to copy from the change.
         column: Name of the decimal column.
     """
     from pyspark.sql import functions as F
 
-    value = F.col(quote(build_decimal_field(declared.decimals.index(column))))
+    value = F.col(quote(build_decimal_field_name(declared.decimals.index(column))))
     found = changes.select(*map(quote, copied_columns), F.lit(column).alias("metric"), value.alias("value"))
     return found.where("value IS NOT NULL")
 
 
 def build_source_condition(source: EventSource) -> str:
-    """Returns the SQL condition that a row of `select_events` is an event of this source."""
+    """Returns the SQL condition that selects the events of a source among the rows of `select_events`."""
     column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
     return f"{column} AND {build_feed_condition(source.topics)}"
 
 
-def is_event_column(product: Product) -> Column:
-    """Returns the Spark condition that a row of `select_events` is an event of the product, and not late."""
+def build_event_filter(product: Product) -> Column:
+    """Returns the Spark condition that selects a product's events that are not late, among rows of `select_events`."""
     from pyspark.sql import functions as F
 
-    return ~is_late_column(product) & F.expr(build_source_condition(product.source))
+    return ~build_late_filter(product) & F.expr(build_source_condition(product.source))
 
 
-def is_late_column(product: Product) -> Column:
-    """Returns the Spark condition that a change is too late for the product, on the columns of `select_changes`."""
+def build_late_filter(product: Product) -> Column:
+    """Returns the Spark condition that selects the changes that are too late for a product.
+
+    The condition refers to the columns of `select_changes`.
+    """
     from pyspark.sql import functions as F
 
-    return F.expr(build_late_condition(product))
+    return F.expr(build_late_condition_sql(product))
 
 
-def build_late_condition(product: Product) -> str:
-    """Returns the condition that a change is too late for the product, as SQL text.
+def build_late_condition_sql(product: Product) -> str:
+    """Returns the SQL condition that selects the changes that are too late for a product.
 
-    The text refers to the columns of `select_changes`.
+    The condition refers to the columns of `select_changes`.
     """
     if product.lateness_ms is None:
         return "false"
@@ -184,7 +195,7 @@ def build_late_condition(product: Product) -> str:
 
 
 def _build_value_if_set(column: str) -> Column:
-    """Returns the value of a declared column where the change set it, else null."""
+    """Returns a Spark column with a declared column's value where the change set it, else null."""
     from pyspark.sql import functions as F
 
     was_set = (F.col("change") == "upsert") & F.array_contains("_set", column)
@@ -192,14 +203,12 @@ def _build_value_if_set(column: str) -> Column:
 
 
 def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
-    """Reads all changes that gold has processed, with the columns of `select_changes`.
-
-    None before gold's first batch.
+    """Returns all changes that gold has processed, with the columns of `select_changes`; None before the first batch.
 
     Raises:
-        LakeError: Gold stopped before it had read a whole version of `silver.session_changes`.
+        LakeError: Gold has read only a part of a version of `silver.session_changes`.
     """
-    version = find_last_version(settings)
+    version = find_last_read_version(settings)
     if version is None:
         return None
     return read_into_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
@@ -217,10 +226,10 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
 
 
 def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:
-    """Checks that a rebuilt table would have rows for the same range of time as now.
+    """Checks that all changes from which gold computed its tables still exist in silver.
 
     Raises:
-        LakeError: Retention has removed changes that the table was computed from. A rebuilt table would begin later.
+        LakeError: Retention has removed some changes, so that a rebuilt table would begin later than now.
     """
     try:
         require_all_changes(lake, spark)
@@ -231,10 +240,10 @@ def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:
         ) from error
 
 
-def find_last_version(settings: Settings) -> int | None:
+def find_last_read_version(settings: Settings) -> int | None:
     """Returns the version of `silver.session_changes` up to which gold has read; None before gold's first batch.
 
     Raises:
-        LakeError: Gold stopped before it had read a whole version, or during a batch.
+        LakeError: Gold has read only a part of a version, or it stopped during a batch.
     """
     return handover.read_last_version(settings, GOLD)

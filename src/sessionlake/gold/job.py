@@ -20,7 +20,7 @@ from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.products import ProductMerger, append_late_points
 from sessionlake.gold.batch.rows import BatchRows, FoldResult
-from sessionlake.gold.changes import change_columns, get_value_columns
+from sessionlake.gold.changes import build_change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
     add_final_tables,
@@ -79,7 +79,7 @@ _ROW_IDLE = timedelta(days=7)
 
 
 def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
-    """Starts the gold stream, after it has created or rebuilt tables where needed.
+    """Starts the gold stream. First creates missing tables, and rebuilds tables whose declaration has changed.
 
     Args:
         once: True to process only what silver holds now, and then end. False to run until stopped.
@@ -96,14 +96,16 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
             spark, [table.table_name for table in add_final_tables(table for table in tables if table not in new)]
         )
         if new:
-            _rebuild_given_tables(spark, lake, new)
+            _catch_up_and_rebuild_tables(spark, lake, new)
         set_table_properties(spark, lake, tables)
         create_views_and_functions(spark, lake)
         return _start_stream(spark, lake, tables, once=once)
 
 
-def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
-    """Rebuilds tables from everything that silver holds. Returns the result of each, by table name.
+def rebuild_tables(
+    spark: SparkSession, settings: Settings, tables_to_rebuild: Sequence[GoldTable]
+) -> dict[str, RebuiltTable]:
+    """Rebuilds tables from all changes in silver, and returns the result of each, by table name.
 
     First the stream brings all other tables up to date.
 
@@ -113,7 +115,7 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
     lake = Lake(settings, build_declared_gold_schemas(settings))
     with lake.storage.cache_reads():
         _check_and_create_tables(spark, lake)
-        return _rebuild_given_tables(spark, lake, tables)
+        return _catch_up_and_rebuild_tables(spark, lake, tables_to_rebuild)
 
 
 def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
@@ -129,46 +131,48 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     require_same_shards(spark, lake, lake.settings.gold.shards)
 
 
-def _rebuild_given_tables(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
-    """Rebuilds the given tables.
+def _catch_up_and_rebuild_tables(
+    spark: SparkSession, lake: Lake, tables_to_rebuild: Sequence[GoldTable]
+) -> dict[str, RebuiltTable]:
+    """Rebuilds tables, and returns the result of each, by table name.
 
-    First it runs the stream once for all other tables, so that all tables have the same changes.
+    First the stream brings all other tables up to date, so that all tables include the same changes.
     """
     settings = lake.settings
-    for table in tables:
+    for table in tables_to_rebuild:
         mark_incomplete(spark, lake, table)
-    if any(table in STANDARD for table in tables):
+    if any(table in STANDARD for table in tables_to_rebuild):
         reset_rules(spark, lake)
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
     if read_last_planned_batch(settings.checkpoint(LAYER)) is not None:
-        _start_stream(spark, lake, others, once=True, asks=False).wait()
-    if any(isinstance(table, EnrichedTable) for table in tables):
+        _start_stream(spark, lake, others, once=True, runs_lookups=False).wait()
+    if any(isinstance(table, EnrichedTable) for table in tables_to_rebuild):
         ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all()
-    rebuilt = {table.table_name: rebuild_table(spark, lake, settings, table) for table in tables}
-    store_maintained(spark, lake, [*others, *tables])
+    rebuilt = {table.table_name: rebuild_table(spark, lake, settings, table) for table in tables_to_rebuild}
+    store_maintained(spark, lake, [*others, *tables_to_rebuild])
     return rebuilt
 
 
 def _start_stream(
-    spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
+    spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, runs_lookups: bool = True
 ) -> QueryWithBackground:
     """Starts the stream that keeps tables current, and the work that runs in the background.
 
     Args:
         tables: The tables to keep current.
         once: True to process only what silver holds now, and then end.
-        asks: True if lookups may request rows that are missing in a reference table.
+        runs_lookups: True if lookups may request rows that are missing in a reference table from its source.
     """
     settings, begin = lake.settings, read_active(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
-    references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=asks)
+    references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
     expiry = start_expiry(
         spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
     )
-    batch = _GoldBatch(spark, lake, tables, references, expiry)
+    batch = _GoldBatchCommitter(spark, lake, tables, references, expiry)
     averages = [
         build_tracked_averages(spark, lake, settings, series)
         for series in list_declared_averages(settings)
@@ -182,17 +186,17 @@ def _start_stream(
         once=once,
         txn=lambda name, number: Txn(name, first_batch + number),
     )
-    background = [*references.background, *_create_rule_background(spark, lake, batch.rules, first_batch)]
+    background = [*references.background, *_create_background_rule_steps(spark, lake, batch.rules, first_batch)]
     return query.start_background(background, once=once)
 
 
-def _create_rule_background(
+def _create_background_rule_steps(
     spark: SparkSession, lake: Lake, rules: RuleStep | None, first_batch: int
 ) -> Iterator[BackgroundStep]:
-    """Yields the step that applies changed rules while no batch runs, so that they do not wait for new messages.
+    """Yields a background step that applies changed rules between batches, so that they do not wait for new messages.
 
     Args:
-        rules: Evaluates the rules; None if gold evaluates none.
+        rules: Evaluates the rules. None if gold evaluates no rules; then no step is yielded.
         first_batch: Number of the first batch of the stream's checkpoint.
     """
     if rules is None:
@@ -210,15 +214,15 @@ def _create_rule_background(
 
 
 def create_folded_stream(
-    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], begin: Handover | None
+    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], handover: Handover | None
 ) -> DataFrame:
-    """Returns the stateful stream, in which changes are packed and folded by shard.
+    """Returns the stream that computes each micro-batch's rows, shard by shard, with a state per shard.
 
-    Its columns are `kind string, payload binary`.
+    Its columns are `kind string, payload binary`: each row holds encoded rows for one kind of table.
 
     Args:
-        averages: The tables of averages to fold.
-        begin: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
+        averages: The tables of averages to compute.
+        handover: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
     """
     declared, owners = get_value_columns(settings), find_owner_columns(one.series for one in averages)
     shards = [
@@ -226,8 +230,8 @@ def create_folded_stream(
         for i, owner in enumerate(owners)
     ]
     options: dict[str, Any] = {**SKIP_REMOVALS}
-    if begin is not None:
-        options["startingVersion"] = begin.bronze_version + 1
+    if handover is not None:
+        options["startingVersion"] = handover.bronze_version + 1
     elif read_last_planned_batch(settings.checkpoint(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.first_read_options(spark, CHANGES)
@@ -236,20 +240,20 @@ def create_folded_stream(
     read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
-    packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
+    packed = read.select(*shards, *build_change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
-    if begin is not None:
+    if handover is not None:
         fold = ResumedFold(fold, str(find_active_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 
-class _GoldBatch:
-    """Commits one micro-batch: the tables of gold one by one, then the batch's row in the ledger.
+class _GoldBatchCommitter:
+    """Commits each micro-batch: the tables of gold one by one, then the batch's row in the ledger.
 
     Attributes:
-        rules: Evaluates rules; None if gold lacks a table that they read.
+        rules: Evaluates the alert rules. None if gold lacks a table that rules read.
     """
 
     def __init__(

@@ -18,7 +18,14 @@ from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_m
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, MetricsRange, compute_product, split_range
+from sessionlake.gold.aggregate.standard import (
+    METRICS_1M,
+    MINUTE,
+    TIERS,
+    MetricsRange,
+    create_answer_product,
+    split_range_by_table,
+)
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.settings.model import Settings
@@ -37,7 +44,7 @@ class MetricsAnswer:
     """The answer to a query for metrics.
 
     Attributes:
-        rows: The keys, `window_start` if a step was given, and the figures, sorted by the keys.
+        rows: One row per key and bucket, sorted: the keys, `window_start` if the query has a step, and the figures.
         read: Number of rows that were read, by table of metrics.
         files: By table of metrics, how many files were read, and how many the table has. The value is None if the
             platform does not say.
@@ -84,41 +91,45 @@ def metrics(
             fix="Run `sessionlake run gold`, which fills it",
         )
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
-    reader, wanted = lake.reader(spark), [*split_range(begin, end, length, tiers)]
-    _refuse_expired(reader, wanted, (of or {}).get("topic"))
-    return read_answer(reader, compute_product(by, length), wanted, conditions)
+    reader, wanted = lake.reader(spark), [*split_range_by_table(begin, end, length, tiers)]
+    _refuse_expired_buckets(reader, wanted, (of or {}).get("topic"))
+    return read_metrics_answer(reader, create_answer_product(by, length), wanted, conditions)
 
 
-def read_answer(
-    reader: TableReader, answer: Product, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
+def read_metrics_answer(
+    reader: TableReader, answer_product: Product, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
 ) -> MetricsAnswer:
-    """Reads parts of the tables of metrics, and merges their rows to the answer of a query.
+    """Reads buckets from the tables of metrics, and merges them to the answer of a query.
 
     Args:
         reader: Reads the tables.
-        answer: The product that defines the answer's keys and buckets, from `compute_product`.
-        ranges: Which buckets to read from which table.
+        answer_product: The product that defines the answer's keys and buckets, from `create_answer_product`.
+        ranges: The ranges of time to read, each with the table of metrics to read it from.
         conditions: Conditions on the key columns of the tables of metrics.
     """
     read, buffered, parts = (
         dict.fromkeys((span.table.table_name for span in ranges), 0),
         0,
-        [answer.arrow_schema().empty_table()],
+        [answer_product.arrow_schema().empty_table()],
     )
     for span in ranges:
         for rows in _read_rows(reader, span, conditions):
             read[span.table.table_name] += rows.num_rows
             buffered += rows.num_rows
-            parts.append(answer.aggregate_finer_rows(rows))
+            parts.append(answer_product.aggregate_finer_rows(rows))
             if buffered > max(_AT_ONCE, parts[0].num_rows):
-                parts, buffered = [answer.merge_rows(pa.concat_tables(parts))], 0
-    merged = answer.merge_rows(pa.concat_tables(parts))
-    rows = merged.select([*answer.row_keys, *answer.result_columns])
-    in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
+                parts, buffered = [answer_product.merge_rows(pa.concat_tables(parts))], 0
+    merged = answer_product.merge_rows(pa.concat_tables(parts))
+    rows = merged.select([*answer_product.row_keys, *answer_product.result_columns])
+    in_order = (
+        rows.sort_by([(name, "ascending") for name in answer_product.row_keys]) if answer_product.row_keys else rows
+    )
     return MetricsAnswer(in_order, read, _count_files_read(reader, ranges, conditions))
 
 
-def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics: Collection[str] | None) -> None:
+def _refuse_expired_buckets(
+    reader: TableReader, ranges: Sequence[MetricsRange], topics: Collection[str] | None
+) -> None:
     known = read_expiry_times(reader, {span.table.table_name for span in ranges})
     for span in ranges:
         floors = {
@@ -134,16 +145,16 @@ def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics:
             )
 
 
-def _read_rows(reader: TableReader, span: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
-    schema = span.table.arrow_schema()
+def _read_rows(reader: TableReader, metrics_range: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
+    schema = metrics_range.table.arrow_schema()
     for batch in reader.read_batches(
-        span.table.table_name, *conditions, *_build_range_conditions(span), columns=schema.names
+        metrics_range.table.table_name, *conditions, *_build_range_conditions(metrics_range), columns=schema.names
     ):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _build_range_conditions(span: MetricsRange) -> list[Condition]:
-    begin, end = map(find_nearest_datetime, (span.begin, span.end))
+def _build_range_conditions(metrics_range: MetricsRange) -> list[Condition]:
+    begin, end = map(find_nearest_datetime, (metrics_range.begin, metrics_range.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 
@@ -163,13 +174,13 @@ def _count_files_read(
     return found
 
 
-def _to_minute_ms(name: str, moment: datetime) -> int:
+def _to_minute_ms(argument_name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
-        raise UsageError(f"{name} {moment} has no time zone", fix="Add one, for example +00:00")
+        raise UsageError(f"{argument_name} {moment} has no time zone", fix="Add one, for example +00:00")
     passed = time_to_micros(moment)
     if passed % (MINUTE * 1000):
         raise UsageError(
-            f"{name} {moment} is not a whole minute",
+            f"{argument_name} {moment} is not a whole minute",
             why="The finest metrics are per minute",
             fix="Round it to a minute",
         )

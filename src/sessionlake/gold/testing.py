@@ -19,19 +19,24 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, build_text_field, build_value_field
+from sessionlake.gold.aggregate.sources import (
+    PARTITION,
+    DeclaredColumns,
+    build_number_field_name,
+    build_text_field_name,
+)
 from sessionlake.protocol.types import Row
 
 _NEAR = 1e-9
 
 
 class Change:
-    """The values that one update set in one row of a session's table.
+    """A change of one row of a session's table: the values that one update set.
 
     Args:
         ts: Event time, in ms.
         applied: Stream time at which the change was applied, in ms; by default its event time.
-        values: Values by declared column, numbers and texts.
+        values: The set values (numbers and texts), by name of the declared column.
     """
 
     def __init__(
@@ -50,30 +55,33 @@ class Change:
 
 
 def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: int = 0) -> list[Row]:
-    """Returns the product's rows for these changes, and checks that they are the same for any batches.
+    """Computes a product's rows from changes, and checks that the split of the changes into batches does not matter.
 
     Args:
         changes: The changes, in the order of their application.
         ways: How many random ways to split the changes into batches.
         seed: Seed of the random numbers.
 
+    Returns:
+        The rows, as dicts of values by column.
+
     Raises:
         AssertionError: A row differs for one way of splitting. The text names the row and the batches.
     """
-    declared, chance = _declared_columns(changes), random.Random(seed)  # noqa: S311 - not for secrets
+    declared, chance = _infer_declared_columns(changes), random.Random(seed)  # noqa: S311 - not for secrets
     rows = [_create_row(declared, change, place) for place, change in enumerate(changes)]
-    expected = _group_rows_by_key_columns(product, product.aggregate_changes(_create_table(declared, rows), declared))
+    expected = _index_rows_by_key(product, product.aggregate_changes(_create_table(declared, rows), declared))
     for _ in range(ways):
         order = chance.sample(rows, len(rows)) if chance.random() < 1 / 2 else rows
-        batches = list(_split_batches(order, chance))
+        batches = list(_split_into_batches(order, chance))
         held = product.arrow_schema().empty_table()
         for batch in batches:
             held = _merge_batch(product, held, product.aggregate_changes(_create_table(declared, batch), declared))
-        _require_same(product, expected, _group_rows_by_key_columns(product, held), batches)
+        _require_same_results(product, expected, _index_rows_by_key(product, held), batches)
     return list(expected.values())
 
 
-def _declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
+def _infer_declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
     numbers: dict[str, None] = {}
     texts: dict[str, None] = {}
     for change in changes:
@@ -83,45 +91,45 @@ def _declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
 
 
 def _create_row(declared: DeclaredColumns, change: Change, position: int) -> Row:
-    values = {build_value_field(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
-    texts = {build_text_field(i): change.values.get(name) for i, name in enumerate(declared.texts)}
+    values = {build_number_field_name(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
+    texts = {build_text_field_name(i): change.values.get(name) for i, name in enumerate(declared.texts)}
     return change.place | {"position": position, "ordinal": 0} | values | texts
 
 
-def _create_table(declared: DeclaredColumns, rows: Sequence[Row]) -> pa.Table:
+def _create_table(declared: DeclaredColumns, change_rows: Sequence[Row]) -> pa.Table:
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     names += [(PARTITION, pa.int32())]
     names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
-    names += [(build_value_field(i), pa.float64()) for i in range(len(declared.numbers))]
-    names += [(build_text_field(i), pa.string()) for i in range(len(declared.texts))]
-    return pa.Table.from_pylist(list(rows), pa.schema(names))
+    names += [(build_number_field_name(i), pa.float64()) for i in range(len(declared.numbers))]
+    names += [(build_text_field_name(i), pa.string()) for i in range(len(declared.texts))]
+    return pa.Table.from_pylist(list(change_rows), pa.schema(names))
 
 
-def _split_batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Row]]:
-    cuts = sorted(chance.sample(range(1, len(rows)), chance.randint(0, len(rows) - 1))) if rows else []
+def _split_into_batches(rows: Sequence[Row], random_numbers: random.Random) -> Iterable[Sequence[Row]]:
+    cuts = sorted(random_numbers.sample(range(1, len(rows)), random_numbers.randint(0, len(rows) - 1))) if rows else []
     for first, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         yield rows[first:end]
 
 
 def _merge_batch(product: Product, stored: pa.Table, rows: pa.Table) -> pa.Table:
-    """Merges the product's rows for one batch into the table's rows, as MERGE does."""
-    merged = _group_rows_by_key_columns(product, product.merge_rows(rows, stored))
-    return pa.Table.from_pylist(
-        [*(_group_rows_by_key_columns(product, stored) | merged).values()], product.arrow_schema()
-    )
+    """Merges the rows that one batch adds into the rows that the table stores. Returns the table's new rows."""
+    merged = _index_rows_by_key(product, product.merge_rows(rows, stored))
+    return pa.Table.from_pylist([*(_index_rows_by_key(product, stored) | merged).values()], product.arrow_schema())
 
 
-def _group_rows_by_key_columns(product: Product, rows: pa.Table) -> dict[Any, Row]:
-    return {tuple(row[name] for name in product.row_keys): row for row in rows.to_pylist()}
+def _index_rows_by_key(product: Product, table: pa.Table) -> dict[Any, Row]:
+    return {tuple(row[name] for name in product.row_keys): row for row in table.to_pylist()}
 
 
-def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, Row], batches: Sequence[Any]) -> None:
-    for key in expected.keys() | found.keys():
-        wanted, is_ = expected.get(key), found.get(key)
+def _require_same_results(
+    product: Product, expected: dict[Any, Row], actual: dict[Any, Row], batches: Sequence[Any]
+) -> None:
+    for key in expected.keys() | actual.keys():
+        wanted, is_ = expected.get(key), actual.get(key)
         if (
             wanted is None
             or is_ is None
-            or not all(_are_close(wanted[name], is_[name]) for name in product.result_columns)
+            or not all(_are_nearly_equal(wanted[name], is_[name]) for name in product.result_columns)
         ):
             lengths = ", ".join(str(len(batch)) for batch in batches)
             raise AssertionError(
@@ -130,7 +138,7 @@ def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, R
             )
 
 
-def _are_close(expected: Any, found: Any) -> bool:
-    if isinstance(expected, float) and isinstance(found, float):
-        return isclose(expected, found, rel_tol=_NEAR) or (isnan(expected) and isnan(found))
-    return bool(expected == found)
+def _are_nearly_equal(expected: Any, actual: Any) -> bool:
+    if isinstance(expected, float) and isinstance(actual, float):
+        return isclose(expected, actual, rel_tol=_NEAR) or (isnan(expected) and isnan(actual))
+    return bool(expected == actual)

@@ -21,7 +21,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.progress import read_last_merged_batch, read_last_offsets
+from sessionlake.ledger.progress import read_last_merged_batch_number, read_last_offsets
 from sessionlake.ledger.retained import (
     PartitionStart,
     describe_partition_start,
@@ -236,7 +236,7 @@ class _AsOfQuery:
 
     def _read_merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
-        conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
+        conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch_number(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.read_arrow_table(CUTS, *conditions)
         return read_kept_cuts(self._reader.read_arrow_table, *conditions)

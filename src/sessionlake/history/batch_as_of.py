@@ -36,7 +36,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
-from sessionlake.ledger.progress import list_ledger_search_windows
+from sessionlake.ledger.progress import iterate_search_windows
 from sessionlake.ledger.retained import read_removed_rows_of_table, read_removed_rows_without_limits
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -209,7 +209,7 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
     Raises:
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
-    for window in list_ledger_search_windows(summary.latest):
+    for window in iterate_search_windows(summary.latest):
         ends = _find_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:

@@ -22,8 +22,8 @@ from sessionlake.delta.storage.values import to_rows
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
-from sessionlake.gold.changes import get_value_columns, is_event_column, select_changes, select_events, with_seq_order
+from sessionlake.gold.aggregate.sources import PARTITION, include_session_keys
+from sessionlake.gold.changes import add_seq_order, build_event_filter, get_value_columns, select_changes, select_events
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -313,7 +313,7 @@ def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> 
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events(changes, key, numbers=table.source.numbers).where(is_event_column(table))
+    events = _select_events(changes, key, numbers=table.source.numbers).where(build_event_filter(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -345,12 +345,12 @@ def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFra
     from pyspark.sql import functions as F
 
     found = changes.rows
-    for name in ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ())):
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if include_session_keys(key) else ())):
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
     declared = get_value_columns(changes.settings)
-    return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
+    return add_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 
 def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:

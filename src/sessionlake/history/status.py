@@ -209,7 +209,7 @@ def _count_unread_messages(reader: TableReader, source: KafkaEnds, next_offsets:
     wanted = {
         place: (next_offsets.get(place, 0), end) for place, end in source.items() if end > next_offsets.get(place, 0)
     }
-    known = AbsentOffsets(reader).find_overlapping_runs(wanted)
+    known = AbsentOffsets(reader).find_absent_runs(wanted)
     return sum(end - first - count_offsets_in_runs(known[place], first, end) for place, (first, end) in wanted.items())
 
 

@@ -30,8 +30,8 @@ from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import (
     find_entry_of_message,
     has_read_message,
-    list_ledger_search_windows,
-    read_last_merged_batch,
+    iterate_search_windows,
+    read_last_merged_batch_number,
     read_layer_offsets,
 )
 from sessionlake.ledger.retained import (
@@ -208,7 +208,7 @@ def _read_session(reader: TableReader, topic: str, partition: int, session_id: s
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
-    late = reader.read_rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch(reader)))
+    late = reader.read_rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch_number(reader)))
     latest = max(late, key=lambda row: row["_batch"], default=None)
     return latest or next(reader.read_rows(SESSIONS, *own), None)
 
@@ -257,7 +257,7 @@ def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | Non
 def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
-    for window in list_ledger_search_windows(moment):
+    for window in iterate_search_windows(moment):
         found = list(reader.read_rows(LEDGER, *conditions, *window))
         if found:
             break

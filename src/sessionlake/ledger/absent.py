@@ -37,7 +37,7 @@ NO_END = 2**63 - 1
 
 
 class AbsenceReason(StrEnum):
-    """Why offsets hold no message."""
+    """Why the topic-partition has no message at an offset: a value of `ops.absent_offsets.reason`."""
 
     TRANSACTION = "transaction"
     """An aborted record or a transaction marker has the offset. `read_committed` consumers never get these."""
@@ -47,32 +47,43 @@ class AbsenceReason(StrEnum):
 
 @dataclass(frozen=True)
 class AbsentOffsets:
-    """Looks up offsets that hold no message.
+    """Finds the offsets of topic-partitions at which there is no message, and never will be.
 
     Attributes:
-        reader: reads the tables; each call reads again. None if there are no tables yet.
-        jumps: offsets between two generations of a topic, by topic-partition. None to read them from `ops.topics`.
+        reader: reads the tables `ops.topics` and `ops.absent_offsets`, again at each call. None if there are no tables
+            yet.
+        unused_offsets: offsets between two generations of a topic, by topic-partition. None to read them from
+            `ops.topics`.
     """
 
     reader: TableReader | None = None
     unused_offsets: UnusedOffsets | None = None
 
-    def find_overlapping_runs(
+    def find_absent_runs(
         self, searched_offsets: Mapping[TopicPartition, OffsetRun]
     ) -> dict[TopicPartition, list[OffsetRun]]:
-        """Returns the runs of offsets without messages that overlap the wanted offsets, by topic-partition.
+        """Returns the runs of offsets without messages that overlap the searched offsets, by topic-partition.
 
-        A topic-partition without such a run has an empty list. Runs are unordered and may overlap each other.
+        A run is a pair `(first, end)`: the offsets from `first` to `end` - 1. Runs are unordered and may overlap each
+        other.
+
+        Args:
+            searched_offsets: the offsets `(first, end)` to look up, by topic-partition.
+
+        Returns:
+            A list of runs for each searched topic-partition; an empty list if there are none.
         """
         found: dict[TopicPartition, list[OffsetRun]] = {place: [] for place in searched_offsets}
         if not searched_offsets:
             return found
-        for place, runs in chain(self._read_jumps().items(), read_absent_runs(self.reader, searched_offsets).items()):
+        for place, runs in chain(
+            self._read_unused_offsets().items(), read_absent_runs(self.reader, searched_offsets).items()
+        ):
             if place in found:
                 found[place].extend(runs)
         return found
 
-    def _read_jumps(self) -> UnusedOffsets:
+    def _read_unused_offsets(self) -> UnusedOffsets:
         if self.unused_offsets is None and self.reader is not None:
             return find_unused_offsets(parse_topics(self.reader.read_rows(TOPICS)))
         return self.unused_offsets or {}
@@ -83,14 +94,14 @@ def read_absent_runs(
     searched_offsets: Mapping[TopicPartition, OffsetRun],
     reason: AbsenceReason | None = None,
 ) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns the runs of `ops.absent_offsets` that overlap the wanted offsets, by topic-partition.
+    """Returns the runs of `ops.absent_offsets` that overlap the searched offsets, by topic-partition.
 
-    The result has only topic-partitions with such runs. It is empty if the table does not exist. The table is read
-    once for all topic-partitions, between their lowest and highest offset.
+    A run is a pair `(first, end)`: the offsets from `first` to `end` - 1 have no message. Topic-partitions without such
+    runs are missing in the result. It is empty if the table does not exist.
 
     Args:
-        reader: None if there are no tables yet.
-        searched_offsets: the offsets of each topic-partition to look up.
+        reader: reads the table; None if there are no tables yet.
+        searched_offsets: the offsets `(first, end)` to look up, by topic-partition.
         reason: the reason that returned runs have; None for any reason.
     """
     if reader is None or not searched_offsets:
@@ -110,7 +121,7 @@ def read_absent_runs(
 
 
 def count_offsets_in_runs(runs: Iterable[OffsetRun], first: int, end: int) -> int:
-    """Counts the offsets from `first` to just before `end` that are in at least one of the runs."""
+    """Counts the offsets from `first` to `end` - 1 that are in at least one of the runs. Runs may overlap."""
     cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
     if not len(cut):
         return 0
@@ -120,18 +131,20 @@ def count_offsets_in_runs(runs: Iterable[OffsetRun], first: int, end: int) -> in
 
 
 def find_offset_after_runs(runs: Iterable[OffsetRun], offset: int) -> int:
-    """Returns the lowest offset, equal to `offset` or higher, that is in none of the runs."""
+    """Returns the lowest offset, equal to `offset` or higher, that is in none of the runs `(first, end)`."""
     for first, end in sorted(runs):
         if first <= offset < end:
             offset = end
     return offset
 
 
-def find_missing_runs(offsets: Int64s, first: int, end: int) -> list[OffsetRun]:
-    """Returns the runs of offsets in `[first, end)` that are missing in `offsets`.
+def find_missing_offset_runs(offsets: Int64s, first: int, end: int) -> list[OffsetRun]:
+    """Returns the runs `(first, end)` of consecutive offsets that are missing in `offsets`.
 
     Args:
-        offsets: ascending, all of them in `[first, end)`.
+        offsets: offsets in ascending order, each from `first` to `end` - 1.
+        first: the lowest offset that can be missing.
+        end: one past the highest offset that can be missing.
     """
     edges = np.concatenate([[first - 1], offsets, [end]])
     at = np.flatnonzero(np.diff(edges) > 1)
@@ -151,7 +164,11 @@ def record_absent_offsets(
     """Adds runs of offsets without messages to `ops.absent_offsets`. A replay of the same transaction adds nothing.
 
     Args:
-        runs: the runs of each topic-partition.
+        spark: the session to write with.
+        lake: the lake that has the table.
+        runs: the runs `(first, end)` of each topic-partition.
+        txn: the Delta transaction of the write.
+        reason: why there are no messages.
         who: the operator who skipped the messages; None for transactions.
         why: the operator's note; None for transactions.
     """

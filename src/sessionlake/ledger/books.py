@@ -63,11 +63,12 @@ _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
 class StoredSums(NamedTuple):
-    """The rows of `ops.positions`.
+    """The rows of `ops.positions`: sums over many ledger entries, from which progress is read quickly.
 
     Attributes:
-        copies: sums of entries that the ledger still has; None if there are none or their format differs.
-        carried: sums of removed entries; no rows if none were removed.
+        copies: sums of entries that the ledger still has. None if there are none, or if another version of sessionlake
+            wrote them in a format that this version does not read.
+        carried: sums that replace entries which retention removed from the ledger; no rows if none were removed.
     """
 
     copies: pa.Table | None
@@ -82,14 +83,16 @@ class StoredSums(NamedTuple):
     def ledger_conditions(self) -> list[list[Condition]]:
         """Conditions of the reads that together cover the ledger: one list of conditions per read.
 
-        If entries were removed, entries after `removed_before` are read first, and leftover earlier ones second.
+        If retention has removed old entries, the first read gets the entries since `removed_before`. The second read
+        gets
+        older entries whose removal was interrupted.
         """
         if self.removed_before is None:
             return [[]]
         return [[("committed_at", ge, self.removed_before)], [("committed_at", lt, self.removed_before)]]
 
-    def drop_summed_entries(self, entries: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns these ledger rows without entries that are part of a carried sum."""
+    def drop_entries_already_summed(self, entries: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the ledger rows without those that a stored sum replaces, and that retention is about to remove."""
         if self.removed_before is None:
             return entries
         known = self.carried
@@ -103,14 +106,14 @@ class StoredSums(NamedTuple):
 
 
 def _join_layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Returns one text for each row: its layer and its application id, joined."""
+    """Returns a text for each row: its layer, a zero character and its application id."""
     parts = [rows.column(name) for name in ("layer", "app_id")]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def read_stored_sums(reader: TableReader) -> StoredSums:
-    """Reads `ops.positions`. If the table is missing, there are no sums of either kind."""
+    """Reads the sums in `ops.positions`. If the table is missing, the result has no sums."""
     if not reader.exists(POSITIONS):
         return StoredSums(None, pa.table({}))
     known = reader.read_arrow_table(POSITIONS)
@@ -120,11 +123,13 @@ def read_stored_sums(reader: TableReader) -> StoredSums:
 
 
 class LastRebuild(NamedTuple):
-    """The last rebuild of a layer, as a condition that separates ledger rows after it from earlier rows.
+    """The last rebuild of a layer, as a condition on ledger rows.
+
+    Rows of the rebuild and later ones have `first_value` or more in `column`.
 
     Attributes:
         column: name of the ledger column to compare: `batch_id` or `committed_at`.
-        since: rows with this value or a higher one were written by the rebuild or after it.
+        first_value: the rebuild's own value in this column: a batch number or a time.
     """
 
     column: str
@@ -138,15 +143,20 @@ LastRebuilds = Mapping[str, LastRebuild]
 class LedgerReader:
     """Reads the ledger as Arrow rows. A row is one entry, or the sum of several old entries.
 
+    Every row has the columns `layer`, `app_id`, `batch_id` and `committed_at`; in a sum, those of the last summed
+    batch.
+
     Args:
-        columns: further columns, in addition to `ENTRY`: columns of the ledger, columns in `SUMS`, or `VERSIONS`.
-        before: the batch that its query will repeat. This batch and later batches of the query are left out. None to
-            leave out no batch.
-        every_entry: True to read each entry that the ledger still has, and no copied sums.
-        include_carried: False to leave out the carried sums, which stand for removed entries.
+        reader: reads the tables.
+        columns: further columns of the ledger, or `batches`, `unaccounted` or `table_versions`, which only sums have.
+        before: a batch that its query will run again. This batch and later ones of the query are left out. None to
+            leave
+            out no batch.
+        every_entry: True to read each entry that the ledger still has, instead of sums of such entries.
+        include_carried: False to leave out the sums that replace entries which retention removed.
 
     Raises:
-        LakeError: the entry of the batch `before` was removed by retention.
+        LakeError: retention removed the entry of the batch `before`, so a sum contains it.
     """
 
     def __init__(
@@ -166,35 +176,35 @@ class LedgerReader:
         self._copies_and_later_entries = (
             None if every_entry else _read_copies_and_later_entries(reader, self._columns, before, sums)
         )
-        _require_batch_not_in_carried_sums(before, sums)
+        _refuse_batch_in_sums(before, sums)
 
     @property
-    def uses_copies(self) -> bool:
-        """True if copied sums are read instead of the ledger's old entries."""
+    def uses_sums_of_old_entries(self) -> bool:
+        """True if sums from `ops.positions` are read in place of old entries that the ledger still has."""
         return self._copies_and_later_entries is not None
 
     @property
-    def has_sums(self) -> bool:
-        """True if some rows may be sums of several entries, copied or carried."""
-        return self.uses_copies or self._sums.removed_before is not None
+    def may_yield_sums(self) -> bool:
+        """True if some of the rows that this object reads may be sums of several entries."""
+        return self.uses_sums_of_old_entries or self._sums.removed_before is not None
 
     def read_entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """Yields all rows that meet the conditions. A sum meets them if its last batch does.
+        """Yields all ledger rows that meet the conditions. A sum of entries meets them if the last summed batch does.
 
         Args:
-            conditions: on columns of `ENTRY` only.
+            conditions: conditions on the columns `layer`, `app_id`, `batch_id` and `committed_at` only.
         """
         for batch in self._read_rows(conditions, self._columns):
             yield from self._drop_excluded_batches(batch)
 
     def read_entries_since_rebuild(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of each layer since the layer's last rebuild; all rows of layers that were never rebuilt.
+        """Yields each layer's ledger rows since its last rebuild; all rows of layers that were never rebuilt.
 
         Args:
-            conditions: on the column `layer` only.
+            conditions: further conditions, on the column `layer` only.
         """
         batches = self._read_rows(conditions, self._columns)
-        first = list(_take_batches_up_to(_AT_ONCE, batches))
+        first = list(_take_batches_until_row_limit(_AT_ONCE, batches))
         # If all rows are in memory, the rebuilds are found among them, without another read.
         since = (
             find_last_rebuilds(first)
@@ -205,16 +215,16 @@ class LedgerReader:
             yield from self._drop_excluded_batches(batch.filter(mask_entries_since_rebuild(batch, since)))
 
     def read_last_rebuilds(self) -> LastRebuilds:
-        """Reads the last rebuild of each layer; layers that were never rebuilt are missing."""
+        """Returns the last rebuild of each layer, by the layer's name. Layers that were never rebuilt are missing."""
         return find_last_rebuilds(self._read_rows([("app_id", starts_with, REBUILD)], ENTRY))
 
     def _read_rows(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._copies_and_later_entries is None:
             for when in self._sums.ledger_conditions:
                 for batch in self._reader.read_batches(
-                    LEDGER, *conditions, *when, columns=_find_needed_ledger_columns([*ENTRY, *columns])
+                    LEDGER, *conditions, *when, columns=_list_ledger_columns_for_sums([*ENTRY, *columns])
                 ):
-                    yield convert_entries_to_sums(self._sums.drop_summed_entries(batch), columns)
+                    yield convert_entries_to_sums(self._sums.drop_entries_already_summed(batch), columns)
         for batch in (*self._carried, *(self._copies_and_later_entries or ())):
             meets = [compare(pc.field(name), value) for name, compare, value in conditions]
             found = pa.Table.from_batches([batch])
@@ -222,16 +232,19 @@ class LedgerReader:
                 found = found.filter(wanted)
             yield from found.select(list(columns)).to_batches()
 
-    def _drop_excluded_batches(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = pa.Table.from_batches([batch])
+    def _drop_excluded_batches(self, ledger_rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches([ledger_rows])
         if self._before is not None:
             behind = (pc.field("app_id") == self._before.app_id) & (pc.field("batch_id") >= self._before.version)
             rows = rows.filter(~behind)
         yield from rows.to_batches()
 
 
-def _take_batches_up_to(row_limit: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields record batches until their rows together exceed this number, including the batch that exceeds it."""
+def _take_batches_until_row_limit(row_limit: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields record batches until they have more than `row_limit` rows together.
+
+    The last one yielded exceeds the limit.
+    """
     for batch in batches:
         yield batch
         row_limit -= batch.num_rows
@@ -240,16 +253,16 @@ def _take_batches_up_to(row_limit: int, batches: Iterator[pa.RecordBatch]) -> It
 
 
 def to_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Yields each row as a dictionary by column name. Times are datetimes in UTC."""
+    """Yields each row of the record batches as a dictionary by column name. Times are datetimes in UTC."""
     for batch in batches:
         yield from batch.to_pylist()
 
 
 def find_last_rebuilds(entries: Iterable[pa.RecordBatch]) -> LastRebuilds:
-    """Returns the last rebuild of each layer that is in these ledger rows.
+    """Returns the last rebuild of each layer that is in these ledger rows, by the layer's name.
 
     Args:
-        entries: rows with at least the columns `ENTRY`.
+        entries: rows with at least the columns `layer`, `app_id`, `batch_id` and `committed_at`.
     """
     found: dict[str, LastRebuild] = {}
     for batch in entries:
@@ -261,9 +274,9 @@ def find_last_rebuilds(entries: Iterable[pa.RecordBatch]) -> LastRebuilds:
 
 
 def mask_entries_since_rebuild(entries: pa.RecordBatch, last_rebuilds: LastRebuilds) -> pa.BooleanArray:
-    """Returns for each ledger row whether its layer wrote it in its last rebuild or later.
+    """Returns a boolean for each ledger row: True if its layer wrote it in the layer's last rebuild or later.
 
-    True for all rows of layers without an entry in `last_rebuilds`.
+    It is True for all rows of layers that are missing in `last_rebuilds`, because they were never rebuilt.
     """
     counts = pa.array([True] * entries.num_rows, pa.bool_())
     for layer, (by, least) in last_rebuilds.items():
@@ -274,10 +287,11 @@ def mask_entries_since_rebuild(entries: pa.RecordBatch, last_rebuilds: LastRebui
 
 
 def convert_entries_to_sums(entries: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Returns ledger entries in the form of sums: one row for each entry, with `batches` = 1.
+    """Returns ledger entries in the form of sums: one row for each entry, with 1 in the column `batches`.
 
     Args:
-        columns: the result's columns.
+        entries: rows of `ops.ledger`.
+        columns: the columns that the result has.
     """
     found = {name: entries.column(name) for name in columns if name not in _MADE_OF}
     if VERSIONS in columns:
@@ -294,7 +308,7 @@ def convert_entries_to_sums(entries: pa.RecordBatch, columns: Sequence[str]) -> 
 
 
 def _collect_table_versions(entries: pa.RecordBatch) -> pa.ListArray:
-    """Returns the column `VERSIONS` of ledger entries: the written tables, their versions afterwards, and the time."""
+    """Returns a list of structs `(table, version, committed_at)` for each ledger entry: the tables that it wrote."""
     lists = entries.column("outputs")
     outputs = lists.flatten()
     times = entries.column("committed_at").take(pc.list_parent_indices(lists))
@@ -305,17 +319,18 @@ def _collect_table_versions(entries: pa.RecordBatch) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(items, fields=[*TABLE_VERSIONS.value_type]))
 
 
-def _find_needed_ledger_columns(sum_columns: Sequence[str]) -> list[str]:
-    """Returns the ledger columns to read in order to compute the given columns of sums."""
+def _list_ledger_columns_for_sums(sum_columns: Sequence[str]) -> list[str]:
+    """Returns the ledger columns from which these columns of sums are computed."""
     return list(dict.fromkeys(name for column in sum_columns for name in _MADE_OF.get(column, (column,))))
 
 
 def _read_copies_and_later_entries(
     reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredSums
 ) -> list[pa.RecordBatch] | None:
-    """Returns the copied sums and the entries after them; None if the copies cannot be used.
+    """Returns the stored sums of entries that the ledger still has, and then the entries that are not in these sums.
 
-    They cannot be used if their counts contradict the ledger, or if a copied sum includes the batch `before`.
+    Returns None if the sums cannot be used. Their number of entries contradicts the ledger, or one of them contains the
+    batch `before`, which its query will run again.
     """
     copies = sums.copies
     if copies is None or not reader.exists(LEDGER):
@@ -325,26 +340,30 @@ def _read_copies_and_later_entries(
         if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
             return None
     since = ("committed_at", ge, copies["until"][0].as_py())
-    entries, known = reader.read_with_count(LEDGER, since, columns=_find_needed_ledger_columns(columns))
-    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_already_summed_entries(reader, sums):
+    entries, known = reader.read_with_count(LEDGER, since, columns=_list_ledger_columns_for_sums(columns))
+    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_entries_already_summed(reader, sums):
         return None
     late = [convert_entries_to_sums(batch, columns) for batch in entries.to_batches()]
     return [*copies.select(list(columns)).to_batches(), *late]
 
 
-def _count_already_summed_entries(reader: TableReader, sums: StoredSums) -> int:
-    """Counts entries that the ledger still has although carried sums already replace them."""
+def _count_entries_already_summed(reader: TableReader, sums: StoredSums) -> int:
+    """Counts the old entries that are still in the ledger because their removal by retention was interrupted."""
     if sums.removed_before is None:
         return 0
     early = reader.read_batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
-    return sum(batch.num_rows - sums.drop_summed_entries(batch).num_rows for batch in early)
+    return sum(batch.num_rows - sums.drop_entries_already_summed(batch).num_rows for batch in early)
 
 
-def _require_batch_not_in_carried_sums(before: Txn | None, sums: StoredSums) -> None:
-    """Checks that no carried sum includes the batch `before`, which readers must leave out.
+def _refuse_batch_in_sums(before: Txn | None, sums: StoredSums) -> None:
+    """Checks that the ledger still has the entry of a batch that its query will run again.
+
+    Args:
+        before: the batch; None if no batch will run again.
+        sums: the sums in `ops.positions`.
 
     Raises:
-        LakeError: a carried sum includes it, so it cannot be left out.
+        LakeError: retention removed the entry. So a sum contains it, and readers cannot leave it out.
     """
     if before is None or sums.removed_before is None:
         return

@@ -39,9 +39,11 @@ class OffsetRange:
     """The offsets of one topic-partition that a batch read.
 
     Attributes:
-        first: lowest offset.
-        last: highest offset, included in the range.
-        messages: number of messages in the range, which is lower than the number of offsets if some are missing.
+        topic: the Kafka topic.
+        partition: the Kafka partition.
+        first: the lowest offset read.
+        last: the highest offset read.
+        messages: number of messages read. It is lower than the number of offsets if some offsets have no message.
     """
 
     topic: str
@@ -52,7 +54,7 @@ class OffsetRange:
 
     @property
     def missing_messages(self) -> int:
-        """Number of offsets in the range without a message; negative if messages occur twice."""
+        """Number of offsets in the range minus number of messages in it. Negative if an offset has several messages."""
         return self.last - self.first + 1 - self.messages
 
 
@@ -73,11 +75,11 @@ class TableOutput:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One micro-batch of one layer.
+    """The row of `ops.ledger` about one micro-batch of one layer.
 
     Attributes:
         layer: the layer's name.
-        txn: application id and number of the batch.
+        txn: Delta transaction of the batch: application id and batch number.
         source: the table or system that was read.
         started_at: wall-clock time at which the batch started.
         source_from: first Delta version or batch number that was read of the source; None if it has neither.
@@ -85,16 +87,16 @@ class LedgerEntry:
         offsets: the offsets of the messages read, by topic-partition.
         outputs: the tables written.
         messages: number of messages read.
-        applied: number of parts applied.
-        duplicates: number of duplicates dropped.
+        applied: number of parts applied. A feed can split a message into several parts.
+        duplicates: number of parts dropped as duplicates.
         quarantined: number of parts quarantined.
-        held: number of messages held back.
-        ignored: number of messages that their feed ignores.
-        parts: number of parts of the messages, to which the five counts before it add up in silver; None if every
-            message has one part.
-        config_hash: from `hash_settings_of_layers`.
+        held: number of parts that wait in the state for earlier messages.
+        ignored: number of parts that their feed ignores.
+        parts: number of parts of the messages; None if every message has one part. In silver, it is the sum of the five
+            numbers before it.
+        config_hash: hash of the settings that affect the results, from `hash_settings_of_layers`.
         decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
-        feeds: how silver or a processor read messages, from `settings.feed_history.list_mappings`; None in others.
+        feeds: for each topic, how silver or a processor read its messages; None for other layers.
     """
 
     layer: str
@@ -123,6 +125,9 @@ class Ledger:
     The machine's clock alone is not enough, since it can be set to an earlier time. So a rebuild's entry gets a later
     commit time than all entries of its layer and all earlier rebuilds. Entries that the layer writes afterwards get a
     later commit time than the rebuild. A job uses one instance, because its layer is not rebuilt while it runs.
+
+    Args:
+        lake: the lake that has the ledger.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -130,19 +135,26 @@ class Ledger:
         self._rebuilt: dict[str, datetime] = {}
 
     def write_entry(self, spark: SparkSession, entry: LedgerEntry, txn: Txn | None = None) -> None:
-        """Appends the entry. If a batch is replayed, the ledger keeps the entry of the first run.
+        """Appends an entry to `ops.ledger`. If a batch runs again after a crash, the entry of the first run stays.
 
         Args:
+            spark: the session to write with.
+            entry: the entry.
             txn: Delta transaction of the append; None to use the entry's own.
         """
         row = _convert_to_row(entry, max(datetime.now(UTC), self._find_earliest_commit_time(spark, entry)))
         append_rows(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
     def _find_earliest_commit_time(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
-        """Returns the earliest commit time that the entry may get, so that it is ordered correctly around rebuilds."""
+        """Returns the earliest commit time that the entry may get.
+
+        An entry of a rebuild must be later than all entries of its layer and all rebuilds. Other entries must be later
+        than
+        the last rebuild of their layer.
+        """
         if entry.txn.app_id.startswith(REBUILD):
             books = LedgerReader(self._lake.reader(spark))
-            return _time_after_entries(
+            return _compute_time_after_last_commit(
                 chain(books.read_entries(("layer", eq, entry.layer)), books.read_entries(_WRITTEN_BY_REBUILD))
             )
         if entry.layer not in self._rebuilt:
@@ -153,12 +165,12 @@ class Ledger:
 def find_earliest_commit_time_after_rebuild(reader: TableReader, layer: str) -> datetime:
     """Returns the commit time of the layer's last rebuild plus one microsecond; 1970 if it was never rebuilt.
 
-    The result is in the future if the machine's clock now shows an earlier time than it did at the rebuild.
+    The result is in the future if the clock of the machine now shows an earlier time than at the rebuild.
     """
-    return _time_after_entries(LedgerReader(reader).read_entries(("layer", eq, layer), _WRITTEN_BY_REBUILD))
+    return _compute_time_after_last_commit(LedgerReader(reader).read_entries(("layer", eq, layer), _WRITTEN_BY_REBUILD))
 
 
-def _time_after_entries(entries: Iterator[pa.RecordBatch]) -> datetime:
+def _compute_time_after_last_commit(entries: Iterator[pa.RecordBatch]) -> datetime:
     times = [pc.max(batch.column("committed_at")).as_py() for batch in entries]
     return max((time for time in times if time is not None), default=_NEVER) + timedelta(microseconds=1)
 
@@ -193,10 +205,11 @@ _SETTINGS_THAT_DECIDE_RESULTS: dict[str, set[str]] = {SILVER: {"snapshot_interva
 
 
 def hash_settings_of_layers(settings: Settings, *layers: str) -> str:
-    """Returns a hash of the settings that affect the results of these layers.
+    """Returns a hash of the settings that affect the results of these layers, as 16 hexadecimal digits.
 
     Args:
-        layers: names of layers; none for all layers.
+        settings: the settings.
+        layers: `silver`, `gold` or both; none means both.
     """
     deciding = {layer: _SETTINGS_THAT_DECIDE_RESULTS[layer] for layer in layers or _SETTINGS_THAT_DECIDE_RESULTS}
     text = settings.capture.model_dump_json() + settings.model_dump_json(include=deciding)

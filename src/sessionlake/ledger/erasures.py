@@ -49,7 +49,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Erasure:
-    """The receipt of one forgotten session.
+    """The receipt for one forgotten session: a row of `ops.erasures`. It does not contain the session's id.
 
     Attributes:
         receipt: the receipt's number.
@@ -73,27 +73,30 @@ class Erasure:
 
     @property
     def removed_rows_by_table(self) -> dict[str, int]:
-        """Number of removed rows of each table; tables without removed rows are left out."""
+        """Number of rows that forgetting the session removed from each table.
+
+        Tables without removed rows are left out.
+        """
         return {table: counts["rows"] for table, counts in self.report.get("tables", {}).items() if counts["rows"]}
 
-    def is_for(self, topic: str, session: str) -> bool:
+    def is_for_session(self, topic: str, session_id: str) -> bool:
         """True if the receipt is for the session with this topic and session id."""
-        return self.session_hash == hash_session(self.salt, topic, session)
+        return self.session_hash == hash_session(self.salt, topic, session_id)
 
 
-def hash_session(salt: str, topic: str, session: str) -> str:
-    """Returns the hash by which a receipt identifies a session, in hexadecimal.
+def hash_session(salt: str, topic: str, session_id: str) -> str:
+    """Returns the hash that a receipt has instead of the session's id: SHA-256 in hexadecimal.
 
     Args:
-        salt: in hexadecimal.
+        salt: the salt in hexadecimal.
         topic: Kafka topic of the session.
-        session: the session's id.
+        session_id: the session's id.
     """
-    return hashlib.sha256(bytes.fromhex(salt) + topic.encode() + b"\0" + session.encode()).hexdigest()
+    return hashlib.sha256(bytes.fromhex(salt) + topic.encode() + b"\0" + session_id.encode()).hexdigest()
 
 
 def read_receipts(reader: TableReader) -> list[Erasure]:
-    """Returns all receipts, in the order in which forgetting began.
+    """Returns the receipts of all forgotten sessions, in the order in which forgetting began.
 
     Raises:
         LakeError: a later version of sessionlake wrote them.
@@ -112,7 +115,10 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
 
 
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
-    """Writes a receipt: adds it, or replaces the stored receipt with the same number. The caller must hold `CLAIM`."""
+    """Writes a receipt to `ops.erasures`, in place of a stored receipt with the same number.
+
+    The caller must hold `CLAIM`.
+    """
     others = [other for other in read_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
     _replace_receipts(spark, lake, [*others, erasure])
 
@@ -123,24 +129,27 @@ def _replace_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[Erasur
 
 
 def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
-    """Deletes the receipt of an erasure that was cancelled before it erased anything. The caller must hold `CLAIM`."""
+    """Deletes a receipt of which nothing was erased yet, because the operator cancelled.
+
+    The caller must hold `CLAIM`.
+    """
     known = read_receipts(lake.reader(spark))
     left = [one for one in known if one.receipt != receipt]
     if len(left) < len(known):
         _replace_receipts(spark, lake, left)
 
 
-def read_or_create_salt(receipts: Iterable[Erasure]) -> str:
-    """Returns the salt of the lake's receipts; a new one if there are none."""
+def choose_salt(receipts: Iterable[Erasure]) -> str:
+    """Returns the salt of all receipts of the lake, in hexadecimal; a new random one if there is no receipt yet."""
     return next((erasure.salt for erasure in receipts), None) or secrets.token_hex(_SALT_BYTES)
 
 
 def erase_forgotten_messages(messages: DataFrame, receipts: Iterable[Erasure]) -> DataFrame:
-    """Returns the messages, with the content of those that belong to a forgotten session erased.
+    """Returns the messages with key, value and headers erased where the message belongs to a forgotten session.
 
     Args:
-        messages: with the columns of `bronze.messages`.
-        receipts: the receipts of forgotten sessions.
+        messages: rows with the columns of `bronze.messages`.
+        receipts: the receipts of the forgotten sessions.
     """
     from pyspark.sql import functions as F
 

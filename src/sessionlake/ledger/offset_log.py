@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class OffsetLog:
-    """Holds the last offset that a layer has read of each topic-partition, and checks that the next batch continues it.
+    """Knows the last offset that a layer has read of each topic-partition. Checks that the next batch continues there.
 
     Args:
-        ends: last offset read of each topic-partition.
-        absent: looks up offsets that hold no message. It is asked only if a batch lacks offsets.
+        ends: the last offset read, by topic and partition; None if nothing was read.
+        absent: finds offsets that have no message. It is asked only if a batch lacks offsets.
     """
 
     def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, absent: AbsentOffsets | None = None) -> None:
@@ -38,23 +38,28 @@ class OffsetLog:
         """Returns the offset log of a layer, read from the ledger.
 
         Args:
-            before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
+            spark: the session to read with.
+            lake: the lake that has the ledger.
+            layer: the layer's name.
+            before: a batch that its query will run again. This batch and later ones are left out. None to leave out
+                none.
         """
         reader = lake.reader(spark)
         return cls(read_last_offsets(reader, layer, before), AbsentOffsets(reader))
 
     @property
     def last_offsets(self) -> Mapping[tuple[str, int], int]:
-        """The last offset read of each topic-partition."""
+        """The last offset that the layer has read, by topic and partition."""
         return self._ends
 
-    def check_ranges(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
-        """Checks a batch's ranges before it is committed.
+    def require_consecutive_ranges(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
+        """Checks the offset ranges of a batch before the batch is committed.
 
         Each range must start after the last offset read of its topic-partition and contain no message twice. Without
-        `allow_gaps`, every offset must have a message or be known to hold none.
+        `allow_gaps`, an offset may lack a message only if bronze or Kafka's topic history explains why.
 
         Args:
+            ranges: the ranges, at most one for each topic-partition.
             allow_gaps: True if offsets may be missing, as in compacted topics.
             layer: name of the layer, for error texts.
 
@@ -79,20 +84,31 @@ class OffsetLog:
                     fix="Restore the source table to a version without the duplicates",
                 )
         if not allow_gaps:
-            self._require_no_unknown_gaps(
-                [item for item in items if item.missing_messages or self._find_expected_start(item) < item.first], layer
+            self._refuse_unexplained_gaps(
+                [
+                    item
+                    for item in items
+                    if item.missing_messages or self._find_expected_first_offset(item) < item.first
+                ],
+                layer,
             )
 
-    def _require_no_unknown_gaps(self, ranges: Iterable[OffsetRange], layer: str) -> None:
-        """Checks that all missing offsets are known to hold no message.
+    def _refuse_unexplained_gaps(self, ranges: Iterable[OffsetRange], layer: str) -> None:
+        """Checks that `ops.absent_offsets` or `ops.topics` explains every offset that has no message.
+
+        Args:
+            ranges: the offset ranges in which, or before which, offsets are missing.
+            layer: name of the layer, for error texts.
 
         Raises:
-            OffsetHoleError: other offsets are missing.
+            OffsetHoleError: an offset is missing for an unknown reason.
         """
-        wanted = {(item.topic, item.partition): (self._find_expected_start(item), item.last + 1) for item in ranges}
-        known = self._absent.find_overlapping_runs(wanted)
+        wanted = {
+            (item.topic, item.partition): (self._find_expected_first_offset(item), item.last + 1) for item in ranges
+        }
+        known = self._absent.find_absent_runs(wanted)
         for item in ranges:
-            runs, start = known[item.topic, item.partition], self._find_expected_start(item)
+            runs, start = known[item.topic, item.partition], self._find_expected_first_offset(item)
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
             if item.first - start > count_offsets_in_runs(runs, start, item.first):
                 raise OffsetHoleError(
@@ -109,11 +125,14 @@ class OffsetLog:
                     "messages: with this setting, the layer continues without them",
                 )
 
-    def _find_expected_start(self, offset_range: OffsetRange) -> int:
-        """Returns the offset after the last one read; if the topic-partition is new, the range's own first offset."""
+    def _find_expected_first_offset(self, offset_range: OffsetRange) -> int:
+        """Returns one past the last offset read of the range's topic-partition.
+
+        If none was read, returns the range's first offset.
+        """
         return self._ends.get((offset_range.topic, offset_range.partition), offset_range.first - 1) + 1
 
     def record_committed_ranges(self, ranges: Iterable[OffsetRange]) -> None:
-        """Stores the last offsets of a committed batch, so that the next batch is checked against them."""
+        """Remembers the last offsets of a committed batch, so that the next batch is checked against them."""
         for item in ranges:
             self._ends[item.topic, item.partition] = item.last

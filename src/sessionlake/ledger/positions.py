@@ -85,11 +85,13 @@ _KEY = ("layer", "app_id", "current")
 _SUMMED = pa.schema([*(field for field in SCHEMA if field.name in {*_KEY, *_COLUMNS}), ("current", pa.bool_())])
 
 
-def update_copied_sums(spark: SparkSession, lake: Lake) -> bool:
-    """Updates the copied sums if enough new entries can be summed.
+def update_ledger_sums(spark: SparkSession, lake: Lake) -> bool:
+    """Sums the ledger's entries into `ops.positions`, if at least 500 entries are not in a sum yet.
+
+    The entries stay in the ledger. The sums make reading progress faster.
 
     Returns:
-        True if the sums were updated; False if too few entries are new or another process holds the claim.
+        True if the sums were updated; False if too few entries are new or another process holds the claim for it.
     """
     books = LedgerReader(lake.reader(spark), *_COLUMNS, include_carried=False)
     times = [batch.column("committed_at") for batch in books.read_entries()]
@@ -103,35 +105,43 @@ def update_copied_sums(spark: SparkSession, lake: Lake) -> bool:
         # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
         known = read_stored_sums(reader).carried
-        own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
+        own = sum_ledger_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
         replace_with_claim(spark, lake, POSITIONS, sums)
         return True
     return False
 
 
-def write_carried_sums(spark: SparkSession, lake: Lake, cutoff: datetime) -> None:
-    """Writes carried sums for all ledger entries committed before `cutoff`, so that retention can remove these entries.
+def write_sums_of_old_entries(spark: SparkSession, lake: Lake, cutoff: datetime) -> None:
+    """Writes sums of all ledger entries committed before `cutoff`, so that retention can then remove these entries.
 
-    Copied sums are dropped; `update_copied_sums` computes them again. The caller must hold `retained.CLAIM`.
+    Sums of entries that stay in the ledger are dropped; `update_ledger_sums` computes them again. The caller must hold
+    `retained.CLAIM`.
     """
-    replace_with_claim(spark, lake, POSITIONS, compute_carried_sums(lake.reader(spark), cutoff))
+    replace_with_claim(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
 
 
-def compute_carried_sums(reader: TableReader, cutoff: datetime) -> pa.Table:
-    """Returns the carried sums for all ledger entries committed before `cutoff`, as rows of `ops.positions`.
+def compute_sums_of_old_entries(reader: TableReader, cutoff: datetime) -> pa.Table:
+    """Returns the sums of all ledger entries committed before `cutoff`, as rows of `ops.positions`.
 
-    Entries that were removed earlier are included through the present carried sums.
+    Entries that retention removed earlier are included: the sums that already replace them are added.
     """
-    sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).read_entries, cutoff)
+    sums = sum_ledger_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).read_entries, cutoff)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
 
-def drop_carried_sums(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
-    """Drops all copied sums, and the carried sums of the given layers, whose ledger entries a rebuild writes again.
+def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
+    """Drops the stored sums of the layers whose ledger entries a rebuild is writing again.
 
-    The caller must hold `retained.CLAIM`.
+    Also drops all sums of entries that are still in the ledger; `update_ledger_sums` computes them again. The caller
+    must
+    hold `retained.CLAIM`.
+
+    Args:
+        spark: the session to write with.
+        lake: the lake that has `ops.positions`.
+        layers: names of the layers that are being rebuilt.
     """
     known = read_stored_sums(lake.reader(spark)).carried
     if known.num_rows:
@@ -139,19 +149,19 @@ def drop_carried_sums(spark: SparkSession, lake: Lake, layers: Collection[str]) 
         replace_with_claim(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
-def verify_copied_sums(reader: TableReader) -> bool:
-    """Compares the copied sums with sums computed from the whole ledger.
+def verify_ledger_sums(reader: TableReader) -> bool:
+    """Compares the sums in `ops.positions` of entries that the ledger still has with sums computed from these entries.
 
     Returns:
-        True if they are equal; False if there are no copied sums, or readers do not use them.
+        True if they are equal; False if there are no such sums, or readers do not use them.
 
     Raises:
         LakeError: they differ.
     """
     known = read_stored_sums(reader).copies
-    if known is None or not LedgerReader(reader).uses_copies:
+    if known is None or not LedgerReader(reader).uses_sums_of_old_entries:
         return False
-    made = sum_entries(
+    made = sum_ledger_entries(
         LedgerReader(reader, *_COLUMNS, every_entry=True, include_carried=False).read_entries, known["until"][0].as_py()
     )
     if _format_sorted_rows(known) != _format_sorted_rows(made):
@@ -163,12 +173,13 @@ def verify_copied_sums(reader: TableReader) -> bool:
     return True
 
 
-def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
-    """Returns the sums of ledger entries as rows of `ops.positions`, in the format of copied sums.
+def sum_ledger_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
+    """Returns sums of ledger entries as rows of `ops.positions`: one for each layer and application id.
 
     Args:
-        entries: function that returns all ledger rows that meet the given conditions. It is called twice. Rows may be
-            sums of older entries.
+        entries: a function that yields all ledger rows that meet the conditions passed to it. It is called twice. Rows
+            may
+            themselves be sums of older entries.
         until: only rows with an earlier commit time are summed.
     """
     before = ("committed_at", lt, until)
@@ -187,7 +198,7 @@ def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetim
 
 
 def _sum_rows_by_key(rows: pa.Table) -> pa.Table:
-    """Aggregates all rows with the same layer, application id and `current` into one row."""
+    """Adds up all rows that have the same values in the columns `layer`, `app_id` and `current`."""
     kept = [*((name, "max") for name in _HIGHEST), *((name, "sum") for name in _TOTALS)]
     heads = rows.group_by(_KEY).aggregate(kept).to_pylist()
     found: dict[tuple[Any, ...], Row] = {}
@@ -211,7 +222,7 @@ def _read_key(row: Row) -> tuple[Any, ...]:
 
 
 def _unnest_list_column(rows: pa.Table, name: str) -> pa.Table:
-    """Returns one row for each element of a list column: the key columns of its row, and the element's fields."""
+    """Returns one row for each element of a list column, with `layer`, `app_id`, `current` and the element's fields."""
     lists = rows[name].combine_chunks()
     keys = rows.select(_KEY).take(pc.list_parent_indices(lists))
     items = lists.flatten()

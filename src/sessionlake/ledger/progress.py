@@ -22,9 +22,12 @@ _REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 
 
 class ReadOffsets(NamedTuple):
-    """What a layer has read of one topic-partition.
+    """The offsets that a layer has read of one topic-partition since the layer's last rebuild.
 
     Attributes:
+        layer: the layer's name.
+        topic: the Kafka topic.
+        partition: the Kafka partition.
         first: lowest offset read.
         last: highest offset read.
         messages: number of messages read.
@@ -42,14 +45,15 @@ def read_layer_offsets(reader: TableReader, layer: str | None = None, before: Tx
     """Returns what each layer has read of each topic-partition since the layer's last rebuild, sorted.
 
     Args:
+        reader: reads the ledger.
         layer: name of the only layer to include; None for all layers.
-        before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
+        before: a batch that its query will run again. This batch and later ones are left out. None to leave out none.
     """
     found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     books = LedgerReader(reader, "offsets", before=before)
-    for batch in books.read_entries_since_rebuild(*_build_condition_on_layer(layer)):
+    for batch in books.read_entries_since_rebuild(*_build_layer_conditions(layer)):
         sums = [("first", "min"), ("last", "max"), ("messages", "sum")]
-        for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate(sums).to_pylist():
+        for row in _unnest_ledger_offsets(batch).group_by(_PLACE).aggregate(sums).to_pylist():
             place = row["layer"], row["topic"], row["partition"]
             first, last, messages = found.get(place, (row["first_min"], row["last_max"], 0))
             reached = min(first, row["first_min"]), max(last, row["last_max"])
@@ -61,7 +65,9 @@ def read_last_offsets(reader: TableReader, layer: str, before: Txn | None = None
     """Returns the last offset that the layer has read of each topic-partition since the layer's last rebuild.
 
     Args:
-        before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
+        reader: reads the ledger.
+        layer: the layer's name.
+        before: a batch that its query will run again. This batch and later ones are left out. None to leave out none.
     """
     return {(span.topic, span.partition): span.last for span in read_layer_offsets(reader, layer, before)}
 
@@ -72,46 +78,48 @@ def has_read_message(reader: TableReader, layer: str, topic: str, partition: int
     return any(span[:3] == place and span.first <= offset <= span.last for span in read_layer_offsets(reader, layer))
 
 
-def read_last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
-    """Returns the number of the layer's last batch; None before the first.
+def read_last_batch_number(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
+    """Returns the number of the layer's last batch in the ledger; None if it has none.
 
     Args:
+        reader: reads the ledger.
+        layer: the layer's name.
         app_id: application id of the batches to consider; None for all.
     """
     own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
     found = [
         pc.max(batch.column("batch_id")).as_py()
-        for batch in LedgerReader(reader).read_entries(*_build_condition_on_layer(layer), *own)
+        for batch in LedgerReader(reader).read_entries(*_build_layer_conditions(layer), *own)
     ]
     return max((number for number in found if number is not None), default=None)
 
 
 def read_first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
-    """Returns the lowest offset of each topic-partition in the layer's batches that were committed since `moment`.
+    """Returns the lowest offset of each topic-partition in the layer's batches committed at `moment` or later.
 
     Topic-partitions that these batches did not read are missing.
     """
     found: dict[TopicPartition, int] = {}
     for batch in reader.read_batches(
-        LEDGER, *_build_condition_on_layer(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]
+        LEDGER, *_build_layer_conditions(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]
     ):
-        for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
+        for row in _unnest_ledger_offsets(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
             place = row["topic"], row["partition"]
             found[place] = min(row["first_min"], found.get(place, row["first_min"]))
     return found
 
 
 def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
-    """Returns the time of the layer's last commit with messages of each topic-partition.
+    """Returns, by topic-partition, when the layer last committed a batch with messages of that topic-partition.
 
-    Only commits since `moment` count. Topic-partitions without one are missing.
+    Only commits at `moment` or later count. Topic-partitions without such a commit are missing.
     """
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
     for batch in reader.read_batches(
-        LEDGER, *_build_condition_on_layer(layer), ("committed_at", ge, moment), columns=columns
+        LEDGER, *_build_layer_conditions(layer), ("committed_at", ge, moment), columns=columns
     ):
-        ranges = _unnest_offset_ranges(batch)
+        ranges = _unnest_ledger_offsets(batch)
         ranges = ranges.append_column("at", batch.column("committed_at").take(ranges["row"].combine_chunks()))
         own = ranges.filter(pc.field("messages") > 0).group_by(_PLACE).aggregate([("at", "max")])
         for row in own.to_pylist():
@@ -120,18 +128,18 @@ def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -
     return found
 
 
-def read_first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
-    """Returns the lowest batch number that the layer committed since `moment`; None if there is none."""
+def read_first_batch_number_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
+    """Returns the lowest number of a batch that the layer committed at `moment` or later; None if there is none."""
     late = reader.read_batches(
-        LEDGER, *_build_condition_on_layer(layer), ("committed_at", ge, moment), columns=["batch_id"]
+        LEDGER, *_build_layer_conditions(layer), ("committed_at", ge, moment), columns=["batch_id"]
     )
     found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
     return min((number for number in found if number is not None), default=None)
 
 
-def read_last_merged_batch(reader: TableReader) -> int:
+def read_last_merged_batch_number(reader: TableReader) -> int:
     """Returns the number of the last silver batch that was merged into silver's MERGE tables; -1 before the first."""
-    merges = LedgerReader(reader, "source_to").read_entries(*_build_condition_on_layer(SILVER_TABLES))
+    merges = LedgerReader(reader, "source_to").read_entries(*_build_layer_conditions(SILVER_TABLES))
     return max((row["source_to"] for row in to_dicts(merges)), default=-1)
 
 
@@ -149,14 +157,17 @@ class ChangeProgress(NamedTuple):
 
 
 def read_change_progress(reader: TableReader) -> ChangeProgress | None:
-    """Returns how far gold has read silver's changes; None if gold has read nothing since its tables were emptied."""
+    """Returns how far gold has read `silver.session_changes`.
+
+    Returns None if gold has read nothing since its tables were last emptied.
+    """
     books = LedgerReader(reader, "source_to")
     rebuilds = list(to_dicts(books.read_entries(("app_id", starts_with, REBUILD))))
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
     since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
     ends = [
         pc.max(batch.column("source_to")).as_py()
-        for batch in books.read_entries(*_build_condition_on_layer(GOLD), *since)
+        for batch in books.read_entries(*_build_layer_conditions(GOLD), *since)
     ]
     last = max((end for end in ends if end is not None), default=None)
     if last is None:
@@ -172,12 +183,17 @@ def read_change_progress(reader: TableReader) -> ChangeProgress | None:
 
 
 def read_entries_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
-    """Returns the ledger entries of the layer's batches with higher numbers than `batch`, by batch number.
+    """Returns the ledger entries of the layer's batches with higher numbers than `batch`, sorted by batch number.
+
+    Each entry is a dictionary with `layer`, `app_id`, `batch_id`, `committed_at` and the further columns.
 
     Args:
-        columns: further ledger columns of the result, in addition to `books.ENTRY`.
+        reader: reads the ledger.
+        layer: the layer's name.
+        batch: a batch number.
+        columns: names of further ledger columns.
     """
-    behind: list[Condition] = [*_build_condition_on_layer(layer), ("batch_id", gt, batch)]
+    behind: list[Condition] = [*_build_layer_conditions(layer), ("batch_id", gt, batch)]
     found = list(to_dicts(LedgerReader(reader, *columns, "batches").read_entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # some rows are sums that include these batches
         found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).read_entries(*behind)))
@@ -185,50 +201,57 @@ def read_entries_after(reader: TableReader, layer: str, batch: int, *columns: st
 
 
 def find_entry_of_message(
-    reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None = None
+    reader: TableReader, layer: str, topic: str, partition: int, offset: int, approximate_time: datetime | None = None
 ) -> Row | None:
-    """Returns the ledger entry of the batch in which the layer read a message.
+    """Returns the ledger entry of the batch in which the layer read a message, as a dictionary by column name.
 
     Only entries since the layer's last rebuild count. None if none of them includes the message's offset.
 
     Args:
-        near: approximate commit time of the batch, at which the search starts; None if unknown.
+        reader: reads the ledger.
+        layer: the layer's name.
+        topic: topic of the message.
+        partition: partition of the message.
+        offset: offset of the message in `bronze.messages`.
+        approximate_time: approximate commit time of the batch, at which the search starts; None if unknown.
     """
     if not has_read_message(reader, layer, topic, partition, offset):
         return None
     since = LedgerReader(reader).read_last_rebuilds()
     place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
     inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
-    for window in list_ledger_search_windows(near):
-        for batch in reader.read_batches(LEDGER, *_build_condition_on_layer(layer), *window):
+    for window in iterate_search_windows(approximate_time):
+        for batch in reader.read_batches(LEDGER, *_build_layer_conditions(layer), *window):
             kept = batch.filter(mask_entries_since_rebuild(batch, since))
-            for row in kept.take(_unnest_offset_ranges(kept).filter(inside)["row"].unique()).to_pylist():
+            for row in kept.take(_unnest_ledger_offsets(kept).filter(inside)["row"].unique()).to_pylist():
                 return dict(row)
     return None
 
 
-def list_ledger_search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
-    """Yields conditions for successive ledger searches: an hour around `near`, a day, 30 days, and the whole ledger.
+def iterate_search_windows(approximate_time: datetime | None) -> Iterator[Sequence[Condition]]:
+    """Yields conditions on the commit time for one ledger search after another, each over a longer time.
+
+    They cover an hour before and after `approximate_time`, then a day, then 30 days, then the whole ledger.
 
     Args:
-        near: None to search the whole ledger at once.
+        approximate_time: the time around which to search; None to search the whole ledger at once.
     """
-    if near is not None:
+    if approximate_time is not None:
         for reach in _REACHES:
-            yield ("committed_at", ge, near - reach), ("committed_at", le, near + reach)
+            yield ("committed_at", ge, approximate_time - reach), ("committed_at", le, approximate_time + reach)
     yield ()
 
 
-def _build_condition_on_layer(layer: str | None) -> list[Condition]:
+def _build_layer_conditions(layer: str | None) -> list[Condition]:
     return [] if layer is None else [("layer", eq, layer)]
 
 
-def _unnest_offset_ranges(batch: pa.RecordBatch) -> pa.Table:
-    """Returns one row for each offset range of these ledger rows.
+def _unnest_ledger_offsets(ledger_rows: pa.RecordBatch) -> pa.Table:
+    """Returns one row for each topic-partition in the column `offsets` of these ledger rows.
 
-    Its columns are `row` (index of the ledger row), `layer`, and the fields of an `OffsetRange`.
+    Its columns are `row` (index of the ledger row), `layer`, `topic`, `partition`, `first`, `last` and `messages`.
     """
-    offsets = batch.column("offsets")
+    offsets = ledger_rows.column("offsets")
     row, ranges = pc.list_parent_indices(offsets), offsets.flatten()
     columns = {name: ranges.field(name) for name in ("topic", "partition", "first", "last", "messages")}
-    return pa.table({"row": row, "layer": batch.column("layer").take(row)} | columns)
+    return pa.table({"row": row, "layer": ledger_rows.column("layer").take(row)} | columns)

@@ -74,11 +74,13 @@ The index comes first because readers read it first.
 _PLACE = ("topic", "partition")
 
 
-def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
-    """Returns the selection of the rows of a table that its limits say are removed or to be removed.
+def build_selection_of_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
+    """Builds the conditions that select the rows of a table that retention has removed or is removing.
 
     Args:
-        limits: columns as `LIMITS`; None if only `ExpiredRows.build_join_condition` is needed.
+        table: the table's two-level name.
+        limits: the limit of each topic-partition or session, as a table with the schema `LIMITS`. None if only
+            `ExpiredRows.build_join_condition` is needed.
         batch: number of the last silver batch that wrote such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
@@ -102,8 +104,9 @@ class RemovedRows:
         batch: highest number of a silver batch whose rows may have been removed; -1 if the table's rows name no batch.
         removed: number of rows whose removal is complete.
         pending: number of rows that are being removed now.
-        limits: columns as `LIMITS`. For bronze, each limit includes the highest Kafka timestamp among the removed
-            messages. Empty if only the head (the summary row) was read.
+        limits: for each topic-partition or session, the last removed offset, position or batch, with the schema
+            `LIMITS`.
+            For bronze also the highest Kafka timestamp among the removed messages. Empty if limits were not read.
     """
 
     table: str
@@ -115,21 +118,23 @@ class RemovedRows:
 
     @property
     def max_missing_rows(self) -> int:
-        """Largest possible number of missing rows: rows already removed and rows being removed."""
+        """Number of rows that can be missing: those already removed and those that are being removed."""
         return self.removed + self.pending
 
     @property
     def removal_text(self) -> str:
-        """A sentence for people that names the table and the time before which rows were removed."""
+        """A sentence for the operator that names the table and the time before which rows were removed."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
 def read_removed_rows(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, RemovedRows]:
-    """Returns what retention has removed, with all limits, by table name.
+    """Returns what retention has removed, by table name, with the limits of all topic-partitions and sessions.
 
     Args:
+        reader: reads `ops.retained`.
         tables: names of the tables to include; None for all. Prefer few: a table may have a limit for every session
-            that ever existed.
+            that
+            ever existed.
 
     Raises:
         LakeError: `ops.retained` has a format that this version of sessionlake does not read.
@@ -140,7 +145,7 @@ def read_removed_rows(reader: TableReader, tables: Collection[str] | None = None
 
 
 def read_removed_rows_without_limits(reader: TableReader) -> dict[str, RemovedRows]:
-    """Returns what retention has removed, by table name, with empty limits. Reads one row per table."""
+    """Returns what retention has removed, by table name; `limits` is empty in each result. Reads one row per table."""
     return _read_removed_rows(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
@@ -160,29 +165,30 @@ def _read_removed_rows(
     found = {head["table"]: RemovedRows(**head) for head in own.to_pylist()}
     if schema is _OF_HEADS:
         return found
-    return {table: replace(one, limits=_select_limits(rows, table)) for table, one in found.items()}
+    return {table: replace(one, limits=_select_limits_of_table(rows, table)) for table, one in found.items()}
 
 
-def _select_limits(rows: pa.Table, table: str) -> pa.Table:
+def _select_limits_of_table(rows: pa.Table, table: str) -> pa.Table:
     return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
 
 
-def read_limits_changed_last(reader: TableReader, removed_rows: RemovedRows) -> pa.Table:
-    """Returns the limits of a table that the last removal changed; columns as `LIMITS`.
+def read_last_changed_limits(reader: TableReader, removed_rows: RemovedRows) -> pa.Table:
+    """Returns the limits of a table that its last removal of rows changed, with the schema `LIMITS`.
 
     Args:
-        removed_rows: what was removed from the table, as read now. Limits with the same `batch` are returned.
+        reader: reads `ops.retained`.
+        removed_rows: what was removed from the table, as read now. It names the last removal.
     """
     rows = reader.read_arrow_table(
         RETAINED, ("table", eq, removed_rows.table), ("limit", ge, 0), ("batch", eq, removed_rows.batch)
     )
-    return _select_limits(rows.cast(_SCHEMA), removed_rows.table)
+    return _select_limits_of_table(rows.cast(_SCHEMA), removed_rows.table)
 
 
-def read_row_limits(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
-    """Returns the limits of a table as a Spark frame, since they may not fit into memory.
+def read_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+    """Returns the last removed offset, position or batch of each topic-partition or session of a table.
 
-    The frame has the columns of `LIMITS` and further columns of `ops.retained`.
+    The result is a Spark frame with at least the columns of `LIMITS`, because it may not fit into memory.
     """
     from pyspark.sql import functions as F
 
@@ -192,14 +198,14 @@ def read_row_limits(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
 
 
 def read_removed_rows_of_table(reader: TableReader, table: str) -> RemovedRows | None:
-    """Returns what retention has removed from a table, with empty limits; None if nothing was removed."""
-    return expand_to_all_tables(read_removed_rows_without_limits(reader)).get(table)
+    """Returns what retention has removed from a table; None if nothing was removed. `limits` is empty in the result."""
+    return expand_to_tables_removed_together(read_removed_rows_without_limits(reader)).get(table)
 
 
-def expand_to_all_tables(removed_rows: Mapping[str, RemovedRows]) -> dict[str, RemovedRows]:
-    """Returns what was removed, by table name, for all affected tables.
+def expand_to_tables_removed_together(removed_rows: Mapping[str, RemovedRows]) -> dict[str, RemovedRows]:
+    """Returns what was removed for every affected table, by table name.
 
-    Tables in `TABLES_REMOVED_TOGETHER` get the `RemovedRows` of the table under whose name their limits are stored.
+    Some tables lose their rows together and have one common record in `ops.retained`. Each of them gets this record.
     """
     return {
         part: found for table, found in removed_rows.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))
@@ -210,7 +216,10 @@ def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRo
     """Writes what was removed from a table to `ops.retained`. The caller must hold `CLAIM`.
 
     Args:
-        removed_rows: with the changed limits only; stored limits of other topic-partitions or sessions stay.
+        spark: the session to write with.
+        lake: the lake that has `ops.retained`.
+        removed_rows: the record, with the changed limits only. Stored limits of other topic-partitions and sessions
+            stay.
     """
     lake.prepare_tables(spark, [RETAINED])
     head = {"table": removed_rows.table, "format": FORMAT} | {name: getattr(removed_rows, name) for name, _ in _HEAD}
@@ -225,7 +234,10 @@ def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRo
 
 
 def _fill_null_keys(rows: pa.Table) -> pa.Table:
-    """Returns the rows with nulls in key columns replaced by the values in `_KEYS`."""
+    """Replaces nulls in the key columns by fixed values, because MERGE cannot match nulls.
+
+    The key columns are `table`, `topic`, `partition` and `session_id`.
+    """
     for name, value in _KEYS.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
     return rows
@@ -234,9 +246,12 @@ def _fill_null_keys(rows: pa.Table) -> pa.Table:
 def delete_records_of_removed_rows(
     spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None
 ) -> None:
-    """Deletes what `ops.retained` says about tables whose rows were all written again. The caller must hold `CLAIM`.
+    """Deletes the rows of `ops.retained` about tables whose rows were all written again. The caller must hold `CLAIM`.
 
     Args:
+        spark: the session to write with.
+        lake: the lake that has `ops.retained`.
+        tables: names of the tables that were written again.
         topics: the topics whose rows were written again; only their limits are deleted. None if all rows were.
     """
     from pyspark.sql import functions as F
@@ -263,7 +278,10 @@ class PartitionStart:
 
 
 def read_partition_starts(reader: TableReader) -> dict[TopicPartition, PartitionStart]:
-    """Returns where each topic-partition begins in bronze. Topic-partitions without removed messages are missing."""
+    """Returns, by topic-partition, where bronze begins after retention has removed messages.
+
+    Topic-partitions without removed messages are missing.
+    """
     found = read_removed_rows(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
@@ -274,16 +292,19 @@ def read_partition_starts(reader: TableReader) -> dict[TopicPartition, Partition
 
 
 def describe_partition_start(place: TopicPartition, start: PartitionStart) -> str:
-    """Returns a sentence for people that names the first offset of a topic-partition in bronze."""
+    """Returns a sentence for the operator that names the first offset of a topic-partition in bronze."""
     first = start.last_removed + 1
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
 def read_last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
-    """Returns the highest `_position` of a session's removed changes; None if none were removed.
+    """Returns the highest `_position` of a session's changes that retention has removed; None if none were removed.
 
     Args:
+        reader: reads `ops.retained`.
+        topic: topic of the session.
         partition: Kafka partition of the session; None to consider the sessions with this id in all partitions.
+        session_id: the session's id.
     """
     own: list[Condition] = [("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)]
     if partition is not None:

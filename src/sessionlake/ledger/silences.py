@@ -21,17 +21,20 @@ IS_SILENCE: Condition = ("topic", is_null, None)
 
 
 def read_silences(reader: TableReader) -> list[Silence]:
-    """Returns all silences in bronze."""
+    """Returns all silences in `bronze.messages`: notes that a topic-partition has had no message for long."""
     return [*decode_silences(row["value"] for row in reader.read_rows(MESSAGES, IS_SILENCE, columns=["value"]))]
 
 
 def select_silences(bronze_rows: DataFrame) -> list[Silence]:
-    """Returns the silences among these rows of `bronze.messages`."""
+    """Returns the silences among rows of `bronze.messages`.
+
+    A silence says that a topic-partition has had no message for long.
+    """
     return [
         *decode_silences(bytes(row["value"]) for row in bronze_rows.where("topic IS NULL").select("value").collect())
     ]
 
 
 def drop_silences(bronze_rows: DataFrame) -> DataFrame:
-    """Returns the rows of `bronze.messages` that are messages."""
+    """Returns only those rows of `bronze.messages` that are messages, not silences."""
     return bronze_rows.where("topic IS NOT NULL")

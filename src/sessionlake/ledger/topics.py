@@ -50,9 +50,10 @@ READ_STATES = frozenset({TopicState.ACTIVE, TopicState.INACTIVE})
 
 @dataclass(frozen=True)
 class PartitionOffsets:
-    """Offsets of one partition of a generation, as in `bronze.messages`.
+    """How far bronze has read one partition of a topic's generation. Offsets are numbered as in `bronze.messages`.
 
     Attributes:
+        partition: number of the partition.
         first_offset: the first offset that existed when bronze first saw the partition.
         next_offset: one past the last offset that bronze has read.
         end_offset: one past the last offset that bronze has seen in Kafka.
@@ -72,13 +73,14 @@ class Topic:
         topic: the topic's name.
         generation: number of the generation. It starts at 0. It rises by one each time that the rule `restart` accepts
             a recreated topic or the rule `forget` ignores it.
+        state: whether bronze reads the generation, or why it ended.
         topic_id: Kafka's unique id of the topic; None if the brokers give none.
         first_seen: wall-clock time at which bronze first saw the generation.
         last_seen: wall-clock time at which bronze last saw it.
         last_message_at: time of its last message; None if there was none.
         offset_shift: offset in `bronze.messages` minus offset in Kafka.
         partitions: how far bronze has read each partition.
-        lost: number of messages, from `next_offset` on, that were lost before bronze read them; None if none are known.
+        lost: number of messages that were lost before bronze read them; None if none are known.
     """
 
     topic: str
@@ -93,7 +95,7 @@ class Topic:
     lost: int | None = None
 
     @property
-    def free_offset(self) -> int:
+    def first_free_offset(self) -> int:
         """An offset in `bronze.messages` that is higher than every offset of the generation, in all partitions."""
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 
@@ -113,20 +115,21 @@ def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
 
 
 def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: Txn | None = None) -> None:
-    """Replaces all rows of `ops.topics`. With a transaction, a replay changes nothing."""
+    """Replaces all rows of `ops.topics`. If a transaction is given, a replay of it changes nothing."""
     rows = [asdict(row) | {"state": str(row.state)} for row in topics]
     replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
 def select_latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
-    """Returns the generation of each topic with the highest number, by topic name."""
+    """Returns the latest generation of each topic, by topic name: the row with the highest generation number."""
     return {row.topic: row for row in sorted(topics, key=lambda row: row.generation)}
 
 
 def find_unused_offsets(topics: Iterable[Topic]) -> UnusedOffsets:
-    """Returns, by topic-partition, the runs of unused offsets between two generations.
+    """Returns, by topic-partition, the offsets that no message has, between two generations of the topic.
 
-    A run starts one past the last offset of one generation, and ends before the first offset of the next.
+    Each run of such offsets is a pair `(first, end)`, from one past the last offset of a generation to just before the
+    first offset of the next.
     """
     ends: dict[TopicPartition, int] = {}
     found: UnusedOffsets = defaultdict(list)

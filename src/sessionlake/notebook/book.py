@@ -32,7 +32,7 @@ _VARIABLE = "NOTEBOOK_"
 
 
 class Book:
-    """The lake as one run of a notebook sees it.
+    """Gives one run of a notebook access to the lake's tables, to parameters and to output.
 
     On Databricks, the notebook's namespace has `spark`, `dbutils` and `display`. Widgets set `config` (path of the
     deployed settings file), `target` (section of that file), `catalog`, `schema_prefix` (`dev_<user>_` in a development
@@ -120,7 +120,7 @@ class Book:
         print(f"picture: {path}\n")  # noqa: T201 - a notebook's output
 
     def _read_deployment_settings(self) -> Settings:
-        """Returns the settings of the deployment that the widgets name, without secrets, which notebooks do not need.
+        """Returns the settings of the Databricks deployment that the notebook's widgets name, without secrets.
 
         Raises:
             ConfigError: The widgets name no settings file, or no section of it.

@@ -13,9 +13,9 @@ _MAGIC = "# MAGIC"
 _TEXT = "%md"
 
 
-def convert_to_jupyter(source: str) -> dict[str, Any]:
-    """Returns the notebook in Jupyter's format, version 4.5."""
-    cells = source.removeprefix(_FIRST).split(_CELL)
+def convert_to_jupyter(source_text: str) -> dict[str, Any]:
+    """Converts a notebook in Databricks' source format to the JSON object of Jupyter's format, version 4.5."""
+    cells = source_text.removeprefix(_FIRST).split(_CELL)
     return {
         "cells": [_make_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
@@ -25,7 +25,7 @@ def convert_to_jupyter(source: str) -> dict[str, Any]:
 
 
 def main(paths: list[str]) -> None:
-    """Writes each notebook as an .ipynb file next to its source."""
+    """Converts notebooks in Databricks' source format, and writes each as an .ipynb file beside its source."""
     for path in map(Path, paths):
         notebook = convert_to_jupyter(path.read_text(encoding="utf-8"))
         text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"

@@ -34,11 +34,11 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
     Args:
         changes: Columns `time`, `change` (`clear`, `upsert` or `delete`), `row_id`. Only the rows with the most changes
             are drawn.
-        events: Columns `time`, `event`.
+        events: The session's integrity events, one per row, with their event time in the column `time`.
         title: Title of the figure.
     """
     rows = list(changes["row_id"].dropna().value_counts().index[:_ROWS])[::-1]
-    figure, axes = _make_figure(title, 1.6 + 0.19 * len(rows))
+    figure, axes = _make_figure_with_one_plot(title, 1.6 + 0.19 * len(rows))
     for at in changes.loc[changes["change"] == "clear", "time"]:
         axes.axvline(at, color=PALETTE[2], linewidth=1.2, alpha=0.6, zorder=1)
     places = {row: place for place, row in enumerate(rows)}
@@ -67,7 +67,7 @@ def averages(points: pd.DataFrame, title: str) -> Figure:
         points: Columns `time`, `value`, `average`, `points` (number of points in the average), in event order.
         title: Title of the figure.
     """
-    figure, axes = _make_figure(title, 4)
+    figure, axes = _make_figure_with_one_plot(title, 4)
     axes.plot(points["time"], points["value"], ".", color=PALETTE[5], markersize=5, alpha=0.7, label="captured")
     many = f"average of {points['points'].max()} points"
     axes.plot(points["time"], points["average"], color=PALETTE[0], linewidth=1.8, label=many)
@@ -82,15 +82,15 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
     If there are more kinds than colours, the rarest ones are counted together as `others`.
 
     Args:
-        found: One row per event with the columns `topic`, `kind` and `time`. At least one row.
-        what: What is counted; the title of the figure.
+        found: One row per event or message, at least one: `topic`, `kind` (the colour) and `time` (stream time).
+        what: Title of the figure, which says what is counted.
     """
     kinds = list(found["kind"].value_counts().index)
     shown = kinds if len(kinds) <= len(PALETTE) else [*kinds[: len(PALETTE) - 1], _OTHERS]
     found = found.assign(kind=found["kind"].where(found["kind"].isin(shown), _OTHERS))
     by_topic = found.pivot_table(index="topic", columns="kind", values="time", aggfunc="size", fill_value=0)[shown]
     by_topic = by_topic.loc[by_topic.sum(axis=1).sort_values().index].tail(_ROWS)
-    figure, (left, right) = _make_figures(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
+    figure, (left, right) = _make_figure_with_columns(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
     begun, topics = np.zeros(len(by_topic)), [*map(_escape_dollar_signs, by_topic.index)]
     for kind, color in zip(shown, PALETTE, strict=False):
         left.barh(topics, by_topic[kind], left=begun, color=color, label=kind, height=0.7)
@@ -113,10 +113,11 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Draws one series in time buckets of several lengths, side by side, with minimum, maximum and average.
 
     Args:
-        found: Rows of each bucket length by its name, in order, with `window_start`, `points`, `min`, `max`, `average`.
+        found: One table per panel, by the name of its bucket length, such as `days`. The columns are `window_start`,
+            `points`, `min`, `max` and `average`. Only the last rows of a table are drawn.
         title: Title of the figure.
     """
-    figure, panels = _make_figures(title, len(found), 3.8, sharey=True)
+    figure, panels = _make_figure_with_columns(title, len(found), 3.8, sharey=True)
     for axes, (name, rows), color in zip(panels, found.items(), PALETTE, strict=False):
         last = rows.tail(_BUCKETS)
         places = range(len(last))
@@ -139,7 +140,7 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
         title: Title of the figure.
     """
     lanes = sorted(rows["lane"].unique())[:_ROWS][::-1]
-    figure, axes = _make_figure(title, 1.5 + 0.3 * len(lanes))
+    figure, axes = _make_figure_with_one_plot(title, 1.5 + 0.3 * len(lanes))
     for place, lane in enumerate(lanes):
         bars = rows[rows["lane"] == lane]
         begins, ends = _to_days(bars["begin"]), _to_days(bars["end"])
@@ -153,8 +154,14 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
 def pace(
     behind: Sequence[LagOverTime], throughput: Sequence[ThroughputOverTime], states: Sequence[ShardStats]
 ) -> Figure:
-    """Draws seconds behind bronze and messages per second of each layer, and the bytes of silver's state per shard."""
-    figure, (left, middle, right) = _make_figures("", 3, 3.6)
+    """Draws three panels: seconds behind bronze, messages per second, and the size of silver's state.
+
+    Args:
+        behind: For each layer, its seconds behind bronze over time.
+        throughput: For each layer, its messages per second over time.
+        states: For each shard, the bytes of silver's state.
+    """
+    figure, (left, middle, right) = _make_figure_with_columns("", 3, 3.6)
     left.set_title("seconds behind bronze", loc="left", color=_MUTED, fontsize=10)
     for lag in behind:
         left.plot(lag.times / _DAY, lag.seconds, color=_LAYERS.get(lag.layer, _MUTED), linewidth=1.6)
@@ -171,12 +178,14 @@ def pace(
     return figure
 
 
-def _make_figure(title: str, height: float) -> tuple[Figure, Axes]:
-    figure, (axes,) = _make_figures(title, 1, height)
+def _make_figure_with_one_plot(title: str, height: float) -> tuple[Figure, Axes]:
+    figure, (axes,) = _make_figure_with_columns(title, 1, height)
     return figure, axes
 
 
-def _make_figures(title: str, columns: int, height: float, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+def _make_figure_with_columns(
+    title: str, columns: int, height: float, *, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
     import matplotlib.pyplot as plt
 
     shape = {"figsize": (_WIDTH, height), "layout": "constrained", "squeeze": False, "sharey": sharey}

@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.properties import RETENTION, format_interval, par
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import update_copied_sums
+from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
@@ -184,7 +184,7 @@ class Maintenance:
         is_predictive = has_predictive_optimization(self._spark, self._lake.storage, table)
         compacted = None if is_predictive else self._compact_table(table)
         if table == LEDGER:
-            update_copied_sums(self._spark, self._lake)
+            update_ledger_sums(self._spark, self._lake)
         waits = wrong_retention or _describe_blocking_readers(reading)
         kept = self._choose_history(reading)
         if is_predictive:

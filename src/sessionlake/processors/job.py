@@ -230,7 +230,9 @@ class _ProcessorBatch:
                 raise violation
             refuse_failures(config.name, reports)
             ranges = list_offset_ranges(partitions)
-            self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
+            self._log.require_consecutive_ranges(
+                ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer
+            )
             require_continued_times(config.layer, partitions, self._log.last_offsets)
             with record_commit(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(

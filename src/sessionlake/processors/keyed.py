@@ -27,7 +27,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.processors.by_class import KeyedComputation
 from sessionlake.processors.by_product import ProductComputation
@@ -293,7 +293,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
         CheckpointGenerations(checkpoint, config.layer).current_generation.app_id,
         read_last_planned_batch(checkpoint),
     )
-    recorded = None if app_id is None else read_last_batch(reader, config.layer, app_id)
+    recorded = None if app_id is None else read_last_batch_number(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
             f"the checkpoint {checkpoint} ends with batch {planned}, the table holds batches up to {recorded}",
@@ -366,7 +366,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
     table.prepare_rebuild(spark)
     rows, found = _recompute_rows(spark, table, config)
-    lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
+    lake, last = table.lake, read_last_batch_number(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = hash_config(settings, config)
     metadata = json.dumps({"sessionlake": read_code_version(), "config": by})

@@ -20,9 +20,9 @@ class PublishQuery(LayerQuery):
 
     @property
     def restart_hint(self) -> str:
-        """A text that says how to publish the table from the start.
+        """A text for errors that says how to publish the table from the start.
 
-        It needs an empty topic, because the old topic keeps rows that the table no longer has.
+        Publishing from the start needs an empty topic, because the old topic keeps rows that the table no longer has.
         """
         return (
             f"publish into a new topic (--topic), or delete topic {self._topic} and the folder {self.checkpoint} and "

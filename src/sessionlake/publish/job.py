@@ -17,12 +17,12 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
 from sessionlake.kafka.clients import build_spark_kafka_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, UpsertMessages
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.publishable import require_publishable
-from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_topic
+from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_allowed_topic_name
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import map_batches
 from sessionlake.spark.interpreted import without_code_generation
@@ -48,14 +48,14 @@ _PRODUCER = {
 
 @dataclass(frozen=True)
 class Publication:
-    """A table, named with its schema, and the Kafka topic that it is published to."""
+    """A table, named with its schema, and the Kafka topic to which it is published."""
 
     table: str
     topic: str
 
     @property
     def layer(self) -> str:
-        """The name that this publication has as a layer in the ledger."""
+        """Name of the layer under which the ledger lists the batches of this publication."""
         return f"publish:{self.table}:{self.topic}"
 
     @property
@@ -63,14 +63,14 @@ class Publication:
         """Name of the checkpoint and of the lock of this publication."""
         return f"publish-{self.table}-{self.topic}"
 
-    def require_publishable_to(self, settings: Settings) -> None:
-        """Checks that the table can be published, and that bronze does not capture the topic.
+    def require_allowed_by(self, settings: Settings) -> None:
+        """Checks that the table can be published, and that the topic's name is valid and not captured by bronze.
 
         Raises:
-            UsageError: the table cannot be published, or the topic cannot be used.
+            UsageError: one of these conditions is not met.
         """
         require_publishable(settings, self.table)
-        require_topic(settings, self.topic)
+        require_allowed_topic_name(settings, self.topic)
 
 
 def start(
@@ -86,7 +86,7 @@ def start(
     Delivery is at least once: an unfinished batch is sent again, with the same messages in the same order.
 
     Args:
-        once: True to send everything that the table has now and then stop; False to continue with new changes.
+        once: True to send all that the table has now, and then stop. False to continue with new changes.
         on_batch: a function that is called with the ledger entry of every batch that sent messages.
 
     Returns:
@@ -94,11 +94,11 @@ def start(
 
     Raises:
         UsageError: the table or the topic cannot be used for publishing.
-        BrokerError: Kafka does not answer, or `topic.prepare_topic` refuses the topic.
-        LakeError: the table is missing, has no change feed or other columns, or the checkpoint is damaged.
-        MachineError: Spark may run a task twice at the same time.
+        BrokerError: Kafka does not answer. Or the topic is missing, drops old messages, or has other messages.
+        LakeError: the table is missing, lacks a change feed or a former column, or the checkpoint is damaged.
+        MachineError: `spark.speculation` is on, so Spark may run a task twice at the same time.
     """
-    publication.require_publishable_to(settings)
+    publication.require_allowed_by(settings)
     require_broker(settings)
     checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
@@ -108,9 +108,9 @@ def start(
     lake.prepare_tables(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
     _require_resumable(spark, lake, publication, query)
-    written = prepare_topic(settings, publication.topic, first=first, restart_hint=query.restart_hint)
+    written = prepare_topic(settings, publication.topic, is_first_run=first, restart_hint=query.restart_hint)
     if written == 0 and not first:
-        if _has_sent(spark, lake, publication.layer):
+        if _has_published_batch(spark, lake, publication.layer):
             raise BrokerError(
                 f"publish: topic {publication.topic} was deleted and created again, without its messages",
                 fix=f"Publish the table from the start: {query.restart_hint}",
@@ -120,7 +120,7 @@ def start(
         )  # starts from the table's current rows: its log may not reach back to its first version
     limit, feed = settings.publish.max_bytes_per_trigger, {"readChangeFeed": "true"}
     stream = lake.stream_table(spark, publication.table, limit, feed)
-    batch = _PublishBatch(lake, settings, publication, on_batch)
+    batch = _PublishBatchSender(lake, settings, publication, on_batch)
     return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
 
 
@@ -145,7 +145,7 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
         )
 
 
-class _PublishBatch:
+class _PublishBatchSender:
     """Sends a micro-batch of a table's changes to Kafka, then writes its ledger entry."""
 
     def __init__(
@@ -170,7 +170,7 @@ class _PublishBatch:
         self._lake.storage.require_claims()
         fault_point("before:kafka")
         with without_code_generation(spark, enabled=self._few):
-            count, first, last = self._send_changes(changes, txn.version)
+            count, first, last = self._send_changes_to_kafka(changes, txn.version)
         self._few = count <= self._lake.driver_limits.few_messages
         fault_point("after:kafka")
         if not count:  # versions that changed no row, such as a compaction
@@ -190,15 +190,20 @@ class _PublishBatch:
         if self._on_batch:
             self._on_batch(entry)
 
-    def _send_changes(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
+    def _send_changes_to_kafka(self, changes: DataFrame, batch_number: int) -> tuple[int, int, int]:
         """Sends changes to Kafka.
 
+        Args:
+            changes: rows of the table's change feed.
+            batch_number: number of the micro-batch, which every message gets as a header.
+
         Returns:
-            The number of messages, and the first and the last version of the table that the changes belong to.
+            The number of messages, and the first and the last version of the table that the changes belong to. Both
+            versions are None without messages.
         """
         from pyspark.sql import functions as F
 
-        messages = self._create_messages(changes, batch).persist()
+        messages = self._create_upsert_messages(changes, batch_number).persist()
         try:
             account = messages.agg(F.count("version"), F.min("version"), F.max("version")).collect()[0]
             if account[0]:
@@ -209,8 +214,11 @@ class _PublishBatch:
             messages.unpersist()
         return tuple(account)
 
-    def _create_messages(self, changes: DataFrame, batch: int) -> DataFrame:
-        """Returns the messages to send. All messages of a key are in one Spark task and in order."""
+    def _create_upsert_messages(self, changes: DataFrame, batch_number: int) -> DataFrame:
+        """Returns one Kafka message per changed row, with the columns `key, value, headers, version`.
+
+        All messages of a key are in one Spark task, in the order of the table's versions.
+        """
         from pyspark.sql import functions as F
 
         key = self._table.key
@@ -223,7 +231,7 @@ class _PublishBatch:
             .repartition(tasks, *map(quote, key))
             .sortWithinPartitions(VERSION, *map(quote, key), written)
         )
-        return map_batches(ordered, UpsertMessages(key, batch), DDL)
+        return map_batches(ordered, UpsertMessages(key, batch_number), DDL)
 
 
 def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
@@ -262,5 +270,5 @@ def _refuse_speculation(spark: SparkSession) -> None:
         )
 
 
-def _has_sent(spark: SparkSession, lake: Lake, layer: str) -> bool:
-    return read_last_batch(lake.reader(spark), layer) is not None
+def _has_published_batch(spark: SparkSession, lake: Lake, layer: str) -> bool:
+    return read_last_batch_number(lake.reader(spark), layer) is not None

@@ -15,11 +15,11 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 
 @dataclass(frozen=True)
 class PublishableTable:
-    """How a table is published.
+    """The columns of a table that can be published.
 
     Attributes:
         key: the columns that identify a row.
-        results: the columns with results, for tables of gold.
+        results: for a table of gold, the columns with results. Empty for other tables.
         sends_all: True if all columns are sent. False if columns that start with an underscore and are not results are
             left out. Such columns hold state, for example remainders of sums.
     """
@@ -29,33 +29,40 @@ class PublishableTable:
     sends_all: bool = False
 
     def select_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns those of the columns `names` that are sent."""
+        """Returns the names of the columns that are sent to Kafka.
+
+        Args:
+            names: names of all columns of the table.
+        """
         return [name for name in names if self.sends_all or name in self.results or not name.startswith("_")]
 
 
 def list_publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
-    """Returns the tables that can be published: `silver.session_rows` and gold's tables, by name with schema.
+    """Returns the tables that can be published, by name with schema: `silver.session_rows` and gold's tables.
 
-    They may still lack the change feed that publishing needs.
+    Some of them may still lack the change feed that publishing needs.
     """
     found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
     found |= {
         table.table_name: PublishableTable(table.row_keys, table.result_columns)
         for table in add_final_tables(list_declared_gold_tables(settings))
     }
-    products = {table: create_product(one) for table, one in _list_processor_products(settings).items()}
+    products = {table: create_product(one) for table, one in _list_products_computed_from_tables(settings).items()}
     return found | {
         table: PublishableTable(product.row_keys, product.result_columns) for table, product in products.items()
     }
 
 
-def _list_processor_products(settings: Settings) -> dict[str, ProductSettings]:
-    """Returns gold's products with a source table, by table name. Their tables always have a change feed."""
+def _list_products_computed_from_tables(settings: Settings) -> dict[str, ProductSettings]:
+    """Returns the settings of the products that are computed from another table (`source`), by name with schema.
+
+    Their tables always have a change feed.
+    """
     return {one.table: one for one in settings.gold.products if one.source is not None}
 
 
 def require_publishable(settings: Settings, table: str) -> PublishableTable:
-    """Returns how a table is published.
+    """Returns the columns of a table that can be published.
 
     Raises:
         UsageError: the table can never be published, or the configuration gives it no change feed.
@@ -73,7 +80,11 @@ def require_publishable(settings: Settings, table: str) -> PublishableTable:
             fix=f"Publish one of {', '.join(known)}",
         )
     schema, name = table.split(".")
-    if schema == GOLD and name not in settings.gold.change_feed and table not in _list_processor_products(settings):
+    if (
+        schema == GOLD
+        and name not in settings.gold.change_feed
+        and table not in _list_products_computed_from_tables(settings)
+    ):
         raise UsageError(
             f"publish: {table} has no change feed, because gold.change_feed does not name it",
             fix=f"Set `gold: {{change_feed: [{', '.join((*settings.gold.change_feed, name))}]}}` and restart gold, "

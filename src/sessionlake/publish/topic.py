@@ -25,7 +25,7 @@ _COMPACTED = {"cleanup.policy": "compact"}
 _UNLIMITED = "-1"
 
 
-def require_topic(settings: Settings, topic: str) -> None:
+def require_allowed_topic_name(settings: Settings, topic: str) -> None:
     """Checks that a table may be published to a topic of this name.
 
     Raises:
@@ -44,16 +44,16 @@ def require_topic(settings: Settings, topic: str) -> None:
         )
 
 
-def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: str) -> int | None:
+def prepare_topic(settings: Settings, topic: str, *, is_first_run: bool, restart_hint: str) -> int | None:
     """Checks that the topic exists and keeps the last message of every key. Creates a missing topic in the first run.
 
     Nothing is checked if the package `confluent_kafka` is missing, as on a cluster that has only Spark's Kafka client.
     The same applies if only Java can read the configured key store or trust store.
 
     Args:
-        first: True if nothing was published to the topic yet. A missing topic is then created as compacted, with the
-            broker's default numbers of partitions and replicas. If False, the topic must exist.
-        restart_hint: says how to publish the table from the start, in error texts.
+        is_first_run: True if nothing was published to the topic yet. A missing topic is then created as compacted, with
+            the broker's default numbers of partitions and replicas. If False, the topic must exist.
+        restart_hint: a text for errors that says how to publish the table from the start.
 
     Returns:
         The number of messages ever written to the topic; None if it could not be checked.
@@ -72,9 +72,9 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
     try:
         known = admin.list_topics(timeout=_TIMEOUT_SECONDS).topics
         if topic in known:
-            _require_matching_limits(admin, topic)
+            _require_suitable_topic_config(admin, topic)
             written = _count_written_messages(settings, topic, list(known[topic].partitions))
-        elif first:
+        elif is_first_run:
             _create_topic(admin, topic)
             written = 0
         else:
@@ -87,7 +87,7 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
             f"publish: topic {topic} cannot be checked or created: {error.args[0].str()}",
             fix="Check the broker and this client's rights on the topic, and run the command again",
         ) from error
-    if first and written:
+    if is_first_run and written:
         raise BrokerError(
             f"publish: topic {topic} has {written} messages already, but nothing of this table was published from here",
             why="The topic could keep rows that the table no longer has",
@@ -109,11 +109,11 @@ def _create_topic(admin: AdminClient, topic: str) -> None:
         ) from error
 
 
-def _require_matching_limits(admin: AdminClient, topic: str) -> None:
-    """Checks that a topic neither drops messages by age or size, nor accepts only small messages.
+def _require_suitable_topic_config(admin: AdminClient, topic: str) -> None:
+    """Checks that a topic keeps the last message of every key, and accepts messages that are large enough.
 
     Raises:
-        BrokerError: it does.
+        BrokerError: the topic drops messages by age or size, or its `max.message.bytes` is too low.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource
@@ -131,18 +131,18 @@ def _require_matching_limits(admin: AdminClient, topic: str) -> None:
             f"publish: topic {topic} drops messages by age or size (cleanup.policy={config['cleanup.policy']}, "
             f"{spelled})",
             why="Later readers would miss rows that have not changed for long",
-            fix=_suggest_alter(topic, "cleanup.policy=compact"),
+            fix=_suggest_topic_config(topic, "cleanup.policy=compact"),
         )
     if int(config["max.message.bytes"]) < _MIN_MESSAGE_LIMIT:
         raise BrokerError(
             f"publish: topic {topic} has max.message.bytes={config['max.message.bytes']}, but needs at least "
             f"{_MIN_MESSAGE_LIMIT}",
-            fix=_suggest_alter(topic, "max.message.bytes=1048588"),
+            fix=_suggest_topic_config(topic, "max.message.bytes=1048588"),
         )
 
 
-def _suggest_alter(topic: str, config: str) -> str:
-    return f"Run `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
+def _suggest_topic_config(topic: str, setting: str) -> str:
+    return f"Run `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {setting}`"
 
 
 def _count_written_messages(settings: Settings, topic: str, partitions: list[int]) -> int:

@@ -179,7 +179,7 @@ class _SilverBatchWriter:
             self._refuse_violations(reports)
             ranges = list_offset_ranges(partitions)
             followed_keys = [key for report in reports for key in report.decided]
-            self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued_times(LAYER, partitions, self._log.last_offsets)
             with record_commit(
                 self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges

@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch
@@ -80,7 +80,7 @@ def read_last_batches(spark: SparkSession, settings: Settings, layer: str = SILV
 
     They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
-    last = read_last_batch(Lake(settings).reader(spark), layer)
+    last = read_last_batch_number(Lake(settings).reader(spark), layer)
     return handover.read_next_batch(settings, layer) - 1, -1 if last is None else last
 
 

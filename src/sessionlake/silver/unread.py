@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import MESSAGES
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.silences import read_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
@@ -45,7 +45,7 @@ def read_unread_silences(
         LakeError: The checkpoint does not say which versions of bronze the layer has read.
     """
     lake = Lake(settings)
-    last = read_last_batch(lake.reader(spark), layer)
+    last = read_last_batch_number(lake.reader(spark), layer)
     if last is None or not any(one.behind == last_offsets.get(one.place) for one in read_silences(lake.reader(spark))):
         return frozenset()
     following = handover.read_next_version(settings, layer, last)

@@ -15,7 +15,7 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.ledger.books import LedgerReader, read_stored_sums, to_dicts
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import read_receipts
-from sessionlake.ledger.progress import read_last_batch, read_layer_offsets
+from sessionlake.ledger.progress import read_last_batch_number, read_layer_offsets
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
@@ -103,7 +103,7 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
     )
     if app_id is None or committed is None:  # other checks report a damaged checkpoint
         return
-    recorded, done = read_last_batch(reader, layer, app_id), first_batch + committed
+    recorded, done = read_last_batch_number(reader, layer, app_id), first_batch + committed
     if recorded is None or recorded < done:
         ends = "no batch" if recorded is None else f"batches up to {recorded}"
         lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
@@ -112,13 +112,13 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
 
 def is_ledger_behind(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if a layer has processed messages but the ledger has no batch of it."""
-    return read_last_batch(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
+    return read_last_batch_number(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
 
 
 def has_started(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if its checkpoint, its tables or the ledger show that a layer has processed messages."""
     noted = has_committed(lake.settings, layer) or has_data(spark, lake, layer)
-    return noted or read_last_batch(lake.reader(spark), layer) is not None
+    return noted or read_last_batch_number(lake.reader(spark), layer) is not None
 
 
 def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, tables: Iterable[str]) -> None:
@@ -197,7 +197,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     committed = read_last_committed_batch(checkpoint)
     done = first_batch - 1 if committed is None else first_batch + committed
     app_id = CheckpointGenerations(checkpoint, layer).current_generation.app_id
-    recorded = None if app_id is None else read_last_batch(lake.reader(spark), layer, app_id)
+    recorded = None if app_id is None else read_last_batch_number(lake.reader(spark), layer, app_id)
     # A batch is in the ledger before it is committed in the checkpoint.
     if recorded is not None and recorded > done + 1:
         old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"

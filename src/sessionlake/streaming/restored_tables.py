@@ -93,7 +93,7 @@ def read_versions_after_batches(reader: TableReader) -> _Versions:
 def _count_entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if old entries were replaced by sums."""
     books = LedgerReader(reader, "batches")
-    return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
+    return None if books.may_yield_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
 
 
 def _has_only_batches(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:

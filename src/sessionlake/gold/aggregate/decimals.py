@@ -24,8 +24,8 @@ _UNITS = np.dtype([("low", "<u8"), ("high", "<i8")])
 class DecimalSum(Aggregate):
     """The exact sum of a decimal column, as `decimal(38,s)`. It is null if it has more than 38 digits.
 
-    The state is the number of units as a text, which has no limit. So a sum that had too many digits is right again
-    once further values make it smaller, and the result does not depend on the order of the events.
+    A second column stores the sum in units of 10^-s, as a text, which has no limit. So a sum with too many digits is
+    right again once further values make it smaller, and the result does not depend on the order of the events.
 
     Attributes:
         of: Name of the column.
@@ -40,17 +40,19 @@ class DecimalSum(Aggregate):
         return (self.of,)
 
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column(name), "string")
+        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column_name(name), "string")
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
         # `merge_groups` reads units from decimals, too. It makes the texts once per row, not per event.
-        return {name: events[self.of], build_units_column(name): events[self.of]}
+        return {name: events[self.of], build_units_column_name(name): events[self.of]}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        return {build_units_column(name): left[build_units_column(name)] + right[build_units_column(name)]}
+        return {
+            build_units_column_name(name): left[build_units_column_name(name)] + right[build_units_column_name(name)]
+        }
 
     def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        units = build_units_column(name)
+        units = build_units_column_name(name)
         held = {units: read_units(parts[units])}
         merged = groups.merge_rows(held, lambda one, other: self.combine(name, one, other))[units].tolist()
         return {name: _to_decimals(merged, self.scale), units: pa.array(map(str, merged), pa.string())}
@@ -85,7 +87,7 @@ class DecimalMean(Derived):
 
     def compute(self, results: Columns) -> Any:
         # Python divides integers exactly and rounds once.
-        units, counts = read_units(results[build_units_column(self.sum)]).tolist(), results[self.count].tolist()
+        units, counts = read_units(results[build_units_column_name(self.sum)]).tolist(), results[self.count].tolist()
         return np.array([total / (n * 10**self.scale) for total, n in zip(units, counts, strict=True)], np.float64)
 
     @property
@@ -99,20 +101,20 @@ class DecimalMean(Derived):
         return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
 
 
-def build_units_column(name: str) -> str:
-    """Returns the name of the column that stores the units of a `DecimalSum`.
+def build_units_column_name(name: str) -> str:
+    """Returns the name of the column in which a `DecimalSum` stores its sum in units of 10^-s.
 
     Args:
-        name: Name of the result.
+        name: Name of the column with the sum itself.
     """
     return f"_{name}_units"
 
 
 def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
-    """Returns numbers of units as Python integers in a numpy array.
+    """Returns decimals in units of 10^-s, as Python integers in a numpy array.
 
     Args:
-        column: Decimals (128 bits) without nulls, or texts of integers.
+        column: Decimals (128 bits) without nulls, or their units as texts of integers.
     """
     values = to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_decimal(values.type):
@@ -121,9 +123,9 @@ def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
     return parts["high"].astype(object) * _LIMB + parts["low"].astype(object)
 
 
-def _to_decimals(units: Iterable[int], scale: int) -> pa.Array:
-    """Returns the decimals with these numbers of units; null for those with too many digits."""
-    every = list(units)
+def _to_decimals(unit_counts: Iterable[int], scale: int) -> pa.Array:
+    """Converts integers in units of 10^-scale to decimals; null for integers with more than 38 digits."""
+    every = list(unit_counts)
     fits = pa.array([abs(one) < 10**MOST_DIGITS for one in every], pa.bool_())
     content = b"".join(
         one.to_bytes(16, "little", signed=True) if valid else bytes(16)

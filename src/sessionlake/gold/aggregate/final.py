@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket, merge_latest
+from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket, merge_latest_times
 from sessionlake.gold.aggregate.product import APPEND, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.arrow import number_combinations
@@ -29,7 +29,7 @@ PartitionTimes = Mapping[TopicPartition, int]
 
 @dataclass(frozen=True)
 class FinalTable:
-    """The table `<product>_final`: the product's final rows, each appended once.
+    """The table `<product>_final` of one product: its final rows, each appended once.
 
     It has the product's keys and results, without the columns that are only needed to merge.
     """
@@ -105,33 +105,34 @@ class FinalTable:
             place: compute_first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()
         }
 
-    def ends_of_last_buckets(self, last_starts: PartitionTimes) -> dict[TopicPartition, int]:
+    def compute_bucket_ends(self, bucket_starts: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the end in ms of the last bucket that was appended.
 
         Args:
-            last_starts: Start of that bucket by topic-partition, in ms.
+            bucket_starts: Start of that bucket by topic-partition, in ms.
         """
-        return {place: start + self.bucket_ms for place, start in last_starts.items()}
+        return {place: start + self.bucket_ms for place, start in bucket_starts.items()}
 
 
 @dataclass
 class AppendProgress:
-    """Up to which bucket the final rows of one table have been appended. Only the gold process that writes has one.
+    """How far the final rows of one product have been appended to their table. Kept in memory by the gold stream.
 
     Attributes:
+        final_table: The table to which final rows are appended.
         appended_until: By topic-partition, the end in ms of the last bucket that earlier batches appended.
         already_in_table: By topic-partition, the end in ms of the last bucket in the table. Set only if the next batch
-            is a repeated one whose rows the table already has; else empty.
+            is a repeated one whose rows the table already has. Otherwise it is empty.
     """
 
     final_table: FinalTable
     appended_until: PartitionTimes
     already_in_table: PartitionTimes
 
-    def append_limits(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
-        """Returns, by topic-partition, up to which bucket start in ms rows are to be appended now.
+    def compute_append_limits(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
+        """Returns, by topic-partition, the start in ms of the first bucket that is not final yet.
 
-        Topic-partitions without newly final buckets are left out.
+        Rows of earlier buckets can be appended now. Topic-partitions without newly final buckets are left out.
 
         Args:
             stream_times: Stream time by topic-partition, in ms, after all changes that came since the last append.
@@ -142,38 +143,46 @@ class AppendProgress:
             if end > self.appended_until.get(place, NEVER)
         }
 
-    def mark_appended(self, until: PartitionTimes) -> None:
-        """Records that all buckets that start before `until` have been appended.
+    def mark_appended(self, appended_before: PartitionTimes) -> None:
+        """Records that all buckets that start before `appended_before` have been appended.
 
         Args:
-            until: A bucket start in ms, by topic-partition.
+            appended_before: A bucket start in ms, by topic-partition.
         """
         self.appended_until, self.already_in_table = (
-            merge_latest(merge_latest(self.appended_until, self.already_in_table), until),
+            merge_latest_times(merge_latest_times(self.appended_until, self.already_in_table), appended_before),
             {},
         )
 
 
-def final_table(product: Product) -> FinalTable | None:
-    """Returns the table of the product's final rows; None if the product does not have `output: append`."""
+def find_final_table(product: Product) -> FinalTable | None:
+    """Returns the table of a product's final rows; None if the product does not have `output: append`."""
     return FinalTable(product) if product.output == APPEND else None
 
 
-def select_newly_final(rows: pa.Table, since: PartitionTimes, until: PartitionTimes) -> pa.Table:
+def select_newly_final_rows(rows: pa.Table, since: PartitionTimes, until: PartitionTimes) -> pa.Table:
     """Returns the rows whose bucket starts at or after the limit in `since` and before the limit in `until`.
 
     Args:
         rows: Rows with `topic`, `partition` and `window_start`.
-        since: By topic-partition, the first bucket start in ms that has not been appended yet. Without an entry, none
-            has.
-        until: By topic-partition, the first bucket start in ms that is still open, from `append_limits`.
+        since: By topic-partition, the first bucket start in ms that has not been appended yet. A topic-partition
+            without an entry has no lower limit.
+        until: By topic-partition, the first bucket start in ms that is not final yet. Rows of a topic-partition without
+            an entry are left out.
     """
     start = compute_bucket_starts_ms(rows)
     return rows.filter(pa.array((start >= look_up_limits(rows, since)) & (start < look_up_limits(rows, until))))
 
 
 def look_up_limits(rows: pa.Table, limits: PartitionTimes) -> Int64s:
-    """Returns, for each row, the limit of the row's topic-partition in ms; `NEVER` if there is none."""
+    """Returns, for each row, the limit of the row's topic-partition in ms.
+
+    The result is `NEVER`, which is earlier than all times, for a topic-partition without a limit.
+
+    Args:
+        rows: Rows with `topic` and `partition`.
+        limits: A time in ms by topic-partition.
+    """
     code, (topics, partitions) = number_combinations(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
     known: Int64s = np.array([limits.get(place, NEVER) for place in places], np.int64)

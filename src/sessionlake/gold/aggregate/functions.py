@@ -49,11 +49,11 @@ class Aggregate(ABC):
 
     @abstractmethod
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
-        """Returns the aggregate's columns for each event as if it were alone: one value per event."""
+        """Returns the values of the stored columns for each event alone: one array per column, one item per event."""
 
     @abstractmethod
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        """Merges two partial results into one, for many rows at once: row i of `left` with row i of `right`."""
+        """Merges pairs of partial results: row i of `left` with row i of `right`. Returns the merged columns."""
 
     def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
         """Merges the partial results in `parts` into one row per group.
@@ -61,7 +61,7 @@ class Aggregate(ABC):
         Args:
             name: Name of the result.
             parts: Rows with the aggregate's columns, any number per group.
-            groups: Which rows of `parts` belong together.
+            groups: The groups of rows of `parts` that are merged into one row each.
         """
         held = {column: parts[column].to_numpy() for column, _ in self.list_state_columns(name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
@@ -80,9 +80,9 @@ class Aggregate(ABC):
         """
 
     def build_error_scale_sql(self) -> str | None:
-        """Returns the SQL of the size of the numbers that were summed; None if the result is exact.
+        """Returns a SQL expression for the magnitude of the summed numbers; None if the result is exact.
 
-        A comparison with the SQL result tolerates an error in proportion to this size.
+        `sessionlake verify gold` tolerates an error in proportion to this magnitude.
         """
         return None
 
@@ -128,19 +128,19 @@ class Sum(Aggregate):
 
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The second column is the rounding error of the sum.
-        return (name, "double"), (_state_column(name, "rest"), "double")
+        return (name, "double"), (_build_state_column_name(name, "rest"), "double")
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
         values = _read_doubles(events, self.of)
         if not self.squared:
-            return {name: values, _state_column(name, "rest"): np.zeros(len(values))}
+            return {name: values, _build_state_column_name(name, "rest"): np.zeros(len(values))}
         with np.errstate(over="ignore", invalid="ignore"):
             squares, rest = _multiply_exactly(values, values)
-        return {name: squares, _state_column(name, "rest"): rest}
+        return {name: squares, _build_state_column_name(name, "rest"): rest}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        """Adds with Knuth's two-sum. The rounding errors are added up in a second column."""
-        rest = _state_column(name, "rest")
+        """Adds two sums with Knuth's two-sum. A second column adds up the rounding errors."""
+        rest = _build_state_column_name(name, "rest")
         a, b = left[name], right[name]
         added = a + b
         back = added - a
@@ -201,13 +201,13 @@ class Extreme(Aggregate):
 
 @dataclass(frozen=True)
 class Endmost(Aggregate):
-    """The number in a column of the event that is first or last in event time.
+    """The number that a column has in the event that is first or last in event time.
 
     Attributes:
         of: Name of the column.
         last: True for the last event, False for the first.
-        format: Version of the stored columns.
-        type: Spark SQL type of the column, `double` or a decimal. The product's source says it, too.
+        format: Version of the layout of the stored columns.
+        type: Spark SQL type of the column, `double` or a decimal. The repr lacks it, as the product's source has it.
     """
 
     of: str
@@ -221,19 +221,22 @@ class Endmost(Aggregate):
 
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The other columns store the event's place in `ORDER`.
-        return (name, self.type), *((_state_column(name, part), sql) for part, _, sql in ORDER)
+        return (name, self.type), *((_build_state_column_name(name, part), sql) for part, _, sql in ORDER)
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
-        places = {_state_column(name, part): events[column].to_numpy() for part, column, _ in ORDER}
+        places = {_build_state_column_name(name, part): events[column].to_numpy() for part, column, _ in ORDER}
         return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]} | places
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        a, b = left[_state_column(name, "ts")], right[_state_column(name, "ts")]
+        a, b = left[_build_state_column_name(name, "ts")], right[_build_state_column_name(name, "ts")]
         later = b > a
         ties = np.flatnonzero(a == b)  # mostly few
         if len(ties):
-            sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (left, right))
-            later[ties] = find_later(*sides)
+            sides = (
+                {part: side[_build_state_column_name(name, part)][ties] for part, _, _ in ORDER}
+                for side in (left, right)
+            )
+            later[ties] = are_right_events_later(*sides)
         picked = later if self.last else ~later
         return {column: np.where(picked, right[column], left[column]) for column, _ in self.list_state_columns(name)}
 
@@ -265,13 +268,13 @@ class Derived(ABC):
 
     @abstractmethod
     def build_result_sql(self) -> str:
-        """Returns the Spark SQL expression that computes the value from all events of a row; null without a value."""
+        """Returns the Spark SQL expression that computes the value from all events of a row; SQL null for no value."""
 
     @abstractmethod
     def build_error_scale_sql(self) -> str:
-        """Returns the SQL of the size of the numbers that the value was computed from.
+        """Returns a SQL expression for the magnitude of the numbers from which the value was computed.
 
-        A comparison with the SQL result tolerates an error in proportion to this size.
+        `sessionlake verify gold` tolerates an error in proportion to this magnitude.
         """
 
 
@@ -323,12 +326,12 @@ class Variance(Derived):
 
     def compute(self, results: Columns) -> Any:
         # A single event has no variance. There is also none if the squares exceed the range of doubles.
-        n, total, rest = results[self.count], results[self.sum], results[_state_column(self.sum, "rest")]
+        n, total, rest = results[self.count], results[self.sum], results[_build_state_column_name(self.sum, "rest")]
         square, lost = _multiply_exactly(total, total)
         mean = square / n
         back, behind = _multiply_exactly(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * total * rest) / n
-        spread = (results[self.squares] - mean) + (results[_state_column(self.squares, "rest")] - mean_rest)
+        spread = (results[self.squares] - mean) + (results[_build_state_column_name(self.squares, "rest")] - mean_rest)
         # The squared sum is no larger than this product, so it has not overflowed either.
         has_variance = (n > 1) & np.isfinite(results[self.squares] * n)
         return np.maximum(spread, 0.0) / np.where(has_variance, n - 1, np.nan)
@@ -349,28 +352,33 @@ class Variance(Derived):
         return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"
 
 
-def find_later(left: Columns, right: Columns) -> Bools:
-    """Returns, for each row, whether the event in `right` is later than the event in `left`, compared by `ORDER`."""
+def are_right_events_later(left: Columns, right: Columns) -> Bools:
+    """Returns True for each row i in which event i of `right` is later than event i of `left`.
+
+    Args:
+        left: One event per row, with the columns `ts`, `life`, `position` and `ordinal`, compared in this order.
+        right: Further events, with the same columns.
+    """
     later = np.zeros(len(left["ts"]), np.bool_)
     for part, _, _ in reversed(ORDER):
         later = (right[part] > left[part]) | ((right[part] == left[part]) & later)
     return later
 
 
-def _state_column(name: str, part: str) -> str:
-    """Returns the name of a column that an aggregate needs beside its result.
+def _build_state_column_name(name: str, part: str) -> str:
+    """Returns the name of a column that an aggregate stores in addition to its result, for merging.
 
     Args:
         name: Name of the result.
-        part: What the column holds.
+        part: What the column holds, for example `rest` for the rounding error.
     """
     return f"_{name}_{part}"
 
 
 def _read_doubles(events: pa.Table, column: str) -> Any:
-    """Returns a column's values as doubles.
+    """Returns a column's values as doubles, with 0.0 for -0.0.
 
-    Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the events.
+    Otherwise the sign of a zero would depend on the order of the events.
     """
     return events[column].to_numpy().astype(np.float64, copy=False) + 0.0
 

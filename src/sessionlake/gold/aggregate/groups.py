@@ -19,7 +19,7 @@ Columns = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowGroups:
-    """The indices of a table's rows, ordered so that rows with equal keys are next to each other.
+    """The rows of a table in groups: the rows of one group have equal keys.
 
     Attributes:
         row_order: Indices of the rows in the table, group by group.
@@ -31,10 +31,10 @@ class RowGroups:
 
     @staticmethod
     def group_rows(rows: pa.Table, keys: Iterable[str]) -> RowGroups:
-        """Returns the groups of rows that have equal values in the given columns.
+        """Returns the groups of rows that have equal values in all key columns.
 
         Args:
-            keys: Names of columns without nulls: texts, integers or times.
+            keys: Names of the key columns: texts, integers or times, without nulls.
         """
         number = combine_codes((encode_as_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
@@ -43,7 +43,7 @@ class RowGroups:
 
     @cached_property
     def start_positions(self) -> Int64s:
-        """For each group, the position in `order` at which the group starts."""
+        """For each group, the position of its first row in `row_order`."""
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
@@ -65,7 +65,8 @@ class RowGroups:
 
         Args:
             columns: The columns of all rows.
-            combine: Merges many pairs of rows at once. Its result must not depend on the order.
+            combine: Function that merges row i of its first argument with row i of its second, for all i at once. The
+                order in which rows are merged must not matter.
         """
         result = {name: column[self.first_rows] for name, column in columns.items()}
         several, rounds = self._merge_rounds
@@ -84,11 +85,11 @@ class RowGroups:
 
     @cached_property
     def _merge_rounds(self) -> tuple[RowGroups, list[tuple[Int64s, Int64s]]]:
-        """Returns the groups that have several rows, and for each round the pairs of rows to merge.
+        """The groups that have several rows, and for each round the pairs of rows to merge.
 
-        A pair is two positions in the `order` of these groups. The second row is merged into the first. The first round
-        merges neighbours, the next one rows that are two apart, then four apart, and so on. In the end the first row of
-        a group has the result.
+        A pair is two positions in the `row_order` of these groups. The second row is merged into the first. The first
+        round merges neighbours, the next one rows that are two apart, then four apart, and so on. In the end the first
+        row of a group has the result.
         """
         many = self.lengths > 1
         several = RowGroups(self.row_order[np.repeat(many, self.lengths)], self.lengths[many])

@@ -47,11 +47,11 @@ LATE_COLUMNS = (
 """
 
 
-def find_late_changes(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
-    """Returns, for each change, whether it is late.
+def are_changes_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
+    """Returns True for each change that is too late for a product.
 
     Args:
-        changes: Changes with `ts` and `applied`.
+        changes: Changes with `ts` and `applied`, both in ms.
         bucket_ms: Length of the product's buckets, in ms. None if it has no buckets.
         lateness_ms: How long after the end of its bucket, in ms of stream time, a change is still accepted.
     """
@@ -63,10 +63,10 @@ def find_late_changes(changes: pa.Table, bucket_ms: int | None, lateness_ms: int
     return late
 
 
-def stream_times_by_partition(changes: pa.Table) -> dict[TopicPartition, int]:
+def find_stream_times_by_partition(changes: pa.Table) -> dict[TopicPartition, int]:
     """Returns, by topic-partition, the highest stream time at which a change was applied, in ms.
 
-    The value is `NEVER` for a topic-partition in which no change has a stream time.
+    The value is `NEVER`, which is earlier than all times, if no change of the topic-partition has a stream time.
     """
     code, (topics, partitions) = number_combinations(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
@@ -74,7 +74,7 @@ def stream_times_by_partition(changes: pa.Table) -> dict[TopicPartition, int]:
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))
 
 
-def find_latest_by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
+def find_latest_time_by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
     """Returns, by topic, the highest time among the topic's partitions, in ms."""
     found: dict[str, int] = {}
     for (topic, _), time in times.items():
@@ -82,8 +82,8 @@ def find_latest_by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
     return found
 
 
-def merge_latest(times: Mapping[T, int], newer_times: Mapping[T, int]) -> dict[T, int]:
-    """Merges two mappings of times. A key in both gets the later of the two times."""
+def merge_latest_times(times: Mapping[T, int], newer_times: Mapping[T, int]) -> dict[T, int]:
+    """Returns all keys of two mappings, each with the later of its times in them."""
     return {**times, **{name: max(time, times.get(name, time)) for name, time in newer_times.items()}}
 
 
@@ -96,13 +96,13 @@ def compute_first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: in
 
 
 def create_late_rows(table: str, changes: pa.Table, source: EventSource, declared: DeclaredColumns) -> pa.Table:
-    """Returns the rows of `gold.late_points` for changes that are late for a table.
+    """Returns the rows of `gold.late_points` for changes that were too late for a product's table.
 
     Args:
-        table: The product's table name, written to the column `table`.
+        table: Name of the product's table, written to the column `table`.
         changes: The late changes.
-        source: Which values of a change are events: the product's source.
-        declared: The declared columns of the changes.
+        source: The product's source, which says which values of a change are events.
+        declared: The declared columns that the changes have.
     """
     events = source.extract_events(changes, declared, WITH_PLACE)
     called = "metric" if source.numbers else "column"

@@ -32,16 +32,16 @@ _HEX_DIGITS = 15
 
 @dataclass(frozen=True)
 class OnceTopics:
-    """Decides which topics are judged under the integrity class `once`. Call it with the name of a topic."""
+    """Decides which topics have the integrity class `once`. An instance is called with the name of a topic."""
 
     capture: CaptureSettings
 
     def __call__(self, topic: str) -> bool:
-        """Returns True if the topic is judged under `once`."""
+        """Returns True if the topic has the class `once`."""
         return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.ONCE
 
     def filter_topics(self, topics: Sequence[str]) -> list[str]:
-        """Returns which of the given topics are judged under `once`."""
+        """Returns those of the topics that have the class `once`."""
         return [topic for topic in topics if self(topic)]
 
     @property
@@ -52,41 +52,42 @@ class OnceTopics:
 
 
 def add_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) -> pa.Table:
-    """Adds the columns that order the changes of a session, `LIFE` and then `TURN`, and drops the column `SEQ`.
+    """Adds the columns `order:life` and `order:turn`, which order changes of equal event time in a session.
 
-    Under `once`, `TURN` is the seq. Otherwise `LIFE` is `NO_LIFE`, and `TURN` the position.
+    For topics with the class `once` they are silver's life and seq. For other topics they are -1 and the position.
+    The column `order:seq` is dropped.
 
     Args:
-        changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also with `LIFE` and
-            `SEQ` as silver stores them.
-        once_topics: Decides which topics are judged under `once`. None if no topic is.
+        changes: Changes with `topic` and `position`. If a topic may have the class `once`, also with `order:life` and
+            `order:seq`, as silver stores them.
+        once_topics: Decides which topics have the class `once`. None if no topic has it.
     """
     position = to_contiguous(changes["position"])
     if once_topics is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
-        return _set_column(_set_column(changes, LIFE, life), TURN, position)
+        return _add_or_replace_column(_add_or_replace_column(changes, LIFE, life), TURN, position)
     code, topics = encode_as_codes(changes["topic"])
     is_once = pa.array(np.array([once_topics(topic) for topic in topics.to_pylist()], np.bool_)[code])
     life = pc.if_else(is_once, pc.fill_null(to_contiguous(changes[LIFE]), 0), NO_LIFE)
     turn = pc.if_else(is_once, pc.coalesce(to_contiguous(changes[SEQ]), position), position)
-    return _set_column(_set_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
+    return _add_or_replace_column(_add_or_replace_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
 def ensure_order_columns(changes: pa.Table) -> pa.Table:
-    """Adds the columns `LIFE` and `TURN` if they are missing, with the values for classes other than `once`."""
+    """Adds `order:life` (-1) and `order:turn` (the position) to changes that lack these columns."""
     return changes if TURN in changes.column_names else add_order_columns(changes)
 
 
 def add_session_hashes(changes: pa.Table) -> pa.Table:
-    """Adds the column `SESSION_MARK` to changes. It is null except under `once`."""
+    """Adds the column `order:session`: a hash of the session id, null for topics without the class `once`."""
     life = to_contiguous(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = hash_session_ids(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
-    return _set_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
+    return _add_or_replace_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
 
 
 def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Returns a hash of each session id, as a positive integer.
+    """Returns a hash of each session id, as an integer from 0 to 2^60 - 1.
 
     The hash orders points of different sessions in the same way, whatever order they arrived in.
     """
@@ -96,7 +97,7 @@ def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
 
 
 def build_session_hash_sql(column: str) -> str:
-    """Returns the Spark SQL expression of the hash that `hash_session_ids` computes.
+    """Returns the Spark SQL expression of a session id's hash, equal to the result of `hash_session_ids`.
 
     Args:
         column: Name of the column with the session id.
@@ -104,6 +105,6 @@ def build_session_hash_sql(column: str) -> str:
     return f"CAST(conv(substr(sha2({column}, 256), 1, {_HEX_DIGITS}), 16, 10) AS BIGINT)"
 
 
-def _set_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+def _add_or_replace_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
     place = table.schema.get_field_index(name)
     return table.append_column(name, column) if place < 0 else table.set_column(place, name, column)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import RowGroups
-from sessionlake.gold.aggregate.late import create_late_rows, find_late_changes
+from sessionlake.gold.aggregate.late import are_changes_late, create_late_rows
 from sessionlake.gold.aggregate.order import ensure_order_columns
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
@@ -25,8 +25,8 @@ from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
     EventSource,
     Rows,
-    are_session_keys,
-    build_key_field,
+    build_key_field_name,
+    include_session_keys,
 )
 from sessionlake.protocol.columns import get_arrow_type
 from sessionlake.protocol.names import build_ddl, internal
@@ -94,7 +94,7 @@ class Product:
 
         These are the keys, the partition if the keys name a session, and the start of the bucket.
         """
-        own = are_session_keys(self.keys) and not isinstance(self.source, Rows)
+        own = include_session_keys(self.keys) and not isinstance(self.source, Rows)
         partition = (PARTITION,) if own else ()
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
@@ -118,17 +118,17 @@ class Product:
 
     @cached_property
     def key_fields(self) -> dict[str, str]:
-        """For each column of `row_keys`, the name of the events' column that it is read from."""
+        """For each column in `row_keys`, the name of the column of events from which it is read."""
         is_apart = isinstance(self.source, Rows)
-        own = {name: build_key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
+        own = {name: build_key_field_name(place) if is_apart else name for place, name in enumerate(self.keys)}
         own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
         return own if self.bucket_ms is None else own | {START: START_FIELD}
 
     @property
     def source_columns(self) -> tuple[str, ...]:
-        """The names of the columns that the aggregates read, apart from the columns that every event has.
+        """The names of the columns that aggregates read, without `value`, key columns and columns that order events.
 
-        For a product over `Rows`, these are columns of the source table.
+        If the product's source is another table (`Rows`), these are columns of that table.
         """
         own = {name for one in self._merging_aggregates.values() for name in one.input_columns}
         return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.key_fields.values()}))
@@ -169,30 +169,42 @@ class Product:
         )
 
     def aggregate_changes(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
-        """Returns the product's rows for these changes alone, before they are merged with the table."""
+        """Returns the product's rows for these changes alone, before they are merged with the table's rows.
+
+        Args:
+            changes: Changes with the columns that `gold.changes.select_changes` selects.
+            declared: The declared columns that the changes have.
+        """
         if self.below is not None:
             return self.aggregate_finer_rows(self.below.aggregate_changes(changes, declared))
         if self.lateness_ms is not None:
-            changes = changes.filter(pa.array(~find_late_changes(changes, self.bucket_ms, self.lateness_ms)))
+            changes = changes.filter(pa.array(~are_changes_late(changes, self.bucket_ms, self.lateness_ms)))
         return self.aggregate_events(self.source.extract_events(changes, declared))
 
     def select_late_rows(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
-        """Returns the rows of `gold.late_points` for the changes that are too late for this product."""
+        """Returns the rows of `gold.late_points` for those of the changes that are too late for this product.
+
+        Args:
+            changes: Changes with the columns that `gold.changes.select_changes` selects.
+            declared: The declared columns that the changes have.
+        """
         if self.lateness_ms is None:
             return create_late_rows(self.table_name, changes.slice(0, 0), self.source, declared)
-        late = changes.filter(pa.array(find_late_changes(changes, self.bucket_ms, self.lateness_ms)))
+        late = changes.filter(pa.array(are_changes_late(changes, self.bucket_ms, self.lateness_ms)))
         return create_late_rows(self.table_name, late, self.source, declared)
 
     def aggregate_events(self, events: pa.Table) -> pa.Table:
-        """Returns the product's rows for these events alone, before they are merged with the table.
+        """Returns the product's rows for these events alone, before they are merged with the table's rows.
 
         Args:
-            events: Events from `source.events`, with `ts` in ms.
+            events: Events that the product's source extracted from changes, with `ts` in ms.
         """
         events = ensure_order_columns(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
-            events = _drop_unstorable_times(events, self.bucket_ms)
-            events = events.append_column(START_FIELD, _build_bucket_starts(events["ts"].to_numpy(), self.bucket_ms))
+            events = _drop_events_with_unstorable_times(events, self.bucket_ms)
+            events = events.append_column(
+                START_FIELD, _compute_bucket_start_times(events["ts"].to_numpy(), self.bucket_ms)
+            )
         events = events.combine_chunks()  # columns are read several times
         begun: dict[str, Any] = {name: events[field] for name, field in self.key_fields.items()}
         for name, aggregate in self._merging_aggregates.items():
@@ -200,14 +212,14 @@ class Product:
         return self.merge_rows(pa.table(begun))
 
     def aggregate_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
-        """Returns the product's rows, computed from rows of its source table (`Rows`).
+        """Returns the rows of a product whose source is another table (`Rows`), computed from rows of that table.
 
         The source rows must be all rows of each key and bucket.
 
         Args:
             keys: The key columns of the source rows.
-            values: The columns that aggregates read, of the same source rows, with the names that `Rows.events` gives
-                them. They are separate because a key may have the same name.
+            values: The columns of the same source rows that `Rows.extract_events` reads. They are in a table of their
+                own because a key may have the same name.
         """
         columns = {name: values[name] for name in values.column_names} | {
             self.key_fields[key]: keys[key] for key in self.keys
@@ -216,32 +228,32 @@ class Product:
         return self.aggregate_events(self.source.extract_events(pa.table(columns), DeclaredColumns(()), marks))
 
     def aggregate_finer_rows(self, rows: pa.Table) -> pa.Table:
-        """Returns the product's rows, computed from rows of the product in `below` alone.
+        """Returns the product's rows, computed from rows of the product in `below`, which has shorter buckets.
 
         Args:
-            rows: Rows of the product in `below`, with shorter buckets.
+            rows: Rows of the product in `below`.
         """
         if self.bucket_ms is None:
             return self.merge_rows(rows)
         place = rows.column_names.index(START)
-        start = _build_bucket_starts(compute_bucket_starts_ms(rows), self.bucket_ms)
+        start = _compute_bucket_start_times(compute_bucket_starts_ms(rows), self.bucket_ms)
         return self.merge_rows(rows.set_column(place, START, start))
 
     def merge_rows(self, parts: pa.Table, stored: pa.Table | None = None) -> pa.Table:
-        """Merges rows, and returns one row for each key that occurs in `parts`.
+        """Merges new rows with each other and with stored rows. Returns one row for each key that occurs in `parts`.
 
-        Key columns that are dictionary-encoded in `parts` stay so.
+        Key columns that are dictionary-encoded in `parts` are dictionary-encoded in the result, too.
 
         Args:
-            parts: Rows of the product, any number per key.
-            stored: Rows of the table, at most one per key. Rows whose key is not in `parts` are ignored. None for no
-                rows.
+            parts: New rows of the product, any number per key.
+            stored: Rows of the product's table, at most one per key; None for none. Rows whose key is not in `parts`
+                are ignored.
         """
         both = (
             parts if stored is None else pa.concat_tables([parts, stored.select(parts.column_names).cast(parts.schema)])
         )
         groups = RowGroups.group_rows(both, self.row_keys)
-        firsts = groups.first_rows  # rows of `parts` come before those of `held`
+        firsts = groups.first_rows  # rows of `parts` come before those of `stored`
         results: dict[str, Any] = {}
         for name, aggregate in self._merging_aggregates.items():
             results |= aggregate.merge_groups(name, both, groups)
@@ -255,10 +267,11 @@ class Product:
         return rows if stored is None else rows.filter(pa.array(firsts < parts.num_rows))
 
 
-def _drop_unstorable_times(events: pa.Table, bucket_ms: int) -> pa.Table:
-    """Drops events whose bucket starts at a time that a timestamp cannot hold.
+def _drop_events_with_unstorable_times(events: pa.Table, bucket_ms: int) -> pa.Table:
+    """Returns the events without those whose bucket starts outside the range of a timestamp.
 
     Args:
+        events: Events with `ts` in ms.
         bucket_ms: Length of the buckets, in ms.
     """
     ts = events["ts"].to_numpy()
@@ -272,6 +285,6 @@ def compute_bucket_starts_ms(rows: pa.Table) -> Int64s:
     return found
 
 
-def _build_bucket_starts(ts: Any, bucket_ms: int) -> pa.Array:
-    start: Any = np.floor_divide(ts, bucket_ms) * (bucket_ms * 1000)
+def _compute_bucket_start_times(times_ms: Any, bucket_ms: int) -> pa.Array:
+    start: Any = np.floor_divide(times_ms, bucket_ms) * (bucket_ms * 1000)
     return pa.array(start).cast(_TIME)

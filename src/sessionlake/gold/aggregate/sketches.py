@@ -37,9 +37,11 @@ _OFF, _FEW = 0.05, 3
 class SketchAggregate(Aggregate):
     """An aggregate that stores pairs of a code and a number, sorted by code, in one binary column.
 
+    The subclass decides what a code and a number mean.
+
     Attributes:
         entry_type: Numpy type of a pair, with the fields `code` and `number`.
-        combine_entries: Function that merges the numbers of two pairs with the same code.
+        combine_entries: Numpy function that merges the numbers of two pairs with the same code.
     """
 
     entry_type: ClassVar[np.dtype[Any]]
@@ -55,18 +57,22 @@ class SketchAggregate(Aggregate):
 
     @abstractmethod
     def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
-        """Returns the code of each event, and the number of each event."""
+        """Returns the pair that stands for each event alone: an array of codes, and an array of numbers or one number.
+
+        Args:
+            events: Events with the columns in `input_columns`.
+        """
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         pairs = np.arange(len(left[name]))
-        return {name: self._unite_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
+        return {name: self._merge_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        return {name: self._unite_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
+        return {name: self._merge_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
 
-    def _unite_entries(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
+    def _merge_entries(self, rows: pa.Array, group_of_row: Int64s, group_count: int) -> pa.Array:
         entries, lengths = unpack_entries(rows, self.entry_type)
-        place = (np.repeat(group, lengths) << 32) + entries["code"]
+        place = (np.repeat(group_of_row, lengths) << 32) + entries["code"]
         order = np.argsort(place, kind="stable")
         place = place[order]
         starts = np.flatnonzero(np.diff(place, prepend=-1))
@@ -74,12 +80,12 @@ class SketchAggregate(Aggregate):
         united["code"] = place[starts] & 0xFFFF_FFFF
         if len(starts):
             united["number"] = self.combine_entries.reduceat(entries["number"][order], starts)
-        return _pack_entries(united, np.bincount(place[starts] >> 32, minlength=groups))
+        return _pack_entries(united, np.bincount(place[starts] >> 32, minlength=group_count))
 
 
 @dataclass(frozen=True)
 class Buckets(SketchAggregate):
-    """How many values lie in each of many narrow ranges of values, the buckets. Quantiles are computed from it.
+    """The number of values in each bucket, a narrow range of values. Quantiles are computed from these numbers.
 
     Each range between two powers of two is divided into 64 buckets. Their codes are in the order of the values.
 
@@ -118,12 +124,12 @@ class Buckets(SketchAggregate):
 class Quantile(Derived):
     """An approximate quantile, with a relative error of at most 0.8 %.
 
-    The exact quantile is the lowest value that the given share of all values do not exceed. The result is the middle of
-    the bucket of that value.
+    The exact quantile is the lowest value v such that at least the share `share` of all values is v or less. The result
+    is the middle of the bucket of v.
 
     Attributes:
-        buckets: Name of the aggregate `Buckets`.
-        share: The share, from 0 to 1; 0.5 is the median.
+        buckets: Name of the column with the aggregate `Buckets`.
+        share: The share, from 0 to 1; 0.5 gives the median.
         value: Name of the events' column, for the SQL.
     """
 
@@ -201,7 +207,7 @@ class Distinct(Derived):
     no bias for small or large counts, and needs only sums and roots.
 
     Attributes:
-        registers: Name of the aggregate `Registers`.
+        registers: Name of the column with the aggregate `Registers`.
         value: Name of the events' column, for the SQL.
     """
 
@@ -233,18 +239,18 @@ class Distinct(Derived):
         return f"{_OFF * 1e9}D * {self.build_result_sql()} + {_FEW * 1e9}D"
 
 
-def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
-    """Returns the pairs of code and number of all rows, concatenated, and how many pairs each row has.
+def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry_type: np.dtype[Any]) -> tuple[Any, Int64s]:
+    """Returns the pairs of code and number of all rows in one array, and how many pairs each row has.
 
     Args:
-        rows: A binary column of a `SketchAggregate`.
-        entry: Numpy type of a pair.
+        rows: The binary column that a `SketchAggregate` stores.
+        entry_type: Numpy type of a pair.
     """
     held = (to_contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
-    return content.view(entry), np.diff(ends) // entry.itemsize
+    return content.view(entry_type), np.diff(ends) // entry_type.itemsize
 
 
 def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
@@ -253,16 +259,16 @@ def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
 
-def _compute_bucket_middle(code: Int64s) -> Any:
-    """Returns the value in the middle of each bucket. For the bucket nearest to zero it is zero.
+def _compute_bucket_middle(codes: Int64s) -> Any:
+    """Returns the value in the middle of each bucket; zero for the bucket nearest to zero.
 
     Args:
-        code: Codes of buckets.
+        codes: Codes of buckets, as the aggregate `Buckets` stores them.
     """
-    bucket = np.where(code < _NEGATIVES, _NEGATIVES - 1 - code, code - _NEGATIVES)
+    bucket = np.where(codes < _NEGATIVES, _NEGATIVES - 1 - codes, codes - _NEGATIVES)
     half = np.where((bucket == 0) | (bucket == _INFINITY), 0, 1 << (_DROPPED - 1))
     middle = ((bucket << _DROPPED) + half).view(np.float64)
-    return np.where(code < _NEGATIVES, -middle, middle) + 0.0
+    return np.where(codes < _NEGATIVES, -middle, middle) + 0.0
 
 
 def _compute_ertl_sigma(x: Any) -> Any:

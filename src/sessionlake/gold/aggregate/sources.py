@@ -28,8 +28,8 @@ MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal"
 """
 
 
-def are_session_keys(keys: Collection[str]) -> bool:
-    """Returns True if the keys include `topic` and `session_id`. Then the session's partition is a key, too."""
+def include_session_keys(keys: Collection[str]) -> bool:
+    """Returns True if the keys include `topic` and `session_id`, so that they identify a session within a partition."""
     return {"topic", "session_id"} <= {*keys}
 
 
@@ -53,33 +53,33 @@ class DeclaredColumns:
     decimals: tuple[str, ...] = ()
 
 
-def build_value_field(index: int) -> str:
-    """Returns the name that a declared column of numbers has in tables of changes, by its index among them."""
+def build_number_field_name(index: int) -> str:
+    """Returns the name that column `index` of `DeclaredColumns.numbers` has in gold's tables of changes."""
     return f"value:{index}"
 
 
-def build_text_field(index: int) -> str:
-    """Returns the name, in changes, of the declared column of texts at this index."""
+def build_text_field_name(index: int) -> str:
+    """Returns the name that column `index` of `DeclaredColumns.texts` has in gold's tables of changes."""
     return f"text:{index}"
 
 
-def build_decimal_field(index: int) -> str:
-    """Returns the name, in changes, of the decimal column at this index."""
+def build_decimal_field_name(index: int) -> str:
+    """Returns the name that column `index` of `DeclaredColumns.decimals` has in gold's tables of changes."""
     return f"decimal:{index}"
 
 
 class EventSource(ABC):
-    """What counts as an event of a product. Subclasses extract the events from changes.
+    """A rule that says what counts as an event of a product. Each subclass extracts its events from changes.
 
     Attributes:
-        topics: The topics of the only feed whose changes are events; None if those of all topics are.
+        topics: The topics of the only feed whose changes count; None if changes of all topics count.
     """
 
     topics: FeedTopics | None = None
 
     @property
     def column(self) -> str | None:
-        """The only declared column whose values are events, as exact decimals; None if those of all columns are."""
+        """The only declared column whose values are events, as exact decimals. None if all columns' values are."""
         return None
 
     @property
@@ -91,7 +91,9 @@ class EventSource(ABC):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        """Returns the events that are in changes. No column has nulls.
+        """Returns the events that are in changes, one row per event. No column has nulls.
+
+        The columns are `copied_columns`, the value in `value`, and the name of the declared column that it was set in.
 
         Args:
             changes: Changes with the columns of `copied_columns` and the declared columns.
@@ -110,7 +112,7 @@ class Points(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        fields = [(name, build_value_field(i)) for i, name in enumerate(declared.numbers)]
+        fields = [(name, build_number_field_name(i)) for i, name in enumerate(declared.numbers)]
         found = _list_set_values(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
@@ -127,7 +129,7 @@ class Texts(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        fields = [(name, build_text_field(i)) for i, name in enumerate(declared.texts)]
+        fields = [(name, build_text_field_name(i)) for i, name in enumerate(declared.texts)]
         return _list_set_values(changes, fields, "column", pa.string(), copied_columns)
 
 
@@ -152,17 +154,17 @@ class DecimalPoints(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        name = build_decimal_field(declared.decimals.index(self.column))
+        name = build_decimal_field_name(declared.decimals.index(self.column))
         kind = changes.schema.field(name).type
         return _list_set_values(changes, [(self.column, name)], "metric", kind, copied_columns)
 
 
 @dataclass(frozen=True)
 class FeedEvents(EventSource):
-    """The events of another source that are in topics of one feed.
+    """The events of another source, restricted to the topics of one feed.
 
     Attributes:
-        source: The other source.
+        source: The source whose events are restricted.
         topics: The topics of the feed.
     """
 
@@ -180,11 +182,11 @@ class FeedEvents(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        return self.source.extract_events(select_feed(changes, self.topics), declared, copied_columns)
+        return self.source.extract_events(select_changes_of_feed(changes, self.topics), declared, copied_columns)
 
 
-def select_feed(changes: pa.Table, topics: FeedTopics | None) -> pa.Table:
-    """Returns the changes of those topics that a feed reads. Without a feed, all changes."""
+def select_changes_of_feed(changes: pa.Table, topics: FeedTopics | None) -> pa.Table:
+    """Returns the changes in topics that a feed reads; all changes if `topics` is None."""
     if topics is None:
         return changes
     code, names = encode_as_codes(changes["topic"])
@@ -213,17 +215,20 @@ class Rows(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = ()
     ) -> pa.Table:
-        """Returns the rows in which no named column is null or NaN. The column `TURN` numbers them in order.
+        """Returns the source table's rows without those in which a used column is null or NaN.
+
+        The column `order:turn` numbers the rows in their order.
 
         Args:
             changes: Rows with the columns of `copied_columns`. Also with `ts` (ms), `value` (a double or a text) and
-                the `order_field` columns, each only if this source names it.
+                the columns that order rows, each only if this source has it.
             declared: Not used.
-            copied_columns: Further columns that aggregates read, and the keys with the names from `build_key_field`.
+            copied_columns: Further columns that aggregates read, and the keys with the names from
+                `build_key_field_name`.
         """
         del declared
         names = [*copied_columns, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
-        orders = [order_field(i) for i in range(len(self.order))]
+        orders = [build_order_field_name(i) for i in range(len(self.order))]
         rows = changes.select([*names, *orders])
         there = np.ones(rows.num_rows, np.bool_)
         for column in map(rows.column, names):
@@ -240,30 +245,31 @@ class Rows(EventSource):
         return rows.append_column("ordinal", pa.array(np.zeros(rows.num_rows, np.int32)))
 
 
-def order_field(index: int) -> str:
-    """Returns the name, in events, of the order column at this index of `Rows.order`."""
+def build_order_field_name(index: int) -> str:
+    """Returns the name that column `index` of `Rows.order` has in tables of events."""
     return internal(f"order:{index}")
 
 
-def build_key_field(index: int) -> str:
-    """Returns the name, in events, of the key column at this index.
+def build_key_field_name(index: int) -> str:
+    """Returns the name that key column `index` of a product has in tables of events.
 
-    The name differs from all columns that aggregates read.
+    The name differs from the names of all columns that aggregates read.
     """
     return internal(f"key:{index}")
 
 
 def _list_set_values(
     changes: pa.Table,
-    fields: Iterable[tuple[str, str]],
+    column_names: Iterable[tuple[str, str]],
     name_column: str,
     value_type: pa.DataType,
     copied_columns: Sequence[str],
 ) -> pa.Table:
-    """Returns one row for each value that a change sets.
+    """Returns one row for each value that a change sets, with the value in `value`.
 
     Args:
-        fields: For each declared column, its name and its name in changes.
+        changes: Changes with the columns of `copied_columns` and the declared columns.
+        column_names: Pairs of a declared column's name and the name that it has in `changes`.
         name_column: Name of the result's column that holds the declared column's name.
         value_type: Arrow type of the values.
         copied_columns: Columns to copy from the change.
@@ -272,7 +278,7 @@ def _list_set_values(
     names, nothing = [*copied_columns, name_column, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in copied_columns), pa.array([], pa.string()), pa.array([], value_type)]
     parts = [pa.table(none, names)]
-    for name, called in fields:
+    for name, called in column_names:
         part = changes.filter(changes[called].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
         parts.append(

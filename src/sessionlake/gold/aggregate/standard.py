@@ -53,7 +53,7 @@ MINUTE = METRICS_1M.bucket_ms or 0
 
 @dataclass(frozen=True)
 class MetricsRange:
-    """A range of time to read from one table of metrics: the rows whose bucket starts in [`begin`, `end`).
+    """A range of time to read from one table of metrics: the rows whose bucket starts in it.
 
     Attributes:
         table: The table of metrics: per minute, per hour or per day.
@@ -66,12 +66,12 @@ class MetricsRange:
     end: int
 
 
-def split_range(
+def split_range_by_table(
     begin: int, end: int, step: int | None = None, tables: Sequence[Product] = TIERS
 ) -> Iterator[MetricsRange]:
-    """Yields which table of metrics to read for each part of a range, so that as few rows as possible are read.
+    """Splits a range of time into parts, each read from one table of metrics, so that as few rows as possible are read.
 
-    Every minute of the range is read exactly once.
+    Every minute of the range is in exactly one part.
 
     Args:
         begin: Start in ms since 1970, a whole minute.
@@ -87,18 +87,18 @@ def split_range(
     length = tier.bucket_ms or 0
     first, last = -(-begin // length) * length, end // length * length
     if first >= last or (step or 0) % length:
-        yield from split_range(begin, end, step, finer)
+        yield from split_range_by_table(begin, end, step, finer)
         return
-    yield from split_range(begin, first, step, finer)
+    yield from split_range_by_table(begin, first, step, finer)
     yield MetricsRange(tier, first, last)
-    yield from split_range(last, end, step, finer)
+    yield from split_range_by_table(last, end, step, finer)
 
 
-def compute_product(keys: Sequence[str], step: int | None) -> Product:
-    """Returns the product that merges rows of the tables of metrics into the answer of a query.
+def create_answer_product(keys: Sequence[str], step: int | None) -> Product:
+    """Returns a product that merges rows of the tables of metrics into the answer of a query for metrics.
 
-    `first` and `last` are left out unless `keys` identify a series. The order of points is only known within one
-    series.
+    `first` and `last` are left out unless `keys` are all keys of these tables, as points of different series have no
+    common order.
 
     Args:
         keys: Key columns of the answer.

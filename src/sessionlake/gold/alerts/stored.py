@@ -20,8 +20,8 @@ from sessionlake.gold.aggregate.sources import (
     POINT_KEY,
     TEXTS,
     DeclaredColumns,
-    build_text_field,
-    build_value_field,
+    build_number_field_name,
+    build_text_field_name,
 )
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
@@ -200,9 +200,9 @@ def _rename_for_patterns(
         was_set[parent[pc.equal(flat, name).to_numpy()]] = True
         value = pc.if_else(pa.array(was_set & upsert), rows[name], None)
         if name in declared.texts:
-            made[build_text_field(declared.texts.index(name))] = value
+            made[build_text_field_name(declared.texts.index(name))] = value
         else:
-            made[build_value_field(declared.numbers.index(name))] = to_doubles(value)
+            made[build_number_field_name(declared.numbers.index(name))] = to_doubles(value)
     return add_order_columns(pa.table(made), once)
 
 

@@ -34,9 +34,9 @@ from sessionlake.gold.aggregate.final import (
     FinalTable,
     PartitionTimes,
     look_up_limits,
-    select_newly_final,
+    select_newly_final_rows,
 )
-from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest
+from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest_times
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import find_final_tables
@@ -110,12 +110,12 @@ class FinalRowAppender:
         """
         if not self._tables:
             return
-        self._times = merge_latest(self._times, stream_times)
+        self._times = merge_latest_times(self._times, stream_times)
         _, is_complete = handover.read_version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, table = progress.append_limits(self._times), progress.final_table.table_name
+            until, table = progress.compute_append_limits(self._times), progress.final_table.table_name
             count = (
                 self._append_rows_between(spark, progress.final_table, progress.appended_until, until, txn)
                 if until
@@ -167,7 +167,7 @@ def _build_final_row_filter(
     """
     names, stamps = [name for name, _ in final.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
     return lambda rows: add_constants(
-        drop_expired_rows(select_newly_final(rows.select(names), since, until), *floors), stamps
+        drop_expired_rows(select_newly_final_rows(rows.select(names), since, until), *floors), stamps
     )
 
 
@@ -210,7 +210,7 @@ def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: in
     def read_appended_until(*conditions: Condition) -> PartitionTimes:
         last = reader.find_highest_values(final.table_name, START, _PLACE, *conditions)
         starts = {(topic, partition): time_to_ms(start) for (topic, partition), start in last.items()}
-        return final.ends_of_last_buckets(starts)
+        return final.compute_bucket_ends(starts)
 
     is_there = reader.has_rows(final.table_name, (BATCH, operator.ge, next_batch))
     return AppendProgress(

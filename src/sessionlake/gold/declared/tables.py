@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.decimals import DecimalMean, DecimalSum
-from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
+from sessionlake.gold.aggregate.final import BATCH, FinalTable, find_final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
@@ -25,7 +25,7 @@ from sessionlake.gold.aggregate.sources import (
     EventSource,
     FeedEvents,
     Rows,
-    are_session_keys,
+    include_session_keys,
 )
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.comments import build_final_comments, build_product_comments
@@ -118,7 +118,7 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
 
 def _create_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
     keys = declaration.keys or STANDARD_AVERAGES[declaration.name]
-    own = {*keys, *((PARTITION,) if are_session_keys(keys) else ())}
+    own = {*keys, *((PARTITION,) if include_session_keys(keys) else ())}
     points = declaration.points or settings.gold.rolling_points
     return RollingAverage(
         declaration.name,
@@ -157,7 +157,7 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
 
 def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
     """Returns the tables `gold.<name>_final` of those products that have one."""
-    found = (final_table(product) for product in products if isinstance(product, Product))
+    found = (find_final_table(product) for product in products if isinstance(product, Product))
     return [final for final in found if final is not None]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.late import find_latest_by_topic, merge_latest
+from sessionlake.gold.aggregate.late import find_latest_time_by_topic, merge_latest_times
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.fold.pack import ReadChanges, split_place
@@ -96,13 +96,13 @@ class GoldReport(msgspec.Struct):
         spans = dict(self.spans)
         for kind, span in other.spans.items():
             spans[kind] = spans[kind] + span if kind in spans else span
-        places = merge_latest(self.stream_times, other.stream_times)
+        places = merge_latest_times(self.stream_times, other.stream_times)
         return GoldReport(self.read + other.read, self.points + other.points, spans, places)
 
     @property
     def times_by_topic(self) -> dict[str, int]:
         """By topic, the highest stream time in ms at which a change of the batch was applied."""
-        return find_latest_by_topic(self.stream_times)
+        return find_latest_time_by_topic(self.stream_times)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,12 @@ from sessionlake.gold.aggregate.order import (
     add_session_hashes,
     ensure_order_columns,
 )
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field, build_text_field, build_value_field
+from sessionlake.gold.aggregate.sources import (
+    DeclaredColumns,
+    build_decimal_field_name,
+    build_number_field_name,
+    build_text_field_name,
+)
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
@@ -98,9 +103,9 @@ class ChangePacker:
             yield self._pack_changes(pa.Table.from_batches(waiting))
 
     def _pack_changes(self, changes: pa.Table) -> pa.RecordBatch:
-        values = [build_value_field(i) for i in range(len(self.declared.numbers))]
-        texts = [build_text_field(i) for i in range(len(self.declared.texts))]
-        decimals = [build_decimal_field(i) for i in range(len(self.declared.decimals))]
+        values = [build_number_field_name(i) for i in range(len(self.declared.numbers))]
+        texts = [build_text_field_name(i) for i in range(len(self.declared.texts))]
+        decimals = [build_decimal_field_name(i) for i in range(len(self.declared.decimals))]
         encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
             encoded, order = add_session_hashes(add_order_columns(encoded, self.once)), [LIFE, TURN]

@@ -14,10 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.late import stream_times_by_partition
+from sessionlake.gold.aggregate.late import find_stream_times_by_partition
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, build_value_field, select_feed
+from sessionlake.gold.aggregate.sources import (
+    PARTITION,
+    DeclaredColumns,
+    build_number_field_name,
+    select_changes_of_feed,
+)
 from sessionlake.gold.fold.outputs import (
     CauseMessages,
     EmittedPayload,
@@ -131,7 +136,7 @@ class GoldFold:
                 if self.products
                 else []
             )
-            times = stream_times_by_partition(found.changes[OF_SESSION])
+            times = find_stream_times_by_partition(found.changes[OF_SESSION])
         return encode_states(held) if is_changed else None, add_report(found.read, points, rows, times)
 
     def _fold_table(
@@ -174,7 +179,7 @@ class GoldFold:
         by_seq = SeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
-            value = changes[build_value_field(metric)].to_numpy()
+            value = changes[build_number_field_name(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
@@ -320,10 +325,10 @@ def select_changes_with_points(
         where the declared number `i` was not set. If some changes are of class `once`, also the columns `SEQ_ORDER`,
         which order points of equal event time.
     """
-    values = [build_value_field(i) for i in range(len(declared.numbers))]
+    values = [build_number_field_name(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
         return None
-    changes = select_feed(changes, series.topics)
+    changes = select_changes_of_feed(changes, series.topics)
     points = changes.filter(has_any_value(changes, values))
     if not points.num_rows:
         return None

@@ -15,18 +15,18 @@ from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import find_latest_by_topic
+from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
 from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
-    find_last_version,
+    add_seq_order,
+    find_last_read_version,
     get_value_columns,
     read_changes,
     select_events,
-    with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
@@ -129,7 +129,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         rows = _compute_rows(spark, lake, settings, product, changes)
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = compute_expiry_times(product, find_latest_by_topic(times))
+            floors = compute_expiry_times(product, find_latest_time_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
@@ -180,7 +180,7 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), product)
     return recompute_rows(changes, product, get_value_columns(settings))
 
 
@@ -220,7 +220,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "offset",
         *series.seq_order_columns,
     ]
-    points = with_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
+    points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(

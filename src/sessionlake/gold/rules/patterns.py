@@ -17,7 +17,12 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import RowGroups
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, build_text_field, build_value_field
+from sessionlake.gold.aggregate.sources import (
+    PARTITION,
+    DeclaredColumns,
+    build_number_field_name,
+    build_text_field_name,
+)
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_key_of_row
 from sessionlake.gold.rules.buckets import map_distinct
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
@@ -82,7 +87,7 @@ class Event:
 
         Args:
             changes: the columns of `sources.MARKS`, `deleted` (True if the change deleted its row), and the declared
-                columns under the internal names of `build_text_field` and `build_value_field`.
+                columns under the internal names of `build_text_field_name` and `build_number_field_name`.
             declared: the declared columns.
         """
         of, changes = find_selection(self.condition), ensure_order_columns(changes)
@@ -91,7 +96,7 @@ class Event:
             found &= map_distinct(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
         if self.column is not None:
-            value = changes[build_text_field(declared.texts.index(self.column))]
+            value = changes[build_text_field_name(declared.texts.index(self.column))]
             found &= value.is_valid().to_numpy()
         ts = changes["ts"].to_numpy()
         found &= (ts >= FIRST_MS) & (ts <= LAST_MS)
@@ -267,12 +272,12 @@ def _meets_condition(condition: Condition, changes: pa.Table, declared: Declared
             deleted: Bools = changes["deleted"].to_numpy()
             return deleted
         case FieldIs(_, column, compare, float(value)):
-            number = changes[build_value_field(declared.numbers.index(column))].to_numpy()
+            number = changes[build_number_field_name(declared.numbers.index(column))].to_numpy()
             with np.errstate(invalid="ignore"):
                 met: Bools = OPERATORS[compare](number, value) & ~np.isnan(number)
             return met
         case FieldIs(_, column, compare, str(value)):
-            text = changes[build_text_field(declared.texts.index(column))]
+            text = changes[build_text_field_name(declared.texts.index(column))]
             same: Bools = pc.fill_null(pc.equal(text, value), fill_value=False).to_numpy()
             return same if compare == "=" else text.is_valid().to_numpy() & ~same
     raise TypeError(f"{condition} is not an event")

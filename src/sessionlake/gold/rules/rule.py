@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, are_session_keys
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, include_session_keys
 from sessionlake.gold.rules.parse import NameScope, ParseError, parse_condition
 from sessionlake.gold.rules.tree import (
     Compared,
@@ -95,7 +95,7 @@ class Rule:
     @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns that identify a key: `by`, and `partition` if `by` names both topic and session."""
-        return (*self.by, PARTITION) if are_session_keys(self.by) else self.by
+        return (*self.by, PARTITION) if include_session_keys(self.by) else self.by
 
     @property
     def distinct_windows(self) -> list[Window]:

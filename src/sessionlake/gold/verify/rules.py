@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field
+from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field_name
 from sessionlake.gold.alerts.book import read_recorded_rules
-from sessionlake.gold.changes import find_last_version, get_value_columns, select_changes, select_events
+from sessionlake.gold.changes import find_last_read_version, get_value_columns, select_changes, select_events
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
@@ -57,7 +57,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
         return None
     from pyspark.sql import functions as F
 
-    raw = lake.read(spark, CHANGES, find_last_version(settings)).where("change != 'clear'")
+    raw = lake.read(spark, CHANGES, find_last_read_version(settings)).where("change != 'clear'")
     changes = read_into_one_task(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
     numbers = select_events(changes, declared, MARKS, numbers=True)
     texts = select_events(changes, declared, MARKS, numbers=False)
@@ -234,7 +234,7 @@ class _ExpectedAlerts:
         value = (
             F.lit(None)
             if rule.key_column is None
-            else F.col(quote(build_text_field(declared.texts.index(rule.key_column))))
+            else F.col(quote(build_text_field_name(declared.texts.index(rule.key_column))))
         )
         order = [*map(quote, (LIFE, TURN))]
         events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),

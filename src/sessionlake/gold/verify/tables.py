@@ -14,15 +14,15 @@ from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OF
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.changes import (
+    add_seq_order,
+    build_late_filter,
     build_source_condition,
-    find_last_version,
+    find_last_read_version,
     get_value_columns,
-    is_late_column,
     read_changes,
     require_all_changes,
     select_decimals,
     select_events,
-    with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
@@ -63,16 +63,18 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
-            truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), table)
+            truth = compute_enriched_rows(
+                spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), table
+            )
         elif isinstance(table, RollingAverage):
             truth = _compute_expected_averages(numbers.where(build_feed_condition(table.topics)), table)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
-            on_time = compute_expected_rows(events.where(~is_late_column(table)), table)
+            on_time = compute_expected_rows(events.where(~build_late_filter(table)), table)
             truth = drop_expired(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
-                late.append(_compute_expected_late(events.where(is_late_column(table)), table))
+                late.append(_compute_expected_late(events.where(build_late_filter(table)), table))
         rows = lake.read_small_in_memory(spark, table.table_name)
         found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
@@ -168,7 +170,7 @@ def _compute_expected_averages(points: DataFrame, series: RollingAverage) -> Dat
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(all_points), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.minimum_points) & (F.lit(series.publishes_early) | (F.col("ts") <= watermark))
     average = F.when(shown, F.avg("value").over(last))
-    return with_seq_order(points).select(
+    return add_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
         F.avg(F.abs("value")).over(last).alias(build_magnitude_column_name("average")),
     )  # fmt: skip

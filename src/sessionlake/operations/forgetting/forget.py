@@ -29,9 +29,9 @@ from sessionlake.gold.making import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
     Erasure,
+    choose_salt,
     delete_receipt,
     hash_session,
-    read_or_create_salt,
     read_receipts,
     store_receipt,
 )
@@ -59,7 +59,7 @@ Say = Callable[[str], None]
 _PUBLISHED, _GOLD, _HISTORY = "published", "gold", "history of "
 
 
-class _Inputs(msgspec.Struct):
+class _ForgetInputs(msgspec.Struct):
     """The input of a forgetting, as the journal stores it. With it any process can finish an interrupted forgetting.
 
     Attributes:
@@ -77,8 +77,9 @@ class Forgetting:
     """Forgets one session. This process must have claimed all layers and retention.
 
     Args:
-        patience: The longest time in seconds to wait for publications.
+        patience: The longest time in seconds to wait until publications have sent the removals to Kafka.
         shorten: True to compute gold again even if retention has removed old changes, so that gold begins later.
+        say: Receives texts about the progress, for the operator.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Forgetting:
                 f"forget: there is no bronze in {self._settings.place}",
                 fix="Set SESSIONLAKE_HOME to the home that holds the session",
             )
-        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             journal = self._start_journal(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
@@ -138,7 +139,7 @@ class Forgetting:
         journal = self._require_interrupted("--cancel", "cancel")
         inputs = journal.inputs
         stored = next((erasure for erasure in self._read_receipts() if erasure.receipt == inputs.receipt), None)
-        remaining = rows.find_offsets(self._spark, self._lake, (inputs.topic, inputs.session))
+        remaining = rows.find_offset_ranges_of_session(self._spark, self._lake, (inputs.topic, inputs.session))
         erased = stored is not None and sum(item.messages for item in remaining) < stored.messages
         if journal.done or erased:
             raise LakeError(
@@ -150,46 +151,48 @@ class Forgetting:
         journal.remove_journal()
         return inputs.receipt
 
-    def _require_interrupted(self, option: str, to_do: str) -> Journal[_Inputs]:
-        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
+    def _require_interrupted(self, option: str, purpose: str) -> Journal[_ForgetInputs]:
+        """Returns the journal of the interrupted forgetting.
+
+        If there is none, raises a `UsageError` with these words.
+        """
+        journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             raise UsageError(
-                f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}",
+                f"forget {option}: no forgetting was interrupted, so there is nothing to {purpose}",
                 fix="Run `sessionlake forget --session ID` to forget a session",
             )
         return journal
 
-    def _finish(self, journal: Journal[_Inputs]) -> Erasure:
-        """Runs the steps that the journal does not record as done, and stores the finished receipt."""
+    def _finish(self, journal: Journal[_ForgetInputs]) -> Erasure:
+        """Runs the steps that the journal does not record as done. Stores and returns the finished receipt."""
         session = journal.inputs.topic, journal.inputs.session
-        receipt = self._find_receipt(journal.inputs)
+        receipt = self._find_or_create_receipt(journal.inputs)
         self._say(f"receipt {receipt.receipt}: {len(journal.done)} steps are done")
         for name, work in self._list_steps(session, receipt, journal):
             journal.run_step(name, work)
-        erasure = self._add_proof(receipt, journal, journal.inputs.session)
+        erasure = self._complete_receipt(receipt, journal, journal.inputs.session)
         store_receipt(self._spark, self._lake, erasure)
         journal.remove_journal()
         return erasure
 
-    # -- preparation
-
     def _read_receipts(self) -> list[Erasure]:
         return read_receipts(self._lake.reader(self._spark))
 
-    def _start_journal(self, session: str, topic: str | None) -> Journal[_Inputs]:
+    def _start_journal(self, session: str, topic: str | None) -> Journal[_ForgetInputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
 
-        Once the journal exists, no layer starts.
+        From then on, no layer starts.
         """
         require_uninterrupted(self._settings)
-        topic = self._find_topic(session, topic)
+        topic = self._find_session_topic(session, topic)
         self._refuse_keyed_processors()
         if self._settings.capture.feeds:
             refuse_shared_messages(self._spark, self._lake, topic, session)
         if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
             refuse_shorter_table(self._lake, self._spark)
         tables = dict.fromkeys([*rows.list_tables_with_sessions(self._spark, self._lake), *self._list_gold_tables()])
-        publications.require_sendable(self._spark, self._lake, tables)
+        publications.require_publications_can_send(self._spark, self._lake, tables)
         self._run_layers_to_end()
         for layer in list_layers_with_state(self._settings):  # unreadable states would stop the forgetting half-way
             require_states(self._spark, self._settings, layer, (topic, session))
@@ -199,22 +202,24 @@ class Forgetting:
         mine = (
             erasure.receipt
             for erasure in self._read_receipts()
-            if erasure.done_at is None and erasure.is_for(topic, session)
+            if erasure.done_at is None and erasure.is_for_session(topic, session)
         )
-        return Journal.start_journal(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
+        return Journal.start_journal(
+            self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session)
+        )
 
-    def _find_receipt(self, inputs: _Inputs) -> Erasure:
-        """Returns the receipt, and stores it if it is new.
+    def _find_or_create_receipt(self, inputs: _ForgetInputs) -> Erasure:
+        """Returns the stored receipt, or stores a new one.
 
-        Once it is stored, bronze erases new messages of the session on arrival.
+        From then on, bronze erases new messages of the session on arrival.
         """
         known, session = self._read_receipts(), (inputs.topic, inputs.session)
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = read_or_create_salt(known)
-        offsets = rows.find_offsets(self._spark, self._lake, session)
-        counts = rows.count_rows(self._spark, self._lake, session)
+        salt = choose_salt(known)
+        offsets = rows.find_offset_ranges_of_session(self._spark, self._lake, session)
+        counts = rows.count_session_rows(self._spark, self._lake, session)
         erasure = Erasure(
             receipt=inputs.receipt,
             topic=inputs.topic,
@@ -244,8 +249,14 @@ class Forgetting:
                 f"the processor again and run `sessionlake rebuild {first.rebuild_argument}`",
             )
 
-    def _find_topic(self, session: str, topic: str | None) -> str:
-        topics = rows.find_topics(self._lake.reader(self._spark), session, by_key=not self._settings.capture.feeds)
+    def _find_session_topic(self, session: str, topic: str | None) -> str:
+        """Returns the only topic that has the session, or the one that the operator chose.
+
+        Raises a `UsageError` if there is none.
+        """
+        topics = rows.find_topics_of_session(
+            self._lake.reader(self._spark), session, by_key=not self._settings.capture.feeds
+        )
         if topic is None and len(topics) > 1:
             raise UsageError(
                 f"forget: session {session!r} is in several topics ({', '.join(topics)})",
@@ -270,11 +281,10 @@ class Forgetting:
 
     # -- the steps
 
-    def _list_steps(self, session: Session, erasure: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
-        """Yields the name of each step in the journal and the function that runs it.
-
-        A step needs all steps before it, and is safe to repeat.
-        """
+    def _list_steps(
+        self, session: Session, erasure: Erasure, journal: Journal[_ForgetInputs]
+    ) -> Iterator[tuple[str, Step]]:
+        """Yields the journal's name of each step and the function that runs it. Each is safe to repeat."""
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = list_layers_with_state(settings), erasure.report["tables"]
         yield "bronze", partial(rows.erase_messages, spark, lake, session)
@@ -283,23 +293,23 @@ class Forgetting:
                 yield table, partial(self._remove_rows, table, session)
         yield "books", partial(rows.remove_from_operations_tables, spark, lake, session)
         yield "notes", partial(rows.remove_stop_notes, settings, layers, session)
-        yield _PUBLISHED, self._list_published_versions
+        yield _PUBLISHED, self._find_published_tables
         yield _GOLD, partial(self._reset_gold, erasure)
         yield "publications", partial(self._wait_for_publications, journal)
         for table in self._list_tables_to_purge():
             yield _HISTORY + table, partial(self._purge_table, table, erasure.receipt, journal)
         for layer in layers:  # after bronze's history is removed, because a stream starts at the latest version
             yield f"states of {layer}", partial(hand_over_states, spark, settings, layer, session, erasure.receipt)
-        yield "aside", self._remove_archived
+        yield "aside", self._remove_archived_files
 
     def _list_gold_tables(self) -> list[str]:
         """Returns the names of gold's tables that exist. They can exist although gold has no checkpoint."""
         return [table for table in list_gold_tables(self._settings) if self._lake.exists(self._spark, table)]
 
-    def _list_published_versions(self) -> dict[str, int]:
-        """Returns the names of gold's published tables that have rows, so that their removal must be sent to Kafka.
+    def _find_published_tables(self) -> dict[str, int]:
+        """Returns the tables of gold that have rows and a publication, as keys.
 
-        The number of each is always 1: the journal stores only numbers by name.
+        The journal needs numbers as values: always 1.
         """
         published = [
             table for table in self._list_gold_tables() if publications.list_publications(self._settings, table)
@@ -307,7 +317,7 @@ class Forgetting:
         return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
 
     def _reset_gold(self, erasure: Erasure) -> dict[str, int]:
-        """Empties gold's tables. Returns each table's version after that, by its name."""
+        """Empties gold's tables. Returns the version of each table after that, by table name."""
         tables = self._list_gold_tables()
         if tables:
             self._say("gold: emptied, and computed again at its next run")
@@ -315,10 +325,11 @@ class Forgetting:
         return {table: self._lake.latest_version(self._spark, table) for table in tables}
 
     def _remove_rows(self, table: str, session: Session) -> dict[str, int]:
+        """Removes the session's rows from a table. Returns the table's version after that, as `{"version": n}`."""
         rows.remove_session_rows(self._spark, self._lake, table, session)
         return {"version": self._lake.latest_version(self._spark, table)}
 
-    def _wait_for_publications(self, journal: Journal[_Inputs]) -> None:
+    def _wait_for_publications(self, journal: Journal[_ForgetInputs]) -> None:
         """Waits until publications have sent the removals of rows to Kafka.
 
         Removing a table's history, which follows, also removes the versions that publications have not read yet.
@@ -331,7 +342,7 @@ class Forgetting:
         }
         if any(publications.list_publications(self._settings, table) for table in removals):
             self._say("waiting for publications")
-            publications.wait_until_sent(self._settings, removals, self._patience)
+            publications.wait_until_removals_sent(self._settings, removals, self._patience)
 
     def _list_tables_to_purge(self) -> list[str]:
         """Returns the tables whose history may contain the session."""
@@ -340,7 +351,11 @@ class Forgetting:
         known += [*list_gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge_table(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:
+    def _purge_table(self, table: str, receipt: str, journal: Journal[_ForgetInputs]) -> dict[str, int] | None:
+        """Removes the history of a table, except versions that its publications still read; None if it has no history.
+
+        Returns the numbers of removed `files` and `bytes`, and the table's version after the removal as `from_version`.
+        """
         version = self._lake.latest_version(self._spark, table)
         if not version:
             return None  # the table was only created, and has no history
@@ -351,11 +366,8 @@ class Forgetting:
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 
-    def _remove_archived(self) -> None:
-        """Removes all files beside the tables that may contain the session.
-
-        These are checkpoints that this forgetting or earlier rebuilds have archived, and files of processes that died.
-        """
+    def _remove_archived_files(self) -> None:
+        """Removes checkpoints archived by this forgetting or earlier rebuilds, and files of processes that died."""
         checkpoints = Path(self._settings.checkpoint(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
@@ -367,9 +379,8 @@ class Forgetting:
             for table in list_staging_tables(processor.name):
                 self._lake.build_staging_lake().drop_table(self._spark, table)
 
-    # -- the receipt
-
-    def _add_proof(self, erasure: Erasure, journal: Journal[_Inputs], session: str) -> Erasure:
+    def _complete_receipt(self, erasure: Erasure, journal: Journal[_ForgetInputs], session: str) -> Erasure:
+        """Searches the lake for the session's id. Returns the receipt with the search's result and the present time."""
         self._say("searching what is left")
         tables: dict[str, dict[str, int]] = erasure.report["tables"]
         purged = {name.removeprefix(_HISTORY): done for name, done in journal.done.items() if name.startswith(_HISTORY)}
@@ -382,7 +393,7 @@ class Forgetting:
         return replace(erasure, done_at=datetime.now(UTC), report=report)
 
 
-def _list_removal_versions(journal: Journal[_Inputs]) -> dict[str, int]:
-    """Returns, for each table, the first version without the session's rows."""
+def _list_removal_versions(journal: Journal[_ForgetInputs]) -> dict[str, int]:
+    """Returns, by table name, the table's first version without the session's rows, as recorded in the journal."""
     removed = {table: done["version"] for table, done in journal.done.items() if "version" in done}
     return removed | journal.done.get(_GOLD, {})

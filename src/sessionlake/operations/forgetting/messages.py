@@ -50,10 +50,15 @@ class _MessageFinder:
             yield pa.RecordBatch.from_arrays([*found, pa.array(others, _FOUND.field("others").type)], schema=_FOUND)
 
 
-def find_messages(spark: SparkSession, lake: Lake, topic: str, session: str) -> pa.Table:
-    """Returns partition and offset of each message of a session, and under `others` the message's other sessions.
+def find_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> pa.Table:
+    """Returns a row for each message of a session in bronze.
 
-    All messages of the topic are decoded. Erased messages, and those that cannot be read, have no session.
+    Its columns are `partition`, `offset` and `others`: the ids of other sessions in the same message.
+
+    All messages of the topic are decoded. Erased and unreadable messages have no session, so they are never returned.
+
+    Raises:
+        ValueError: The configuration has no feeds. The Kafka key is the session's id then.
     """
     from pyspark.sql import functions as F
 
@@ -62,23 +67,23 @@ def find_messages(spark: SparkSession, lake: Lake, topic: str, session: str) -> 
         raise ValueError("without feeds, the Kafka key is the session's id")
     columns = (*BRONZE_COLUMNS, "headers") if decoder.reads_headers else BRONZE_COLUMNS
     rows = lake.read(spark, MESSAGES).where(F.col("topic") == topic).select(*columns)
-    return rows.mapInArrow(_MessageFinder(decoder, session), _FOUND_DDL).toArrow()
+    return rows.mapInArrow(_MessageFinder(decoder, session_id), _FOUND_DDL).toArrow()
 
 
-def refuse_shared_messages(spark: SparkSession, lake: Lake, topic: str, session: str) -> None:
+def refuse_shared_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> None:
     """Checks that no message of a session has other sessions, too: they would lose its content with the session.
 
     Raises:
         UsageError: A message has several sessions. The text names some of them.
     """
-    shared = [row for row in find_messages(spark, lake, topic, session).to_pylist() if row["others"]]
+    shared = [row for row in find_messages(spark, lake, topic, session_id).to_pylist() if row["others"]]
     if not shared:
         return
     others = sorted({other for row in shared for other in row["others"]})
     more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
     first = shared[0]
     raise UsageError(
-        f"forget: {len(shared)} messages of session {session!r} also have other sessions "
+        f"forget: {len(shared)} messages of session {session_id!r} also have other sessions "
         f"({', '.join(map(repr, others[:_SHOWN]))}{more}); the first is at partition {first['partition']}, offset "
         f"{first['offset']} of topic {topic}",
         why="Bronze erases whole messages, so these sessions would lose data. Nothing was changed",
@@ -87,15 +92,15 @@ def refuse_shared_messages(spark: SparkSession, lake: Lake, topic: str, session:
     )
 
 
-def count_message_ranges(spark: SparkSession, lake: Lake, topic: str, session: str) -> list[OffsetRange]:
+def find_message_ranges(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> list[OffsetRange]:
     """Returns for each partition the first and last offset of the session's messages in bronze, and their number."""
-    found = find_messages(spark, lake, topic, session)
+    found = find_messages(spark, lake, topic, session_id)
     grouped = found.group_by("partition").aggregate([("offset", name) for name in ("min", "max", "count")])
     rows = sorted(grouped.to_pylist(), key=lambda row: row["partition"])
     return [OffsetRange(topic, r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def select_messages(spark: SparkSession, lake: Lake, topic: str, session: str) -> MessageRows:
+def select_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> MessageRows:
     """Returns the selection of the session's messages in bronze."""
-    found = find_messages(spark, lake, topic, session)
-    return MessageRows(topic, session, places=found.select(["partition", "offset"]).combine_chunks())
+    found = find_messages(spark, lake, topic, session_id)
+    return MessageRows(topic, session_id, places=found.select(["partition", "offset"]).combine_chunks())

@@ -29,12 +29,15 @@ _TRIGGERS = 3
 
 
 def list_publications(settings: Settings, table: str) -> list[TableReaderProgress]:
-    """Returns the publications of a table that have started."""
+    """Returns the started publications of a table, with their progress.
+
+    A publication sends the table's changes to Kafka.
+    """
     readings = list_readers(settings, table)
     return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
 
 
-def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+def require_publications_can_send(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
     """Checks that every started publication of these tables will be able to send the tombstones of removed rows.
 
     Raises:
@@ -54,20 +57,20 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
                 ) from error
 
 
-def wait_until_sent(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
-    """Waits until every publication has sent all changes of its table up to the removal of the session's rows.
+def wait_until_removals_sent(settings: Settings, removals: Mapping[str, int], timeout_seconds: float) -> None:
+    """Waits until every publication has sent the removal of the session's rows, and all changes before it, to Kafka.
 
     Args:
-        removals: For each table, the first version without the session's rows.
-        seconds: The longest time to wait.
+        removals: By table name, the table's first version without the session's rows.
+        timeout_seconds: The longest time to wait.
 
     Raises:
         LakeError: A publication has not sent the removal in time.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_seconds
     for table, version in removals.items():
         for reader in list_publications(settings, table):
-            while not _has_sent(settings, reader.name, version):
+            while not _has_sent_version(settings, reader.name, version):
                 if time.monotonic() > deadline:
                     topic = reader.name.removeprefix(f"publish-{table}-")
                     raise LakeError(
@@ -79,42 +82,46 @@ def wait_until_sent(settings: Settings, removals: Mapping[str, int], seconds: fl
                 time.sleep(_POLL_SECONDS)
 
 
-def find_oldest_version_needed(settings: Settings, table: str, removal: int) -> int | None:
-    """Returns the oldest version in the table's log that its publications still need; None if none is known.
+def find_oldest_version_needed(settings: Settings, table: str, removal_version: int) -> int | None:
+    """Returns the oldest version of a table that a publication still needs; None if no publication's progress is known.
 
-    Versions before the removal have the session's rows. So they cannot be kept, unless a publication still reads them.
+    Versions before the removal contain the session's rows, so they are needed only by a publication that still reads
+    them.
 
     Args:
-        removal: The first version without the session's rows.
+        removal_version: The table's first version without the session's rows.
     """
     known = [
         (reader.next_version, reader.oldest_needed_version or 0)
         for reader in list_publications(settings, table)
         if reader.next_version is not None
     ]
-    return min((min(since, max(oldest, removal)) for since, oldest in known), default=None)
+    return min((min(since, max(oldest, removal_version)) for since, oldest in known), default=None)
 
 
-def _has_sent(settings: Settings, name: str, version: int) -> bool:
-    """Returns True if the publication has read the version completely.
+def _has_sent_version(settings: Settings, publication: str, version: int) -> bool:
+    """Returns True if the publication has sent all changes of its table up to this version of the table.
 
-    That is so if it reads a later version, or if it reads this one and several triggers have brought no new batch.
+    That is so if it reads a later version, or if it reads this version and several triggers have brought no new batch.
     """
-    since, index, batch = _read_position(settings, name)
+    since, index, batch = _read_publication_position(settings, publication)
     if since > version:
         return True
     if since < version or index < 0:
         return False
     time.sleep(_TRIGGERS * settings.publish.trigger.total_seconds())
-    return _read_position(settings, name) == (since, index, batch)
+    return _read_publication_position(settings, publication) == (since, index, batch)
 
 
-def _read_position(settings: Settings, name: str) -> tuple[int, int, int]:
-    """Returns the version that a publication reads, the index of the next file in it, and the last batch's number.
+def _read_publication_position(settings: Settings, publication: str) -> tuple[int, int, int]:
+    """Returns how far a publication has read.
+
+    A tuple: the table's version that it reads, the index of the next file in that version, and the number of its last
+    batch.
 
     A number that is not known is -1.
     """
-    checkpoint = Path(settings.checkpoint(name))
+    checkpoint = Path(settings.checkpoint(publication))
     batch = read_last_committed_batch(checkpoint)
     if batch is None or batch != read_last_planned_batch(checkpoint):
         return -1, -1, -1

@@ -25,15 +25,17 @@ _BROKER = "kafka"
 _WITH_TEXT = ("string", "binary", "array", "map", "struct")
 
 
-def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
-    """Searches the lake for the session's id.
+def search_lake(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, Any]:
+    """Searches all files of the home, and in a catalog all tables, for a session's id.
 
-    Returns the receipt's part about it: what was searched, where the id was found, and which files were unreadable.
+    Returns:
+        The part `search` of the receipt: `files` and `bytes` that were searched, the number of `tables`, the places
+        `found`, and the files `unread` because they are damaged.
     """
     settings = lake.settings
     checkpoints = Path(settings.checkpoint(""))
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
-    searched = [search_folder(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
+    searched = [search_folder(folder, session_id, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
     journal = FORGET.find_journal_file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
@@ -41,18 +43,20 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     if lake.storage.needs_spark:
         tables = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
         found += [
-            f"{table}, column {name}" for table in tables for name in _find_columns_with(spark, lake, table, session)
+            f"{table}, column {name}"
+            for table in tables
+            for name in _find_columns_containing(spark, lake, table, session_id)
         ]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
     unread = sorted({place for part in searched for place in part.unread})
     return {"files": files, "bytes": size, "tables": len(tables), "found": found, "unread": unread}
 
 
-def _find_columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> list[str]:
-    """Returns the columns of a table whose values contain the id, at any depth."""
+def _find_columns_containing(spark: SparkSession, lake: Lake, table: str, session_id: str) -> list[str]:
+    """Returns the names of the table's columns that contain the session's id in a value, at any nesting depth."""
     from pyspark.sql import functions as F
 
-    rows, text = lake.read(spark, table), build_search_pattern(session)
+    rows, text = lake.read(spark, table), build_search_pattern(session_id)
     text_columns = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
     if not text_columns:
         return []
@@ -63,6 +67,7 @@ def _find_columns_with(spark: SparkSession, lake: Lake, table: str, session: str
 
 
 def _describe_source(settings: Settings, topic: str) -> str:
+    """Returns a text that says where the topic's messages remain in bronze's source: an archive, Kinesis or Kafka."""
     if settings.bronze.archive is not None and settings.bronze.source is SourceKind.ARCHIVE:
         return (
             f"the archives in {settings.bronze.archive.path} that have the session's messages, until you remove them. "
@@ -77,14 +82,14 @@ def _describe_source(settings: Settings, topic: str) -> str:
     )
 
 
-def _list_unknown_tables(spark: SparkSession, lake: Lake) -> list[str]:
+def _list_unconfigured_gold_tables(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns gold's tables that are not in the configuration. They are not emptied, and may contain the session."""
     known = {*TABLES, *lake.settings.added_tables}
     return [table for table in lake.storage.list_tables(spark, GOLD) if table not in known]
 
 
 def list_copies_elsewhere(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
-    """Returns, in sentences, where data of the session remains outside the lake's control."""
+    """Returns a text for each place outside the lake's control where data of the session may remain."""
     settings = lake.settings
     places = [
         _describe_source(settings, topic),
@@ -98,7 +103,7 @@ def list_copies_elsewhere(spark: SparkSession, lake: Lake, topic: str) -> list[s
     places += [
         f"{table}: the table is not in the configuration, so its rows, figures and history may still contain the "
         "session. Drop it"
-        for table in _list_unknown_tables(spark, lake)
+        for table in _list_unconfigured_gold_tables(spark, lake)
     ]
     if settings.catalog is not None:
         places.append(

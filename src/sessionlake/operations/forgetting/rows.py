@@ -32,7 +32,7 @@ from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.operations.forgetting.messages import count_message_ranges, select_messages
+from sessionlake.operations.forgetting.messages import find_message_ranges, select_messages
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import read_stop
 from sessionlake.streaming.manifest import remove_stop
@@ -65,26 +65,26 @@ def list_tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
     return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
 
 
-def find_topics(reader: TableReader, session: str, *, by_key: bool = True) -> list[str]:
+def find_topics_of_session(reader: TableReader, session_id: str, *, by_key: bool = True) -> list[str]:
     """Returns the topics that have a session of this id, in bronze or in a table made from bronze.
 
     Args:
         reader: Reads the tables.
-        session: Id of the session.
+        session_id: Id of the session.
         by_key: False if the Kafka key is not the session's id. Bronze is not searched then.
     """
     topics: set[str] = set()
     for table in _NAMING if by_key else _NAMING[1:]:
-        rows = SessionRows.of_session(table, "", session, by_key=by_key)
+        rows = SessionRows.of_session(table, "", session_id, by_key=by_key)
         for batch in reader.read_batches(table, (rows.id_column, eq, rows.stored_session_id), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
 
 
-def find_offsets(spark: SparkSession, lake: Lake, session: Session) -> list[OffsetRange]:
+def find_offset_ranges_of_session(spark: SparkSession, lake: Lake, session: Session) -> list[OffsetRange]:
     """Returns, for each partition, the first and last offset of the session's messages in bronze, and their number."""
     if lake.settings.capture.feeds:
-        return count_message_ranges(spark, lake, *session)
+        return find_message_ranges(spark, lake, *session)
     reader = lake.reader(spark)
     conditions = ("topic", eq, session[0]), ("key", eq, session[1].encode())
     parts = [
@@ -99,7 +99,7 @@ def find_offsets(spark: SparkSession, lake: Lake, session: Session) -> list[Offs
     return [OffsetRange(session[0], r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
+def count_session_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table except bronze, by the table's name."""
     rows_by_table = {table: _select_rows(lake, table, session) for table in list_tables_with_sessions(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
@@ -138,7 +138,7 @@ def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Sess
 
 
 def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
-    """Removes the files that say at which message a layer stopped, if the message is of this session."""
+    """Removes the files that say at which message a layer stopped. Files that name another session stay."""
     for layer in layers:
         stop = read_stop(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
@@ -146,7 +146,7 @@ def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
-    """Removes the operator's decisions about the session from a table's entries, which are one per batch."""
+    """Removes the operators' decisions about the session from the column `decisions` of a table."""
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, table):

@@ -33,7 +33,7 @@ _PIECE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class SearchMatch:
-    """A file, or a column of a Parquet file, that contains the text.
+    """A place where the text was found: a file, or a column of a Parquet file.
 
     Attributes:
         place: The file, relative to the folder that was searched.
@@ -69,7 +69,7 @@ class SearchResult:
 
 
 def build_search_pattern(text: str) -> str:
-    """Returns a regular expression that finds a text, valid in Python, Java and RE2."""
+    """Returns a regular expression that finds a text and its JSON escapes. It is valid in Python, Java and RE2."""
     forms = {text}
     for ascii_only in (True, False):
         inner = text
@@ -101,30 +101,32 @@ def search_folder(folder: Path, text: str, excluded: tuple[str, ...] = ()) -> Se
     return SearchResult(files, size, tuple(found), tuple(unread))
 
 
-def _search_file(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
-    """Searches one file.
+def _search_file(path: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
+    """Searches one file for a text.
 
     Returns:
-        Pairs of a column and the number of its values with the text; in files other than Parquet, (None, 1). And False
-        if it is a Parquet file that cannot be read, so that its compressed data was not searched.
+        First, a pair for each Parquet column that contains the text: the column's name and its number of values with
+            the text; for other files, `(None, 1)` if they contain the text. Second, False if it is a Parquet file that
+            cannot be read, so that its compressed data was not searched; else True.
     """
     # Also finds incomplete files, which have another suffix. Checksum files have `.parquet` in their names, too.
-    packed = ".parquet" in file.name and file.suffix != ".crc" and file.stat().st_size > 0
+    packed = ".parquet" in path.name and path.suffix != ".crc" and path.stat().st_size > 0
     if packed:
         try:
-            return [*_search_parquet(file, text)], True
+            return [*_search_parquet_file(path, text)], True
         except (pa.ArrowException, OSError):  # the file is incomplete
             pass
-    return [(None, 1)] if any(_is_in_bytes(piece, text) for piece in _read_pieces(file)) else [], not packed
+    return [(None, 1)] if any(_contains_text(piece, text) for piece in _read_file_pieces(path)) else [], not packed
 
 
-def _search_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:
-    looked_for = build_search_pattern(text)
+def _search_parquet_file(file: Path, text: str) -> Iterator[tuple[str, int]]:
+    """Yields the name of each column that contains the text, and the number of its values that contain it."""
+    pattern = build_search_pattern(text)
     counts: dict[str, int] = {}
     with pq.ParquetFile(file) as content:
         for batch in content.iter_batches():
             for name, leaf in _list_leaf_columns(batch):
-                hits = pc.sum(pc.match_substring_regex(leaf, looked_for)).as_py() or 0
+                hits = pc.sum(pc.match_substring_regex(leaf, pattern)).as_py() or 0
                 counts[name] = counts.get(name, 0) + hits
     yield from ((name, hits) for name, hits in sorted(counts.items()) if hits)
 
@@ -147,8 +149,11 @@ def _list_leaf_columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
             yield name, column.cast(pa.binary())
 
 
-def _read_pieces(file: Path) -> Iterator[bytes]:
-    """Yields a file's decompressed bytes in pieces that overlap by more than the longest session id."""
+def _read_file_pieces(file: Path) -> Iterator[bytes]:
+    """Yields a file's bytes in overlapping pieces, so that no session id is cut.
+
+    Yields Spark's state files also decompressed.
+    """
     with file.open("rb") as source:
         before = b""
         while piece := source.read(_PIECE_BYTES):
@@ -158,13 +163,13 @@ def _read_pieces(file: Path) -> Iterator[bytes]:
         packed = source.read(len(_BLOCK)) == _BLOCK
         if packed or file.suffix == ".state":
             source.seek(0)
-            content = b"".join(_unpack_blocks(source.read())) if packed else source.read()
+            content = b"".join(_decompress_lz4_blocks(source.read())) if packed else source.read()
             yield content
-            yield from _read_arrow_parts(content)
+            yield from _read_arrow_texts(content)
 
 
-def _unpack_blocks(packed: bytes) -> Iterator[bytes]:
-    """Yields the decompressed blocks of an lz4-java stream, the format of Spark's state files."""
+def _decompress_lz4_blocks(packed: bytes) -> Iterator[bytes]:
+    """Yields the decompressed blocks of a stream in the format of lz4-java, which Spark's state files have."""
     codec, place = pa.Codec("lz4_raw"), 0
     while packed.startswith(_BLOCK, place):
         token = packed[place + len(_BLOCK)]
@@ -175,8 +180,8 @@ def _unpack_blocks(packed: bytes) -> Iterator[bytes]:
             yield block if token & 0xF0 == _RAW else codec.decompress(block, original, asbytes=True)
 
 
-def _read_arrow_parts(stored: bytes) -> Iterator[bytes]:
-    """Yields the texts of the Arrow streams in a state, whose columns may be compressed."""
+def _read_arrow_texts(stored: bytes) -> Iterator[bytes]:
+    """Yields, for each column of each Arrow table in a stored state, all its texts joined by zero bytes."""
     buffer = pa.py_buffer(stored)
     for begin in _BEGIN.finditer(stored):
         if not 0 < int.from_bytes(begin[1], "little") < len(stored):
@@ -190,5 +195,5 @@ def _read_arrow_parts(stored: bytes) -> Iterator[bytes]:
                 yield b"\0".join(value for value in leaf.to_pylist() if value is not None)
 
 
-def _is_in_bytes(content: bytes, text: str) -> bool:
+def _contains_text(content: bytes, text: str) -> bool:
     return re.search(build_search_pattern(text).encode(), content) is not None

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def list_layers_with_state(settings: Settings) -> list[str]:
-    """Returns the layers that judge sessions and have started."""
+    """Returns the names of silver and of processors, without those that have never run."""
     layers = [SILVER, *(processor.layer for processor in settings.processors)]
     return [layer for layer in layers if has_started(settings, layer)]
 
 
 def has_started(settings: Settings, layer: str) -> bool:
-    """Returns True if the layer has a checkpoint, or states to start from."""
+    """Returns True if the layer has a checkpoint, or prepared states from which its stream will start."""
     has_checkpoint = (Path(settings.checkpoint(layer)) / "metadata").is_file()
     return (
         has_checkpoint
@@ -61,7 +61,7 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
 def hand_over_states(
     spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str
 ) -> None:
-    """Lets a layer's stream resume without the session, at bronze's latest version.
+    """Replaces a layer's states by states without the session. Its stream resumes from them at bronze's latest version.
 
     The layer must have read all of bronze. Safe to repeat after a crash.
 
@@ -84,6 +84,7 @@ def hand_over_states(
 def _rewrite_states(
     spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]
 ) -> Iterator[tuple[int, bytes]]:
+    """Yields the number of each shard that has a state, and its encoded state without the session."""
     if not has_state(settings, layer):
         return
     for row in read_state_frame(spark, settings, layer).toLocalIterator():
@@ -91,7 +92,7 @@ def _rewrite_states(
 
 
 def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
-    """Returns a shard's state without the topic's sessions of this id in any partition. Other sessions are unchanged.
+    """Returns a shard's encoded state without the session, in whichever partition it is. Other sessions are unchanged.
 
     Args:
         stored: The shard's encoded state.

@@ -13,10 +13,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.values import to_rows
 from sessionlake.ledger.retained import (
-    expand_to_all_tables,
+    build_selection_of_expired_rows,
+    expand_to_tables_removed_together,
+    read_limits_as_frame,
     read_removed_rows_without_limits,
-    read_row_limits,
-    select_expired_rows,
 )
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
@@ -76,14 +76,14 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     """
     staging = Lake(settings).build_staging_lake()
     cut = read_removed_rows_without_limits(lake.reader(spark))
-    recorded = expand_to_all_tables(cut)
+    recorded = expand_to_tables_removed_together(cut)
 
     def compute_remaining_rows(source: Lake, table: str) -> DataFrame:
         rows = source.read_small_in_memory(spark, table)
         if table not in recorded:
             return rows
-        up_to = read_row_limits(spark, lake, recorded[table].table).alias("s")
-        return rows.alias("t").join(up_to, select_expired_rows(table).build_join_condition(), "left_anti")
+        up_to = read_limits_as_frame(spark, lake, recorded[table].table).alias("s")
+        return rows.alias("t").join(up_to, build_selection_of_expired_rows(table).build_join_condition(), "left_anti")
 
     comparison = compare_rows(
         lambda table: compute_remaining_rows(lake, table), lambda table: compute_remaining_rows(staging, table)

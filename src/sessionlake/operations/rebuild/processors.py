@@ -21,7 +21,7 @@ from sessionlake.delta.storage.expired import LIMIT, ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.endings import retire_query
 from sessionlake.operations.rebuild.publishing import (
@@ -256,7 +256,7 @@ class _ProcessorRebuilder:
             self._staging.drop_table(self._spark, table)
 
     def _build_plan(self, started: datetime) -> PublishPlan:
-        last = read_last_batch(self.lake.reader(self._spark), self.processor.layer)
+        last = read_last_batch_number(self.lake.reader(self._spark), self.processor.layer)
         batches = [number for number in (last, self._find_newest_error()) if number is not None]
         return PublishPlan.create_plan(self._version, max(batches, default=-1) + 1, started, self._partitions)
 

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import GOLD, MESSAGES, PROGRESS, SESSIONS, 
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import delete_records_of_removed_rows
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
@@ -198,7 +198,7 @@ def _build_plan(
     *,
     readable: bool,
 ) -> PublishPlan:
-    last = read_last_batch(lake.reader(spark), LAYER)
+    last = read_last_batch_number(lake.reader(spark), LAYER)
     if last is None and readable:  # the ledger is lost
         last = _find_newest_batch(spark, lake)
     plan = PublishPlan.create_plan(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)

@@ -158,6 +158,6 @@ class SliceReader(Generic[R]):
     def _record_offsets(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = list_offset_ranges(partitions)
-        log.check_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)
+        log.require_consecutive_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)
         require_continued_times(self.doing, partitions, log.last_offsets)
         log.record_committed_ranges(ranges)

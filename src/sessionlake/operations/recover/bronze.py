@@ -27,7 +27,7 @@ from sessionlake.errors import LakeError
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations, Generation, require_intact_checkpoint
@@ -155,7 +155,7 @@ def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) 
     interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _Inputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
-    recorded = -1 if app_id is None else read_last_batch(reader, LAYER, app_id)
+    recorded = -1 if app_id is None else read_last_batch_number(reader, LAYER, app_id)
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
@@ -194,7 +194,7 @@ def _find_unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tup
     log = OffsetLog.load_from_ledger(spark, lake, LAYER)
     ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
     if ranges:
-        log.check_ranges(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
+        log.require_consecutive_ranges(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges
 
 

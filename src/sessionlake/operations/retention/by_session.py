@@ -14,7 +14,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.retained import read_row_limits
+from sessionlake.ledger.retained import read_limits_as_frame
 from sessionlake.operations.retention.rules import build_limits
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
@@ -64,7 +64,7 @@ def compute_snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
     from pyspark.sql import functions as F
 
     last = _read_kept_cuts(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
-    floors = read_row_limits(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
+    floors = read_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
     least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
@@ -104,6 +104,6 @@ def _select_new_limits(spark: SparkSession, lake: Lake, table: str, limits: Data
     """Returns the limits that are higher than those recorded before in `ops.retained`."""
     from pyspark.sql import functions as F
 
-    recorded = read_row_limits(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
+    recorded = read_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
     beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
     return build_limits(beyond.drop("recorded").toArrow())

@@ -16,8 +16,8 @@ from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILV
 from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.ledger.books import LedgerReader, read_stored_sums
-from sessionlake.ledger.positions import write_carried_sums
-from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
+from sessionlake.ledger.positions import write_sums_of_old_entries
+from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch_number
 from sessionlake.ledger.retained import RemovedRows, read_removed_rows_of_table, record_removed_rows
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.restored_tables import refuse_restored_tables
@@ -41,7 +41,7 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, bound: datetime) -> i
     refuse_restored_tables(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     record_removed_rows(spark, lake, now)
-    write_carried_sums(spark, lake, cut)
+    write_sums_of_old_entries(spark, lake, cut)
     remove_rows(spark, lake, LEDGER, _build_expired_rows(cut))
     record_removed_rows(spark, lake, replace(now, removed=now.max_missing_rows, pending=0))
     return count
@@ -80,7 +80,9 @@ def _read_needed_commit_times(reader: TableReader, settings: Settings, bound: da
             for part in LedgerReader(reader).read_entries(("layer", eq, layer))
         ]
         needed += [max(known)] if (known := [time for time in times if time is not None]) else []
-    return needed + [row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch(reader))]
+    return needed + [
+        row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch_number(reader))
+    ]
 
 
 def _build_expired_rows(cut: datetime) -> ExpiredRows:

@@ -38,10 +38,10 @@ from sessionlake.errors import ClaimedError, InterruptedOperationError, LossErro
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.progress import (
-    read_first_batch_since,
+    read_first_batch_number_since,
     read_first_offsets_since,
-    read_last_batch,
-    read_last_merged_batch,
+    read_last_batch_number,
+    read_last_merged_batch_number,
     read_last_offsets,
 )
 from sessionlake.ledger.retained import (
@@ -49,12 +49,12 @@ from sessionlake.ledger.retained import (
     LIMITS,
     TABLES_REMOVED_TOGETHER,
     RemovedRows,
-    read_limits_changed_last,
+    build_selection_of_expired_rows,
+    read_last_changed_limits,
     read_removed_rows,
     read_removed_rows_of_table,
     read_removed_rows_without_limits,
     record_removed_rows,
-    select_expired_rows,
 )
 from sessionlake.operations.retention import by_session, rules
 from sessionlake.operations.retention.ledger import remove_ledger_entries
@@ -210,7 +210,7 @@ class RetentionRunner:
     def _remove_rows(self, entry: RemovedRows, limits: pa.Table) -> None:
         """Removes the rows of a table up to the limits, and records in `ops.retained` that they are removed."""
         for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
-            remove_rows(self._spark, self._lake, part, select_expired_rows(part, limits, entry.batch))
+            remove_rows(self._spark, self._lake, part, build_selection_of_expired_rows(part, limits, entry.batch))
         finished = replace(entry, removed=entry.max_missing_rows, pending=0, limits=LIMITS.empty_table())
         record_removed_rows(self._spark, self._lake, finished)
 
@@ -230,13 +230,16 @@ class RetentionRunner:
             return entry
         if table == PROGRESS:
             return replace(entry, limits=by_session.compute_progress_limits(self._spark, self._lake, entry.batch))
-        return replace(entry, limits=read_limits_changed_last(reader, entry))
+        return replace(entry, limits=read_last_changed_limits(reader, entry))
 
     def _count_rows(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
             return 0
         storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
-        return sum(storage.count_rows(self._spark, part, select_expired_rows(part, limits, batch)) for part in parts)
+        return sum(
+            storage.count_rows(self._spark, part, build_selection_of_expired_rows(part, limits, batch))
+            for part in parts
+        )
 
     def _add_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """Returns the number of messages to remove, and the limits, each with the highest Kafka timestamp up to it."""
@@ -246,7 +249,7 @@ class RetentionRunner:
         rows = (
             self._lake.read(self._spark, MESSAGES)
             .alias("t")
-            .join(places, select_expired_rows(MESSAGES, limits).build_join_condition())
+            .join(places, build_selection_of_expired_rows(MESSAGES, limits).build_join_condition())
         )
         highest = F.timestamp_millis(F.max(build_counted_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
@@ -268,7 +271,7 @@ class RetentionRunner:
         batch = self._find_last_batch_before(bound)
         if table in {QUARANTINE, EVENTS}:
             return _DueRows(rules.build_partition_limits(self._find_aged_offsets(SILVER, bound)), batch)
-        batch = min(batch, read_last_merged_batch(self._lake.reader(self._spark)))
+        batch = min(batch, read_last_merged_batch_number(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._find_last_batch_read_by_gold())
         if batch < 0:
@@ -308,10 +311,10 @@ class RetentionRunner:
     def _find_last_batch_before(self, bound: datetime) -> int:
         """Returns the number of silver's last batch that was committed before a moment; -1 if there is none."""
         reader = self._lake.reader(self._spark)
-        last = read_last_batch(reader, SILVER)
+        last = read_last_batch_number(reader, SILVER)
         if last is None:
             raise _BlockedError(f"{SILVER} has not read anything yet")
-        first = read_first_batch_since(reader, SILVER, bound)
+        first = read_first_batch_number_since(reader, SILVER, bound)
         return last if first is None else min(last, first - 1)
 
     def _find_last_batch_read_by_gold(self) -> int:
@@ -342,7 +345,7 @@ class RetentionRunner:
         columns = *_PLACE, "session_id", first.alias("first"), last.alias("last")
         sessions = (
             lake.read(spark, PROGRESS)
-            .where(F.col("_batch") > read_last_merged_batch(lake.reader(spark)))
+            .where(F.col("_batch") > read_last_merged_batch_number(lake.reader(spark)))
             .select(*columns)
         )
         if lake.exists(spark, SESSIONS):

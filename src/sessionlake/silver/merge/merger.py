@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
-from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
+from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch_number
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -269,7 +269,7 @@ class TableMerger:
         reader = self._lake.reader(self._spark)
         with self._lake.storage.cache_reads():
             behind = read_entries_after(
-                reader, SILVER, read_last_merged_batch(reader), "messages", "outputs", "offsets"
+                reader, SILVER, read_last_merged_batch_number(reader), "messages", "outputs", "offsets"
             )
         return [*map(_to_pending_batch, behind)]
 
