@@ -25,6 +25,7 @@ import yaml
 from sessionlake.cli.rebuild import rebuild_silver
 from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
+from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.commit import append_rows, fence_off, merge_rows
 from sessionlake.delta.lake import Lake
@@ -193,7 +194,7 @@ def test_one_that_was_replaced_and_gives_back_late_leaves_the_lease_to_the_other
     spark: Any, settings: Settings
 ) -> None:
     table = SparkLeases(spark, Lake(settings).storage)
-    past = leases.ClockReading.read_clocks().from_utc_time(datetime.now(UTC) - 2 * leases.LENGTH)
+    past = ClockReading.read_clocks().from_utc_time(datetime.now(UTC) - 2 * leases.LENGTH)
     stopped = leases.HeldLease(settings, table, SILVER, "runs silver", lambda: past)
     other = leases.HeldLease(settings, table, SILVER, "rebuilds silver")
     stopped.release_lease()

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sessionlake.delta.catalog import leases
+from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.catalog.leases import (
     LENGTH,
-    ClockReading,
     HeldLease,
     LeaseRow,
     hold_lease,
