@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.settings.file import read_document
 from sessionlake.settings.model import Settings, load_settings
-from sessionlake.spark.session import databricks_conf
+from sessionlake.spark.session import build_databricks_conf
 from support.bundle_models import KINDS, write_models
 from support.dbutils import give_secrets
 
@@ -148,20 +148,20 @@ def test_a_laptop_in_this_folder_has_the_defaults(monkeypatch):
 def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, told):
     for layer in ("silver", "gold"):
         settings = told(bundle)
-        assert databricks_conf(settings)[PARTITIONS] == str(getattr(settings, layer).shards)
+        assert build_databricks_conf(settings)[PARTITIONS] == str(getattr(settings, layer).shards)
 
 
 @pytest.mark.parametrize(("silver", "gold", "partitions"), [(16, 16, "16"), (128, 64, "128"), (16, 256, "256")])
 def test_state_stores_follow_the_settings_and_suffice_for_the_layer_of_most_shards(silver, gold, partitions):
     settings = Settings(silver={"shards": silver}, gold={"shards": gold})
-    assert databricks_conf(settings)[PARTITIONS] == partitions
+    assert build_databricks_conf(settings)[PARTITIONS] == partitions
 
 
 def test_clusters_keep_states_in_rocksdb_and_say_nothing_that_the_session_is_told(bundle):
     conf = {key: value for job in bundle.jobs.values() for c in clusters(job) for key, value in c["spark_conf"].items()}
     assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
     assert conf["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"
-    assert not databricks_conf(Settings()).keys() & conf.keys()
+    assert not build_databricks_conf(Settings()).keys() & conf.keys()
     assert {c["spark_version"] for job in bundle.jobs.values() for c in clusters(job)} == {"17.3.x-scala2.13"}
 
 

@@ -22,8 +22,8 @@ from sessionlake.databricks.bundle.files import ResolvedTarget, read_bundle, res
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.settings.model import KafkaSettings, Settings, load_settings
-from sessionlake.spark.interpreted import temporary_spark_conf
-from sessionlake.spark.session import DATABRICKS_VARIABLE, databricks_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
+from sessionlake.spark.session import DATABRICKS_VARIABLE, build_databricks_conf
 from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from support.dbutils import give_secrets
@@ -47,8 +47,8 @@ def deployed(broker: BrokerStatus, spark: Any) -> Iterator[ResolvedTarget]:
     schemas = [schema["name"] for schema in target.resources_of_kind("schemas").values()]
     for schema in schemas:
         spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
-    with temporary_spark_conf(
-        spark, databricks_conf(Settings())
+    with use_temporary_spark_conf(
+        spark, build_databricks_conf(Settings())
     ):  # which the jobs set, in the session that all tests share
         yield target
     for schema in schemas:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from sessionlake.bronze.verify import compare_with_kafka
+from sessionlake.bronze.verify import compare_bronze_with_kafka
 from sessionlake.cli.forget import forget_session, make_receipt
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
@@ -117,7 +117,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
 
     erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == ERASED_KEY]
     assert sorted(erased) == [0, 2, 4, 6, 8]
-    compared = compare_with_kafka(spark, settings).comparison
+    compared = compare_bronze_with_kafka(spark, settings).comparison
     assert (compared.messages, compared.erased, compared.first_difference) == (5, 5, None)
     verified = verify_silver_tables(spark, settings)
     assert verified.is_exact, verified

@@ -131,7 +131,7 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
         watch = SilenceWriter(world.spark, lake, world.settings, book)
         topic = world.name("t")
         assert [one.partition for one, _ in watch.find_silences()] == [0, 1, 2]
-        watch.note_read_offsets([OffsetRange(topic, 0, 3, 3, 1)])
+        watch.remember_read_offsets([OffsetRange(topic, 0, 3, 3, 1)])
         with monkeypatch.context() as set_forward:
             set_forward.setattr(
                 "sessionlake.bronze.silences._read_current_moment", _Later(48 * HOUR, steady=2.5 * HOUR)
@@ -140,7 +140,7 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
         world.send("t", 3, 1, partition=1)
         found = watch.find_silences()
         assert [(one.partition, one.behind) for one, _ in found] == [(2, 2)]
-        book.note_read_offsets([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
+        book.remember_read_offsets([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
         watch.write_silences(found)
         assert list_silences(world) == []
     finally:

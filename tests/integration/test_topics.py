@@ -278,7 +278,7 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
 def test_an_error_behind_a_batch_that_is_in_the_tables_is_told(world, monkeypatch):
     world.send("a", 0, 3)
     with monkeypatch.context() as failing:
-        failing.setattr("sessionlake.bronze.topic_book.TopicRegister.note_read_offsets", power_cut)
+        failing.setattr("sessionlake.bronze.topic_book.TopicRegister.remember_read_offsets", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             world.run(world.settings)
     world.send("a", 3, 1)
@@ -342,7 +342,7 @@ def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on
     world.send("b", 0, 3)
     world.run(world.settings)
     present = world.generations.current_generation
-    world.generations.start_generation(present.next_batch, present.app_id)  # and there it died
+    world.generations.create_next_generation(present.next_batch, present.app_id)  # and there it died
     world.send("a", 3, 2)
     world.send("c", 0, 2)  # its partition was not there when the generation was noted
     world.run(world.settings)

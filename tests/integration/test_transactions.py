@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.bronze.gaps import explain_gaps
+from sessionlake.bronze.gaps import record_transaction_gaps
 from sessionlake.cli.doctor import _check_offsets, _check_row_counts
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
@@ -201,8 +201,8 @@ def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
         producer.begin_transaction()
         written.send(producer, number, 1)
         (producer.abort_transaction if number % 3 == 2 else producer.commit_transaction)()
-    one_by_one = transactions._has_no_message
-    monkeypatch.setattr(transactions, "_has_no_message", lambda *of: looked_at.append(of) or one_by_one(*of))
+    one_by_one = transactions._is_run_of_transactions
+    monkeypatch.setattr(transactions, "_is_run_of_transactions", lambda *of: looked_at.append(of) or one_by_one(*of))
     written.run()
     assert written.offsets == [2 * number for number in range(120) if number % 3 != 2]
     assert len(looked_at) == transactions.FEW_RUNS
@@ -228,8 +228,8 @@ def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_tr
     place, read = (written.topic, 0), written.lake.reader(spark)
     empty = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())]).empty_table()
     with pytest.raises(OffsetHoleError, match=r"offsets 2 to 5 are missing, and no transaction is the reason"):
-        explain_gaps(spark, written.lake, {place: (2, 6)}, empty, {}, Txn("a", 0))
-    explain_gaps(spark, written.lake, {place: (4, 6)}, empty, {}, Txn("a", 0))
+        record_transaction_gaps(spark, written.lake, {place: (2, 6)}, empty, {}, Txn("a", 0))
+    record_transaction_gaps(spark, written.lake, {place: (4, 6)}, empty, {}, Txn("a", 0))
     assert AbsentOffsets(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
 
 

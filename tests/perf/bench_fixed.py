@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from stages import cpu_seconds
 
-from sessionlake.bronze.job import start as start_bronze
+from sessionlake.bronze.job import start_kafka_job as start_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings

@@ -39,7 +39,7 @@ from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 from sessionlake.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def load(spark: SparkSession, lake: Lake, held: int) -> None:
     values = [f"CAST({given.get(name, 'NULL')} AS {sql}) AS {name}" for name, sql in columns.items()]
     count = held * ROWS_A_SESSION
     rows = spark.range(0, count, numPartitions=math.ceil(count / ROWS_A_FILE)).selectExpr(*values)
-    with temporary_spark_conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
+    with use_temporary_spark_conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
         lake.storage.append_with_spark(rows, ROWS, {})
 
 

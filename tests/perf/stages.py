@@ -23,7 +23,7 @@ START = time.perf_counter()
 
 import psutil
 
-from sessionlake.bronze.job import start as start_bronze
+from sessionlake.bronze.job import start_kafka_job as start_bronze
 from sessionlake.gold.job import start as start_gold
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings

@@ -33,7 +33,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.bronze.job import start as start_bronze
+from sessionlake.bronze.job import start_kafka_job as start_bronze
 from sessionlake.cli.forget import forget_session
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.delta.lake import Lake

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.job import read_stored_ranges
+from sessionlake.bronze.batch_ranges import read_stored_ranges_of_batch
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
@@ -30,5 +30,8 @@ def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Setting
     next(file for file in folder_of(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
     planned = {("a", 0): (5, 12), ("b", 0): (1, 3), ("c", 0): (0, 2)}
     # Each range ends at the last message that the table holds of it.
-    assert read_stored_ranges(spark, lake, planned) == (OffsetRange("a", 0, 5, 9, 5), OffsetRange("b", 0, 1, 2, 2))
-    assert read_stored_ranges(spark, lake, {}) == ()
+    assert read_stored_ranges_of_batch(spark, lake, planned) == (
+        OffsetRange("a", 0, 5, 9, 5),
+        OffsetRange("b", 0, 1, 2, 2),
+    )
+    assert read_stored_ranges_of_batch(spark, lake, {}) == ()

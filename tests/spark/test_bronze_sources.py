@@ -97,7 +97,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     with pytest.raises(OffsetHoleError, match="are already in"):  # what is archived twice
         run(spark, archived)
     with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages so far came from archive"):
-        sources.streamed.refuse_other_source(spark, Lake(archived), "kafka")
+        sources.streamed.refuse_messages_of_other_source(spark, Lake(archived), "kafka")
     Lake(archived).drop_table(spark, "bronze.messages")
     with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"):
         run(spark, archived)
@@ -209,7 +209,7 @@ def told(rows: list[Any], without: set[str]) -> list[str]:
 def test_kinesis_is_read_on_databricks_alone(location):
     settings = Settings(**location, bronze=BronzeSettings(source="kinesis", kinesis={"streams": "a", "region": "r"}))
     with pytest.raises(ConfigError, match=r"Only Databricks' runtime .* Run bronze on Databricks"):
-        sources.require_source(settings)
+        sources.require_readable_source(settings)
 
 
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import GOLD, SILVER
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.settings.section import Integrity
-from sessionlake.streaming.checkpoint import read_planned_batch
+from sessionlake.streaming.checkpoint import read_metadata_and_offset_of_planned_batch
 from spark.test_resharding import arrive, assert_gold_is_exact
 from support.cluster_worker import executors
 from support.lakes import assert_silver_is_the_truth
@@ -73,7 +73,7 @@ def test_a_job_whose_workers_are_killed_leaves_the_truth_with_a_state_store_for_
         arrive(spark, settings, *mine)
         assert run_on_cluster(file, rnd) >= len(mine) - 1
         for layer in (SILVER, GOLD):
-            metadata, _ = read_planned_batch(settings.checkpoint(layer), 0)
+            metadata, _ = read_metadata_and_offset_of_planned_batch(settings.checkpoint(layer), 0)
             assert metadata["conf"]["spark.sql.shuffle.partitions"] == str(shards)
             stores = [store.name for store in (Path(settings.checkpoint(layer)) / "state" / "0").iterdir()]
             assert {*map(str, range(shards))} <= {*stores}

@@ -98,7 +98,7 @@ def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_p
 
     time.sleep(UPKEEP_SECONDS)  # an upkeep that was under way has ended
     files, aside = files_of(before), stores.build_archived_path(before, "other")
-    stores.archive_folders(spark, Lake(settings), [before], "other")
+    stores.archive_checkpoint_folders(spark, Lake(settings), [before], "other")
     time.sleep(2.5 * UPKEEP_SECONDS)
     assert not before.exists()
     assert files_of(aside) == files

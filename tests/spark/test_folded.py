@@ -28,8 +28,8 @@ def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_r
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
     folded, reports = collect_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [report]
-    assert folded.inline_payloads_by_kind["rows"] == [payloads[0][1], None]
-    assert folded.find_inline_payloads(["rows"]) is None
+    assert folded.collected_payloads_by_kind["rows"] == [payloads[0][1], None]
+    assert folded.find_collected_payloads(["rows"]) is None
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(PayloadUnpacker(7), "n bigint, _batch bigint")
     assert rows.groupBy("n", "_batch").count().collect() == [(0, 7, 10 + COMPRESS_ABOVE_BYTES)]
 
@@ -42,6 +42,6 @@ def test_rows_that_are_in_a_file_are_not_taken_for_few_and_are_read_by_tasks(spa
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
     folded, reports = collect_reports(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [b"x"]
-    assert folded.inline_payloads_by_kind["rows"] == [encode_ipc(few), None]
+    assert folded.collected_payloads_by_kind["rows"] == [encode_ipc(few), None]
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(unpack_payloads, "n bigint")
     assert rows.count() == 1_010

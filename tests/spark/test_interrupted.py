@@ -33,8 +33,14 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, read_building_version, record_building
-from sessionlake.streaming.operation import FORGET, REBUILD_SILVER, RESHARD, Operation, create_processor_rebuild
+from sessionlake.streaming.journal import Journal, read_bronze_version_of_rebuild, record_tables_being_built
+from sessionlake.streaming.operation import (
+    FORGET,
+    REBUILD_SILVER,
+    RESHARD,
+    Operation,
+    create_processor_rebuild_operation,
+)
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
 from support.lakes import rows_of
 
@@ -210,7 +216,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
         del journal.done[step]
     journal.write_journal()
     shutil.rmtree(settings.checkpoint("silver"))
-    shutil.rmtree(handover.find_active_folder(settings))
+    shutil.rmtree(handover.find_active_handover_folder(settings))
     recover_layer(spark, settings, RecoverableLayer.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume_forgetting()
     assert found.report["search"]["found"] == []
@@ -250,7 +256,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     assert verify_silver_tables(spark, settings).is_exact
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
-    shutil.rmtree(handover.find_prepared_folder(settings))
+    shutil.rmtree(handover.find_prepared_handover_folder(settings))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
     REBUILD_SILVER.find_journal_file(settings).write_bytes(b"damaged")
@@ -276,11 +282,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
         if undo:
             processor_rebuild.cancel_rebuild(spark, settings, "top")
             assert contents(spark, settings) == before
-            assert read_building_version(settings, PROCESSOR) is None
+            assert read_bronze_version_of_rebuild(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
         processor_rebuild.cancel_rebuild(spark, settings, "top")
-    shutil.rmtree(handover.find_prepared_folder(settings, PROCESSOR))
+    shutil.rmtree(handover.find_prepared_handover_folder(settings, PROCESSOR))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
         work()
     processor_rebuild.rebuild_processor(spark, settings, "top", start_over=True)
@@ -292,11 +298,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
     spark: Any, settings: Settings
 ) -> None:
-    with record_building(settings, create_processor_rebuild(settings.processors[0]), 1):
+    with record_tables_being_built(settings, create_processor_rebuild_operation(settings.processors[0]), 1):
         pass  # a killed process leaves no more than this
-    assert read_building_version(settings, PROCESSOR) == 1
+    assert read_bronze_version_of_rebuild(settings, PROCESSOR) == 1
     commands(spark, settings)["run processor"]()
-    assert read_building_version(settings, PROCESSOR) is None
+    assert read_bronze_version_of_rebuild(settings, PROCESSOR) is None
 
 
 def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
@@ -308,7 +314,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
     died_at(monkeypatch, "after:silver.swapped", work)
     assert_refused(spark, other, named, "reshard")
-    [lost, *_] = sorted(handover.find_prepared_folder(settings, PROCESSOR).glob("*.state"))
+    [lost, *_] = sorted(handover.find_prepared_handover_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
     assert resharding.reshard_layers(spark, other, 3) == ["silver", PROCESSOR]
     assert [count_shards_of_states(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]

@@ -292,7 +292,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 @pytest.mark.soak
 def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
     rebuild_silver_tables(spark, run.settings)
-    handed = handover.find_active_folder(run.settings)
+    handed = handover.find_active_handover_folder(run.settings)
     state = min(handed.glob("*.state"))
     state.unlink()
     assert faults(run.settings) == {"states"}

@@ -48,7 +48,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import verify_ledger_sums
-from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_readers
+from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_table_readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -209,7 +209,7 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
-    assert list_readers(pipeline.settings, MESSAGES) == [
+    assert list_table_readers(pipeline.settings, MESSAGES) == [
         TableReaderProgress("silver", has_started=True, next_version=version + 1, last_start=version)
     ]
 

@@ -23,7 +23,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import to_spark_frame
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 from support.lakes import folder_of, limit, rows_of
 
 KEYS = ("topic", "window_start")
@@ -185,7 +185,7 @@ def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made
         lake.read(spark, METRICS_1M).limit(1).write.format("delta").mode("append").save(str(log.parent))
 
     log = folder_of(lake, METRICS_1M) / "_delta_log"
-    with temporary_spark_conf(spark, {"spark.databricks.delta.incremental.commit.verify": "true"}):
+    with use_temporary_spark_conf(spark, {"spark.databricks.delta.incremental.commit.verify": "true"}):
         for number in range(2):
             merged(number)
         append_by_spark()

@@ -22,7 +22,7 @@ from sessionlake.operations.rebuild.processors import preview_rebuild, rebuild_p
 from sessionlake.processors import keyed
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.silver.decisions import read_stop, record_decision
+from sessionlake.silver.decisions import read_stopping_message, record_decision
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.clocks import set_clock_back
@@ -180,13 +180,13 @@ def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) 
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("update", 2), 1200))
     with pytest.raises(IntegrityViolationError, match=r"gap: session 's'.*offset 1: expected seq 1"):
         counted.run()
-    stopped = read_stop(counted.settings, "processor-counted")
+    stopped = read_stopping_message(counted.settings, "processor-counted")
     assert stopped is not None
-    assert (stopped.session_id, stopped.offset, read_stop(counted.settings)) == ("s", 1, None)
+    assert (stopped.session_id, stopped.offset, read_stopping_message(counted.settings)) == ("s", 1, None)
     record_decision(counted.settings, None, "s", Decision.ACCEPT_GAP, who="me")
     for layer in (Layer.PROCESSOR, Layer.SILVER):
         counted.run(layer)
-    assert read_stop(counted.settings, "processor-counted") is None
+    assert read_stopping_message(counted.settings, "processor-counted") is None
     assert [row[1] for row in counted.rows()] == [0, 0, 1]
     changed = rows_of(counted.spark, counted.lake, "silver.integrity_events")
     assert [(row["action"], row["offset"]) for row in changed] == [("accepted", 1)]

@@ -14,7 +14,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
-from sessionlake.spark.reading_plan import find_names_read, require_plain_condition
+from sessionlake.spark.reading_plan import find_tables_and_functions, require_own_columns_only
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 from support.seeds import long_beyond
 
@@ -177,7 +177,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.mark.parametrize(("sql", "tables"), READS + SPARKS_READS)
 def test_what_reads_is_taken_with_the_tables_that_it_names(spark, sql, tables):
-    found = find_names_read(spark, sql, {"metrics_between"})
+    found = find_tables_and_functions(spark, sql, {"metrics_between"})
     named = {".".join(name) for name in found.tables} | {f"gold.{name}" for name in found.functions}
     assert named == set(tables)
 
@@ -222,7 +222,7 @@ def test_a_warehouse_is_asked_for_other_tables_by_their_full_names_alone(setting
     "condition", ["topic = 'DELETE FROM x; --'", "gaps > 0 OR topic LIKE 'a%'", "exists(xs, x -> x > 1)"]
 )
 def test_a_condition_computes(spark, condition):
-    require_plain_condition(spark, "--where", condition)
+    require_own_columns_only(spark, "--where", condition)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_condition_computes(spark, condition):
 )
 def test_a_condition_that_does_more_is_refused(spark, condition):
     with pytest.raises(UsageError, match="--where"):
-        require_plain_condition(spark, "--where", condition)
+        require_own_columns_only(spark, "--where", condition)
 
 
 def test_every_function_of_spark_is_either_safe_or_left_out_on_purpose(spark):

@@ -241,7 +241,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
     """
     findings = []
     for shard in handover.list_stored_shards(settings):
-        file = handover.find_active_folder(settings) / f"{shard}.state"
+        file = handover.find_active_handover_folder(settings) / f"{shard}.state"
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held_messages)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):

@@ -318,9 +318,9 @@ def test_one_layer_moves_alone_and_gold_that_is_emptied_begins_with_the_shards_i
             run(spark, of_shards(settings, 8, 3), layer)
     assert reshard_layers(spark, mixed, 3) == [GOLD]
     assert recover.recover_gold(spark, mixed) == ()
-    assert handover.read_active(mixed, GOLD) is not None
+    assert handover.read_active_handover(mixed, GOLD) is not None
     recover.empty_gold(spark, mixed)
-    assert handover.read_active(mixed, GOLD) is None
+    assert handover.read_active_handover(mixed, GOLD) is None
     assert reshard_layers(spark, of_shards(settings, 9, 5), 5) == [GOLD]  # of which there are no states
     mixed = of_shards(settings, 9, 5)
     arrive(spark, mixed, second)

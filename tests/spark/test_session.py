@@ -22,7 +22,7 @@ from sessionlake.delta.schemas.names import EVENTS, RULES
 from sessionlake.local.jars import cache_folder
 from sessionlake.settings.model import Settings
 from sessionlake.spark import frames
-from sessionlake.spark.frames import read_into_one_task, to_spark_frame
+from sessionlake.spark.frames import keep_small_frame_in_one_task, to_spark_frame
 from sessionlake.spark.session import spark_session
 from support.lakes import write_rows
 
@@ -109,7 +109,7 @@ def test_an_arrow_table_with_empty_chunks_becomes_a_frame_of_all_its_rows(spark)
 def test_few_rows_are_read_once_and_more_stay_where_they_are(spark, monkeypatch: pytest.MonkeyPatch, count: int):
     monkeypatch.setattr(frames, "_FEW", 3)
     frame = spark.range(count).selectExpr("id", "array(id, null) AS ids", "timestamp_millis(-id) AS at")
-    found = read_into_one_task(frame)
+    found = keep_small_frame_in_one_task(frame)
     assert (found is frame, found.schema) == (count > 3, frame.schema)
     assert sorted(found.collect()) == sorted(frame.collect())
 

@@ -21,7 +21,7 @@ from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.settings.model import load_settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.session import _LAPTOP, databricks_conf, stop_spark
+from sessionlake.spark.session import _LAPTOP, build_databricks_conf, stop_spark
 from sessionlake.streaming import handover
 from support.lakes import limit
 from support.sessions import without_generated_code
@@ -64,7 +64,7 @@ def main(file: Path, home: Path) -> None:
     _LAPTOP["spark.executor.memory"] = "2048m"
     _LAPTOP["spark.executor.extraClassPath"] = f"{fetch_spark_jars()[0].parent}/*"
     spark = without_generated_code(settings, "cluster")
-    for key, value in databricks_conf(settings).items():
+    for key, value in build_databricks_conf(settings).items():
         spark.conf.set(key, value)
     limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(FolderStorage.limits), 0))
     if handover.read_shard_count(settings) not in {None, settings.silver.shards}:

@@ -29,7 +29,7 @@ LAYERS = (BRONZE, SILVER, SILVER_TABLES)
 def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
     """Runs a layer once over all input. A fault point may end the process at any commit."""
     if layer == BRONZE:
-        bronze.start(spark, settings, once=True).wait()
+        bronze.start_bronze(spark, settings, once=True).wait()
     elif layer == SILVER:
         silver.start(spark, settings, once=True).wait()
     elif layer == GOLD:

@@ -49,7 +49,7 @@ class Recorded(LayerQuery):
     error: BaseException | None = None
     heard = True
 
-    def _explain(self, error: BaseException) -> SessionlakeError:
+    def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if self.error is None:
             self.error = error if self._raised is None or not self.heard else self._raised
         return SessionlakeError("recorded")

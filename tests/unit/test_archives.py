@@ -16,9 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.bronze.archive.files import OpenArchives
-from sessionlake.bronze.archive.lines import Damage, Message, encode_footer_line, encode_header_line, read_message
+from sessionlake.bronze.archive.lines import (
+    ArchivedMessage,
+    MemberDamage,
+    encode_footer_line,
+    encode_header_line,
+    parse_message_line,
+)
 from sessionlake.bronze.archive.members import check_members, encode_gzip_member, list_members, read_messages
-from sessionlake.bronze.archive.source import STREAM_START, find_next_position, plan_tasks, read_rows
+from sessionlake.bronze.archive.source import (
+    STREAM_START,
+    find_next_position,
+    plan_members_of_tasks,
+    read_members_as_batches,
+)
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.errors import LakeError, LossError
 from support.archives import PLACES, capture, content
@@ -60,7 +71,7 @@ MESSAGES = st.lists(
 @given(given=MESSAGES)
 def test_what_is_written_is_read_whatever_its_bytes(kind, given, tmp_path_factory):
     file = tmp_path_factory.mktemp("archive") / f"a.{kind}"
-    messages = [(("t", 3), Message(*fields)) for fields in sorted(given, key=lambda fields: fields[0])]
+    messages = [(("t", 3), ArchivedMessage(*fields)) for fields in sorted(given, key=lambda fields: fields[0])]
     write_archive(file, messages)
     assert read(file) == (messages, [])
 
@@ -91,35 +102,35 @@ WHOLE = encode_header_line("t", 0) + BODY + encode_footer_line(2, zlib.crc32(BOD
 
 @pytest.mark.parametrize(("stamp", "kind"), [(-1, -1), (-1, 0), (253_402_300_800_000, 0), (-9_223_372_036_854_775, 1)])
 def test_a_timestamp_that_says_no_time_or_a_far_one_is_read_as_kafka_had_it(stamp: int, kind: int) -> None:
-    found = read_message(b'{"timestamp":%d,"timestamp_type":%d}' % (stamp, kind))
+    found = parse_message_line(b'{"timestamp":%d,"timestamp_type":%d}' % (stamp, kind))
     assert (found.timestamp, found.timestamp_type) == (stamp, kind)
 
 
 @pytest.mark.parametrize(
     ("text", "damage"),
     [
-        (b"", Damage.HEADER),
-        (b"{}\n" + WHOLE, Damage.HEADER),
-        (WHOLE.replace(b'"version":1', b'"version":2'), Damage.HEADER),
-        (WHOLE.replace(b'"partition":0', b'"partition":-1'), Damage.HEADER),
-        (WHOLE.replace(b'"topic":"t"', b'"topic":"t\\u0000s"'), Damage.HEADER),
-        (WHOLE.replace(b'"partition":0', b'"partition":0,"more":' + DEEP), Damage.HEADER),
+        (b"", MemberDamage.HEADER),
+        (b"{}\n" + WHOLE, MemberDamage.HEADER),
+        (WHOLE.replace(b'"version":1', b'"version":2'), MemberDamage.HEADER),
+        (WHOLE.replace(b'"partition":0', b'"partition":-1'), MemberDamage.HEADER),
+        (WHOLE.replace(b'"topic":"t"', b'"topic":"t\\u0000s"'), MemberDamage.HEADER),
+        (WHOLE.replace(b'"partition":0', b'"partition":0,"more":' + DEEP), MemberDamage.HEADER),
         (
             WHOLE.replace(b'"partition":0', b'"partition":0,"first_offset":%d' % 2**70).replace(b',"offset":1', b""),
-            Damage.MESSAGE,
+            MemberDamage.MESSAGE,
         ),
-        (WHOLE.replace(b'"timestamp":1,', b'"timestamp":1,"more":' + DEEP + b",", 1), Damage.MESSAGE),
-        (WHOLE.replace(b'"timestamp":1,', b"", 1), Damage.MESSAGE),
-        (WHOLE.replace(b'"timestamp":1,', b'"timestamp":9999999999999999,', 1), Damage.MESSAGE),
-        (WHOLE.replace(b'"value":"v"', b'"value":{"base64":"?"}', 1), Damage.MESSAGE),
-        (WHOLE.replace(b'"offset":2', b'"offset":1'), Damage.MESSAGE),
-        (encode_header_line("t", 0) + BODY, Damage.FOOTER),
-        (encode_header_line("t", 0), Damage.FOOTER),
-        (WHOLE + b"more\n", Damage.MESSAGE),
-        (encode_header_line("t", 0) + BODY + encode_footer_line(3, zlib.crc32(BODY)), Damage.COUNT),
-        (WHOLE.replace(b'"v"', b'"w"', 1), Damage.CHECKSUM),
+        (WHOLE.replace(b'"timestamp":1,', b'"timestamp":1,"more":' + DEEP + b",", 1), MemberDamage.MESSAGE),
+        (WHOLE.replace(b'"timestamp":1,', b"", 1), MemberDamage.MESSAGE),
+        (WHOLE.replace(b'"timestamp":1,', b'"timestamp":9999999999999999,', 1), MemberDamage.MESSAGE),
+        (WHOLE.replace(b'"value":"v"', b'"value":{"base64":"?"}', 1), MemberDamage.MESSAGE),
+        (WHOLE.replace(b'"offset":2', b'"offset":1'), MemberDamage.MESSAGE),
+        (encode_header_line("t", 0) + BODY, MemberDamage.FOOTER),
+        (encode_header_line("t", 0), MemberDamage.FOOTER),
+        (WHOLE + b"more\n", MemberDamage.MESSAGE),
+        (encode_header_line("t", 0) + BODY + encode_footer_line(3, zlib.crc32(BODY)), MemberDamage.COUNT),
+        (WHOLE.replace(b'"v"', b'"w"', 1), MemberDamage.CHECKSUM),
     ],
-    ids=lambda value: value if isinstance(value, Damage) else "member",
+    ids=lambda value: value if isinstance(value, MemberDamage) else "member",
 )
 @KINDS
 def test_what_is_wrong_with_a_member_is_told_and_the_next_one_is_read(kind, text, damage, tmp_path):
@@ -133,7 +144,7 @@ def test_what_is_wrong_with_a_member_is_told_and_the_next_one_is_read(kind, text
     found, damages = read(file)
     assert damages == [damage]
     assert [message.offset for _, message in found] == [1, 2]
-    rows = [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in read_members_as_batches(list_members(file, 0)) for row in batch.to_pylist()]
     assert [(row["damage"], row["offset"]) for row in rows] == [(damage, None), (None, 1), (None, 2)]
 
 
@@ -144,7 +155,7 @@ def test_behind_a_line_that_is_too_long_the_next_member_is_found(tmp_path, monke
     )
     (tmp_path / "a.gz").write_bytes(gzip.compress(endless) + gzip.compress(WHOLE))
     found, damages = read(tmp_path / "a.gz")
-    assert damages == [Damage.MESSAGE]
+    assert damages == [MemberDamage.MESSAGE]
     assert [message.offset for _, message in found] == [1, 2]
 
 
@@ -158,7 +169,7 @@ def test_a_flipped_byte_costs_its_member_alone(kind, tmp_path):
     data[at] ^= 0xFF
     file.write_bytes(data)
     found, damages = read(file)
-    assert damages == [Damage.UNREADABLE]
+    assert damages == [MemberDamage.UNREADABLE]
     assert len(found) == 40
 
 
@@ -168,7 +179,7 @@ def test_a_directory_that_names_places_before_the_archive_costs_its_members_alon
     data[-5] ^= 1  # of where the directory begins, by which all other places are told
     (tmp_path / "a.zip").write_bytes(data)
     found, damages = read(tmp_path / "a.zip")
-    assert (found, set(damages)) == ([], {Damage.UNREADABLE})
+    assert (found, set(damages)) == ([], {MemberDamage.UNREADABLE})
 
 
 @KINDS
@@ -189,7 +200,7 @@ def test_a_file_that_is_cut_short_keeps_the_members_before(kind, tmp_path):
     write_archive(file, capture())
     file.write_bytes(file.read_bytes()[:-40])
     found, damages = read(file)
-    assert damages == [Damage.UNREADABLE]
+    assert damages == [MemberDamage.UNREADABLE]
     assert found == ([] if kind == "zip" else capture()[:40])  # a zip's directory is at its end
 
 
@@ -210,9 +221,11 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
     )
     del body
     (tmp_path / "b.gz").write_bytes(encode_gzip_member(WHOLE))
-    assert sum(batch.num_rows for batch in read_rows(list_members(tmp_path / "b.gz", 0))) == 2  # what is imported is
+    assert (
+        sum(batch.num_rows for batch in read_members_as_batches(list_members(tmp_path / "b.gz", 0))) == 2
+    )  # what is imported is
     tracemalloc.start()
-    count = sum(batch.num_rows for batch in read_rows(list_members(tmp_path / "a.gz", 0)))
+    count = sum(batch.num_rows for batch in read_members_as_batches(list_members(tmp_path / "a.gz", 0)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 25_000
@@ -221,7 +234,7 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
 
 def rows(file):
     """What bronze gets of a file, as rows."""
-    return [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
+    return [row for batch in read_members_as_batches(list_members(file, 0)) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -279,7 +292,7 @@ def without_name(data):
 def test_a_file_whose_name_is_no_text_is_read_and_its_damage_is_reported(tmp_path):
     file = tmp_path / os.fsdecode(b"caf\xe9.gz")
     file.write_bytes(encode_gzip_member(WHOLE) + encode_gzip_member(WHOLE[:-5]))
-    rows = [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in read_members_as_batches(list_members(file, 0)) for row in batch.to_pylist()]
     assert {row["file"] for row in rows} == {f"{tmp_path}/caf\\udce9.gz"}
     assert sum(row["damage"] is not None for row in rows) == 1
 
@@ -304,8 +317,8 @@ def test_what_is_no_regular_file_is_unreadable_and_a_link_to_one_is_read(tmp_pat
     end = find_next_position(tmp_path, STREAM_START, ALL)
     found = [
         row
-        for task in plan_tasks(tmp_path, STREAM_START, end)
-        for batch in read_rows(task)
+        for task in plan_members_of_tasks(tmp_path, STREAM_START, end)
+        for batch in read_members_as_batches(task)
         for row in batch.to_pylist()
     ]
     assert [(row["file"][-4:], row["damage"], row["offset"]) for row in found] == [
@@ -324,8 +337,8 @@ def test_a_zip_of_many_members_is_opened_once_for_each_task(tmp_path, monkeypatc
     real = zipfile.ZipFile.__init__
     monkeypatch.setattr(zipfile.ZipFile, "__init__", lambda *args, **more: opened.append(1) or real(*args, **more))
     end = find_next_position(tmp_path, STREAM_START, ALL)
-    tasks = plan_tasks(tmp_path, STREAM_START, end)
-    assert sum(batch.num_rows for task in tasks for batch in read_rows(task)) == 1000
+    tasks = plan_members_of_tasks(tmp_path, STREAM_START, end)
+    assert sum(batch.num_rows for task in tasks for batch in read_members_as_batches(task)) == 1000
     assert len(opened) == 1 + len(tasks)
 
 
@@ -372,11 +385,11 @@ def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_no
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
     first = find_next_position(tmp_path, STREAM_START, ALL)
     assert first == {"files": 2, "last": "b.zip", "there": 2}
-    numbers = [(m.path[-4:], m.file) for task in plan_tasks(tmp_path, STREAM_START, first) for m in task]
+    numbers = [(m.path[-4:], m.file) for task in plan_members_of_tasks(tmp_path, STREAM_START, first) for m in task]
     assert numbers == [("a.gz", 0), (".zip", 1)]
     (tmp_path / "c.gz").write_bytes(encode_gzip_member(WHOLE))
     (tmp_path / "a.gz").unlink()  # it was taken
-    [[member]] = plan_tasks(tmp_path, first, find_next_position(tmp_path, first, ALL))
+    [[member]] = plan_members_of_tasks(tmp_path, first, find_next_position(tmp_path, first, ALL))
     assert (member.path[-4:], member.file) == ("c.gz", 2)
     assert json.loads(json.dumps(first)) == first
 
@@ -407,7 +420,7 @@ def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
     end = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").unlink()
     with pytest.raises(LossError, match=r"with 1 files .* there are 0\. .* an empty file with its name and \.skip"):
-        plan_tasks(tmp_path, STREAM_START, end)
+        plan_members_of_tasks(tmp_path, STREAM_START, end)
 
 
 def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and_no_other(tmp_path):
@@ -415,13 +428,13 @@ def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
     end = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").rename(tmp_path / "b.gz.skip")
-    [[first, last]] = plan_tasks(tmp_path, STREAM_START, end)
+    [[first, last]] = plan_members_of_tasks(tmp_path, STREAM_START, end)
     assert (first.path[-4:], last.path[-4:]) == ("a.gz", "c.gz")
     assert find_next_position(tmp_path, end, ALL) == end
     (tmp_path / "d.gz.skip").touch()  # of a later batch
     (tmp_path / "c.gz").unlink()
     with pytest.raises(LossError, match=r"with 3 files .* there are 1\."):
-        plan_tasks(tmp_path, STREAM_START, end)
+        plan_members_of_tasks(tmp_path, STREAM_START, end)
 
 
 def test_a_batch_has_files_of_about_so_many_bytes_and_one_at_least(tmp_path):

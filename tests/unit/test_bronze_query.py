@@ -28,16 +28,16 @@ class Book:
         self.open = True
         self.is_kafka_unreachable = False
 
-    def needs_restart(self) -> bool:
+    def needs_new_subscription(self) -> bool:
         return bool(self.excluded_topics)
 
-    def require_answer(self) -> None:
+    def require_kafka_answer(self) -> None:
         self.asked += 1
         if self.unanswered:
             self.unanswered -= 1
             raise BrokerError("Kafka does not answer")
 
-    def check_topics(self) -> None:
+    def update_topics_from_kafka(self) -> None:
         self.looked += 1
 
     def list_topics_to_exclude(self) -> frozenset[str]:
@@ -118,7 +118,7 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
             self.has_started = folder.name == "bronze"
             self.pending_batch = 0
 
-        def can_resume_at(self, *_: Any, **__: Any) -> bool:
+        def would_resume_at(self, *_: Any, **__: Any) -> bool:
             return False
 
     monkeypatch.setattr(query, "QueryOffsets", Elsewhere)
@@ -199,7 +199,7 @@ def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, start
     if error is not None:
         fails(error)
         monkeypatch.setattr(LayerQuery, "is_active", False)
-    monkeypatch.setattr(book, "require_answer", refuses)
+    monkeypatch.setattr(book, "require_kafka_answer", refuses)
     with pytest.raises(AccessError, match="wrong password"):
         running.check()
     assert (len(starts), book.open) == (1, False)

@@ -37,7 +37,7 @@ def test_stream_time_is_the_highest_so_far_however_tasks_and_batches_cut_the_mes
         )  # of some it has no session any more
         behind = clock.advance_clock([decode_segments(encode_segments(told)) for told, _ in cuts], names)
         for part, (_, within) in zip(parts, cuts, strict=True):
-            lanes = np.array([clock.find_index(names[lane]) for lane in part[:, 0]], np.int64)
+            lanes = np.array([clock.find_partition_index(names[lane]) for lane in part[:, 0]], np.int64)
             times = behind.compute_message_times(lanes, part[:, 1], within)
             found |= {(int(lane), int(offset)): int(t) for (lane, offset), t in zip(part[:, :2], times, strict=True)}
         notes = notes.add_notes(lane for lane in clock.partition_times if lane.offset >= 0)

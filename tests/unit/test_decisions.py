@@ -19,8 +19,8 @@ from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stop
-from sessionlake.streaming.manifest import record_commit, remove_stop
+from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stopping_message
+from sessionlake.streaming.manifest import record_commit, remove_stopping_message
 from support.lakes import folder_of
 from support.stops import entry, make_home, stop
 
@@ -67,7 +67,7 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
     stop(settings, 5)
     with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, partition 0, offset 5"):
         decide(settings, 6, decision)
-    remove_stop(settings)
+    remove_stopping_message(settings)
     stop(settings, 7, "processor-p")
     with pytest.raises(UsageError, match=r"not known to have stopped; processor-p stopped at session 's'.*offset 7"):
         decide(settings, 6, decision)
@@ -77,9 +77,9 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
 def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
     stop(settings, 6)
     stop(settings, 6, "processor-p")
-    remove_stop(settings)
-    assert read_stop(settings) is None
-    assert read_stop(settings, "processor-p") is not None
+    remove_stopping_message(settings)
+    assert read_stopping_message(settings) is None
+    assert read_stopping_message(settings, "processor-p") is not None
 
 
 def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
@@ -203,7 +203,7 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
 def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     stop(settings, 6)
     decide(settings, 6)
-    remove_stop(settings)
+    remove_stopping_message(settings)
     write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
     with pytest.raises(UsageError, match=f"too late to withdraw: {layer} has processed it"):
         withdraw(settings)

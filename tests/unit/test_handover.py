@@ -40,18 +40,18 @@ def handed_over(settings: Settings, rebuild: str = "r") -> None:
 
 def assert_of(home: Path, shards: int) -> None:
     assert handover.read_shard_count(of(home, 1)) == shards
-    handover.refuse_changed_shards(of(home, shards))
+    handover.refuse_changed_shard_count(of(home, shards))
     other = shards + 1
     with pytest.raises(
         LakeError, match=rf"silver.shards is {other}, but silver's states have {shards} shards\. Set it"
     ):
-        handover.refuse_changed_shards(of(home, other))
+        handover.refuse_changed_shard_count(of(home, other))
 
 
 def test_before_the_first_batch_any_number_will_do(tmp_path: Path) -> None:
     record_shard_count(of(tmp_path, 3))  # a start that came no further
     assert handover.read_shard_count(of(tmp_path, 3)) is None
-    handover.refuse_changed_shards(of(tmp_path, 4))
+    handover.refuse_changed_shard_count(of(tmp_path, 4))
 
 
 def test_those_of_the_checkpoint(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_those_of_the_latest_handover(tmp_path: Path) -> None:
 
 def test_a_shard_that_the_first_batch_leaves_as_it_is_has_the_state_that_was_handed_over(tmp_path: Path) -> None:
     handed_over(of(tmp_path, 1))
-    unchanged = ResumedFold(lambda *_: (None, []), str(handover.find_active_folder(of(tmp_path, 1))))
+    unchanged = ResumedFold(lambda *_: (None, []), str(handover.find_active_handover_folder(of(tmp_path, 1))))
     assert unchanged(0, None, []) == (b"state", [])
     assert unchanged(0, b"later", []) == (None, [])
 
@@ -95,17 +95,17 @@ def test_a_layer_goes_on_behind_what_its_batch_in_the_ledger_has_read_though_ano
     settings = of(tmp_path, 1)
     planned(settings, 0, reservoirVersion=5)
     planned(settings, 1, reservoirVersion=8, index=2)  # inside of a version
-    assert [handover.read_next_version(settings, SILVER, batch) for batch in (0, 1)] == [5, 8]
+    assert [handover.read_next_version_after_batch(settings, SILVER, batch) for batch in (0, 1)] == [5, 8]
     with pytest.raises(LakeError, match="does not say what silver has read"):
-        handover.read_next_version(settings, SILVER, 2)
+        handover.read_next_version_after_batch(settings, SILVER, 2)
 
 
 def test_a_layer_goes_on_behind_a_handover_until_a_batch_has(tmp_path: Path) -> None:
     settings = of(tmp_path, 1)
     handed_over(settings)
-    assert handover.read_next_version(settings, SILVER, 2) == 8
+    assert handover.read_next_version_after_batch(settings, SILVER, 2) == 8
     planned(settings, 0, reservoirVersion=11)
-    assert [handover.read_next_version(settings, SILVER, batch) for batch in (2, 3)] == [8, 11]
+    assert [handover.read_next_version_after_batch(settings, SILVER, batch) for batch in (2, 3)] == [8, 11]
 
 
 def test_within_what_a_table_held_first_no_version_tells_what_was_read(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_within_what_a_table_held_first_no_version_tells_what_was_read(tmp_path:
     with pytest.raises(
         LakeError, match=r"only a part of what the table held when it started\. Run `sessionlake run silver --once`"
     ):
-        handover.read_next_version(settings, SILVER, 0)
+        handover.read_next_version_after_batch(settings, SILVER, 0)

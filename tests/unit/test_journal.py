@@ -10,10 +10,10 @@ from sessionlake.errors import InterruptedOperationError, LossError
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.streaming.journal import (
     Journal,
-    discard_building,
-    read_building_version,
-    record_building,
-    require_uninterrupted,
+    discard_record_of_building,
+    read_bronze_version_of_rebuild,
+    record_tables_being_built,
+    refuse_interrupted_operations,
 )
 from sessionlake.streaming.operation import (
     FORGET,
@@ -21,7 +21,7 @@ from sessionlake.streaming.operation import (
     RECOVER_BRONZE,
     RESHARD,
     Operation,
-    create_processor_rebuild,
+    create_processor_rebuild_operation,
     list_operations,
 )
 
@@ -43,7 +43,7 @@ def refused(settings: Settings, **how: bool) -> set[str]:
     found = set()
     for layer in LAYERS:
         try:
-            require_uninterrupted(settings, layer, **how)
+            refuse_interrupted_operations(settings, layer, **how)
         except InterruptedOperationError:
             found.add(layer)
     return found
@@ -56,7 +56,7 @@ def refused(settings: Settings, **how: bool) -> set[str]:
         (RESHARD, {*LAYERS}),
         (RECOVER_BRONZE, {"bronze"}),
         (REBUILD_SILVER, {"silver", "gold"}),
-        (create_processor_rebuild(OWN), {OWN.layer}),
+        (create_processor_rebuild_operation(OWN), {OWN.layer}),
     ],
     ids=lambda value: value.name if isinstance(value, Operation) else "",
 )
@@ -66,8 +66,8 @@ def test_the_layers_that_an_operation_changes_do_not_start_until_it_has_ended(se
     journal = Journal.start_journal(settings, operation, {"shards": 3})
     assert refused(settings) == layers
     with pytest.raises(InterruptedOperationError, match=rf"was interrupted.*\. Run `sessionlake {operation.name[:6]}"):
-        require_uninterrupted(settings)
-    require_uninterrupted(settings, except_for=[operation])
+        refuse_interrupted_operations(settings)
+    refuse_interrupted_operations(settings, except_for=[operation])
     journal.remove_journal()
     assert refused(settings) == set()
 
@@ -75,7 +75,7 @@ def test_the_layers_that_an_operation_changes_do_not_start_until_it_has_ended(se
 def test_the_error_names_what_finishes_an_operation_and_what_cancels_it(settings):
     Journal.start_journal(settings, RESHARD, {"shards": 3})
     with pytest.raises(InterruptedOperationError, match=r"`sessionlake reshard 3`, .*`sessionlake reshard 3 --cancel`"):
-        require_uninterrupted(settings)
+        refuse_interrupted_operations(settings)
 
 
 def test_a_step_is_done_again_until_it_is_noted_and_never_after_that(settings):
@@ -98,24 +98,24 @@ def test_a_step_is_done_again_until_it_is_noted_and_never_after_that(settings):
 
 
 def test_a_rebuild_that_is_being_built_stops_no_layer_and_leaves_nothing_to_finish(settings):
-    with record_building(settings, REBUILD_SILVER, 7):
+    with record_tables_being_built(settings, REBUILD_SILVER, 7):
         assert refused(settings) == set()
-        assert read_building_version(settings, "silver") == 7
+        assert read_bronze_version_of_rebuild(settings, "silver") == 7
         assert Journal.read_journal(settings, REBUILD_SILVER, dict[str, int]) is None
-    assert read_building_version(settings, OWN.layer) is None
-    discard_building(settings, REBUILD_SILVER)  # as the next start does
-    assert read_building_version(settings, "silver") is None
+    assert read_bronze_version_of_rebuild(settings, OWN.layer) is None
+    discard_record_of_building(settings, REBUILD_SILVER)  # as the next start does
+    assert read_bronze_version_of_rebuild(settings, "silver") is None
 
 
 def test_a_rebuild_that_fails_while_it_is_built_leaves_no_record(settings):
-    with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
+    with pytest.raises(PowerCutError), record_tables_being_built(settings, REBUILD_SILVER, 7):
         raise PowerCutError
     assert not REBUILD_SILVER.find_journal_file(settings).exists()
 
 
 def test_one_that_starts_over_leaves_the_record_of_the_one_that_replaced_tables(settings):
     Journal.start_journal(settings, REBUILD_SILVER, {"version": 3}).run_step("silver.sessions", dict)
-    with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
+    with pytest.raises(PowerCutError), record_tables_being_built(settings, REBUILD_SILVER, 7):
         raise PowerCutError
     assert refused(settings) == {"silver", "gold"}
     assert Journal.read_journal(settings, REBUILD_SILVER, dict[str, int]).done == {"silver.sessions": {}}
@@ -129,11 +129,13 @@ def test_tables_can_be_made_from_bronze_once_a_session_is_erased_there(settings)
     assert refused(settings) == {*LAYERS}
 
 
-@pytest.mark.parametrize("operation", [FORGET, RESHARD, RECOVER_BRONZE, REBUILD_SILVER, create_processor_rebuild(OWN)])
+@pytest.mark.parametrize(
+    "operation", [FORGET, RESHARD, RECOVER_BRONZE, REBUILD_SILVER, create_processor_rebuild_operation(OWN)]
+)
 def test_a_file_that_cannot_be_read_stops_layers_and_is_named_with_what_to_do(settings, operation):
     operation.find_journal_file(settings).parent.mkdir(parents=True)
     operation.find_journal_file(settings).write_bytes(b'{"step"')
     with pytest.raises(LossError, match=rf"{operation.name}.json cannot be read .*sessionlake|command that moves them"):
         Journal.read_journal(settings, operation, dict[str, str])
     with pytest.raises(InterruptedOperationError, match="Run `sessionlake"):
-        require_uninterrupted(settings)
+        refuse_interrupted_operations(settings)

@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.names import LEDGER, SILVER
 from sessionlake.errors import LossError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import require_intact_checkpoint
-from sessionlake.streaming.losses import refuse_old_ledger
+from sessionlake.streaming.losses import refuse_outdated_ledger
 from support.ledgers import LEDGER_SCHEMA
 from support.tables import Tables
 
@@ -40,13 +40,13 @@ def ledger(*batches: int) -> Tables:
 
 @pytest.mark.usefixtures("checkpoint")
 def test_a_ledger_that_ends_before_the_checkpoint_is_noticed(settings):
-    refuse_old_ledger(ledger(0, 1, 2), settings, SILVER, 0)
+    refuse_outdated_ledger(ledger(0, 1, 2), settings, SILVER, 0)
     with pytest.raises(LossError, match=r"ops\.ledger has batches up to 1 of silver, which has committed batch 2 \("):
-        refuse_old_ledger(ledger(0, 1), settings, SILVER, 0)
+        refuse_outdated_ledger(ledger(0, 1), settings, SILVER, 0)
 
 
 def test_a_damaged_checkpoint_says_nothing_of_the_ledger_so_that_it_can_be_recovered(checkpoint, settings):
     (checkpoint / "metadata").write_text("{torn")
-    refuse_old_ledger(ledger(0, 1), settings, SILVER, 0)
+    refuse_outdated_ledger(ledger(0, 1), settings, SILVER, 0)
     with pytest.raises(LossError, match="metadata cannot be read"):
         require_intact_checkpoint(str(checkpoint), SILVER)

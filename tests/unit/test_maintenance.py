@@ -15,12 +15,16 @@ import pytest
 
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.errors import LakeError
-from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_readers
+from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_table_readers
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import discard_building, read_building_version, record_building
-from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.journal import (
+    discard_record_of_building,
+    read_bronze_version_of_rebuild,
+    record_tables_being_built,
+)
+from sessionlake.streaming.operation import create_processor_rebuild_operation
 
 
 def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
@@ -43,11 +47,11 @@ def at(version: int, *, first: bool = False) -> dict[str, Any]:
 def test_a_reader_goes_on_with_the_version_behind_its_last_committed_batch(settings: Settings) -> None:
     checkpoint(settings, "silver", planned=4, committed=3, offset=at(17))
     checkpoint(settings, "gold", planned=0, committed=0, offset=at(5, first=True))
-    assert list_readers(settings, MESSAGES) == [
+    assert list_table_readers(settings, MESSAGES) == [
         TableReaderProgress("silver", has_started=True, next_version=17, last_start=17)
     ]
-    assert list_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=True, next_version=None)]
-    assert list_readers(settings, SESSIONS) == []
+    assert list_table_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=True, next_version=None)]
+    assert list_table_readers(settings, SESSIONS) == []
 
 
 @pytest.mark.parametrize(
@@ -63,30 +67,36 @@ def test_of_the_log_a_reader_needs_what_its_last_batch_began_with(
     settings: Settings, offsets: list[Any], since: int, again: int
 ) -> None:
     checkpoint(settings, "silver", planned=len(offsets) - 1, committed=len(offsets) - 1, offset=offsets)
-    [silver] = list_readers(settings, MESSAGES)
+    [silver] = list_table_readers(settings, MESSAGES)
     assert (silver.next_version, silver.last_start, silver.oldest_needed_version) == (since, again, again)
 
 
 def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
-    assert list_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=False)]
+    assert list_table_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=False)]
     checkpoint(settings, "gold", planned=0, committed=None, offset=at(5))
-    assert list_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=True)]
+    assert list_table_readers(settings, CHANGES) == [TableReaderProgress("gold", has_started=True)]
 
 
 @pytest.mark.parametrize(("layer", "table"), [("silver", MESSAGES), ("gold", CHANGES)])
 def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are_of(
     settings: Settings, layer: str, table: str
 ) -> None:
-    place = handover.find_active_folder(settings, layer)
+    place = handover.find_active_handover_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
-    assert list_readers(settings, table) == [TableReaderProgress(layer, has_started=True, next_version=9)]
-    assert (handover.read_last_version(settings, layer), handover.read_next_batch(settings, layer)) == (8, 3)
+    assert list_table_readers(settings, table) == [TableReaderProgress(layer, has_started=True, next_version=9)]
+    assert (
+        handover.read_last_processed_version(settings, layer),
+        handover.read_next_batch_number(settings, layer),
+    ) == (8, 3)
     checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
     with pytest.raises(LakeError, match=f"{layer} has not finished its last batch. Run `sessionlake run {layer}"):
-        handover.read_last_version(settings, layer)
+        handover.read_last_processed_version(settings, layer)
     checkpoint(settings, layer, planned=1, committed=1, offset=at(10))
-    assert (handover.read_last_version(settings, layer), handover.read_next_batch(settings, layer)) == (9, 5)
+    assert (
+        handover.read_last_processed_version(settings, layer),
+        handover.read_next_batch_number(settings, layer),
+    ) == (9, 5)
 
 
 def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it_is_rebuilt_of(
@@ -94,15 +104,15 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
 ) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))
-    with record_building(settings, create_processor_rebuild(own), 8):
+    with record_tables_being_built(settings, create_processor_rebuild_operation(own), 8):
         pass
-    assert list_readers(settings, MESSAGES)[1] == TableReaderProgress(own.layer, has_started=True, next_version=9)
+    assert list_table_readers(settings, MESSAGES)[1] == TableReaderProgress(own.layer, has_started=True, next_version=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
-    assert list_readers(settings, MESSAGES)[1] == TableReaderProgress(
+    assert list_table_readers(settings, MESSAGES)[1] == TableReaderProgress(
         own.layer, has_started=True, next_version=3, last_start=2
     )
-    discard_building(settings, create_processor_rebuild(own))
-    assert read_building_version(settings, own.layer) is None
+    discard_record_of_building(settings, create_processor_rebuild_operation(own))
+    assert read_bronze_version_of_rebuild(settings, own.layer) is None
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:
@@ -110,12 +120,12 @@ def test_processors_read_bronze_and_publications_their_table(location: dict[str,
     settings = Settings(**location, processors=(own,))
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     checkpoint(settings, f"publish-{ROWS}-out.rows", planned=0, committed=0, offset=at(2))
-    [silver, logins] = list_readers(settings, MESSAGES)
+    [silver, logins] = list_table_readers(settings, MESSAGES)
     assert (silver, logins) == (
         TableReaderProgress("silver", has_started=False),
         TableReaderProgress(own.layer, has_started=True, next_version=3, last_start=2),
     )
-    assert list_readers(settings, ROWS) == [
+    assert list_table_readers(settings, ROWS) == [
         TableReaderProgress(f"publish-{ROWS}-out.rows", has_started=True, next_version=2, last_start=1)
     ]
 
@@ -124,14 +134,14 @@ def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> N
     folder = checkpoint(settings, "silver", planned=0, committed=0, offset=at(3))
     (folder / "offsets" / "0").write_text("v1\n{}\n-")
     with pytest.raises(LakeError, match=r"silver/offsets: file 0, or the one before, cannot be read"):
-        list_readers(settings, MESSAGES)
+        list_table_readers(settings, MESSAGES)
 
 
 def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = settings.model_copy(update={"maintain": MaintainSettings.model_construct(interval=timedelta(0))})
-    monkeypatch.setattr("sessionlake.operations.maintenance.separate_session", lambda spark: spark)
+    monkeypatch.setattr("sessionlake.operations.maintenance.create_separate_session", lambda spark: spark)
     monkeypatch.setattr(Maintenance, "_list_tables", lambda _: [CHANGES, ROWS])
 
     def maintain(_: Maintenance, table: str, *, only_if_worth: bool) -> TableMaintenance:

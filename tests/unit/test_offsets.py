@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.offsets import read_planned_ranges, wait_for_plan
+from sessionlake.bronze.offsets import read_planned_ranges, wait_for_planned_batch_files
 from sessionlake.errors import LakeError
 
 
@@ -59,14 +59,14 @@ def test_what_a_volume_s_mount_shows_late_is_waited_for(checkpoint: Path) -> Non
     writing = threading.Timer(0.3, log, (checkpoint, "offsets/1", {"a": {"0": 10, "1": 0}}))
     writing.start()
     assert not plan.exists()
-    wait_for_plan(checkpoint, 1)
+    wait_for_planned_batch_files(checkpoint, 1)
     assert plan.is_file()
     writing.join()
     assert read_planned_ranges(checkpoint, 1) == {("a", 0): (9, 10)}
 
 
 def test_what_is_never_seen_is_waited_for_no_longer_than_told(checkpoint: Path) -> None:
-    wait_for_plan(checkpoint, 7, seconds=0.05)
+    wait_for_planned_batch_files(checkpoint, 7, seconds=0.05)
     with pytest.raises(LakeError, match="offsets/7"):
         read_planned_ranges(checkpoint, 7)
 

@@ -8,7 +8,7 @@ import pytest
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.history.content import decode_row
 from sessionlake.ledger.entries import hash_settings_of_layers
-from sessionlake.operations.pipeline import Layer, require_settings
+from sessionlake.operations.pipeline import Layer, require_runnable_settings
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake_lab.simulate.run import run_simulation
 from support.payloads import avro, avro_schema
@@ -90,7 +90,7 @@ def test_the_environment_names_every_key(monkeypatch):
 def test_a_schema_file_that_is_missing_is_named_before_anything_starts(tmp_path):
     found = load(tmp_path, format="avro", payload={"schema_file": str(tmp_path / "none.avsc")})
     with pytest.raises(ConfigError, match=r"schema file .*none\.avsc cannot be read: No such file"):
-        require_settings(found.model_copy(update={"home": tmp_path / "home"}), Layer.SILVER)
+        require_runnable_settings(found.model_copy(update={"home": tmp_path / "home"}), Layer.SILVER)
 
 
 def test_the_simulator_writes_json_and_says_so(tmp_path):

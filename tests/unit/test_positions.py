@@ -33,11 +33,11 @@ from sessionlake.ledger.progress import (
     read_layer_offsets,
 )
 from sessionlake.ledger.retained import RemovedRows
-from sessionlake.operations.retention.ledger import find_due_time
+from sessionlake.operations.retention.ledger import find_end_of_removable_entries
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.restored_tables import read_versions_after_batches
+from sessionlake.streaming.restored_tables import read_versions_left_by_batches
 from support.seeds import seeds
 from support.tables import Tables
 
@@ -173,7 +173,7 @@ def outcome(answer: Callable[[], Any]) -> Any:
 
 def left(reader: Tables) -> dict[str, tuple[datetime, int]]:
     """The version that each table was left at by the last that wrote to it, and when."""
-    return {table: max(known) for table, known in read_versions_after_batches(reader).items()}
+    return {table: max(known) for table, known in read_versions_left_by_batches(reader).items()}
 
 
 def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
@@ -321,7 +321,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
     left = rows
     for _ in range(2):
         wanted = rnd.choice(ledger.rows)["committed_at"]
-        cut = find_due_time(in_short(left, stored), configured, wanted)
+        cut = find_end_of_removable_entries(in_short(left, stored), configured, wanted)
         if cut is None:
             assert wanted < read_stored_sums(in_short(left, stored)).removed_before
             continue
@@ -381,7 +381,7 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_an_entry_by_a_clock_that_was_set_back_behind_a_cut_counts_all_the_same(seed, configured, monkeypatch):
     ledger = Ledger(random.Random(seed)).grow(60)
-    cut = find_due_time(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
+    cut = find_end_of_removable_entries(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
     stored = compute_sums_of_old_entries(whole(ledger.table()), cut)
     ledger.now = NOON
     ledger.take_in("bronze", dict.fromkeys(PLACES, 1))

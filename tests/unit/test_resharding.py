@@ -35,7 +35,7 @@ from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import list_times_after_batch
-from sessionlake.streaming.journal import Journal, require_uninterrupted
+from sessionlake.streaming.journal import Journal, refuse_interrupted_operations
 from sessionlake.streaming.operation import RESHARD
 from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake_lab.truth import KafkaMessage
@@ -234,11 +234,11 @@ def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     assert Journal.read_journal(settings, RESHARD, _ReshardPlan) is None
-    require_uninterrupted(settings)
+    refuse_interrupted_operations(settings)
     journal = Journal.start_journal(settings, RESHARD, _ReshardPlan("a", 7, ["silver"]))
     assert Journal.read_journal(settings, RESHARD, _ReshardPlan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
         with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
-            require_uninterrupted(settings, layer)
+            refuse_interrupted_operations(settings, layer)
     journal.remove_journal()
-    require_uninterrupted(settings)
+    refuse_interrupted_operations(settings)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.delta.schemas.names import AVERAGES, LEDGER
-from sessionlake.streaming.restored_tables import _LATEST, _has_only_batches
+from sessionlake.streaming.restored_tables import _LATEST, _consists_of_batch_versions
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MANY = range(100 - _LATEST, 100)
@@ -33,4 +33,4 @@ MANY = range(100 - _LATEST, 100)
 )
 def test_the_history_is_read_unless_batches_alone_have_committed(table, latest, versions, entries, expected):
     known = {table: [(NOW, version) for version in versions]}
-    assert _has_only_batches(table, latest, known, entries) is expected
+    assert _consists_of_batch_versions(table, latest, known, entries) is expected

@@ -63,8 +63,8 @@ def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_o
 
 @given(ends, ends)
 def test_limits_are_never_moved_back(before, now):
-    both = rules.advance_limits(
-        rules.build_partition_limits(before), rules.build_partition_limits(now), ("topic", "partition")
+    both = rules.join_limits(
+        rules.build_partition_limits_table(before), rules.build_partition_limits_table(now), ("topic", "partition")
     )
     told = {(row["topic"], row["partition"]): row["limit"] for row in both.to_pylist()}
     assert told == {place: max(known[place] for known in (before, now) if place in known) for place in before | now}
@@ -119,7 +119,7 @@ def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
         "read_last_offsets",
         lambda reader, layer: {p: at for p, at in reading(reader, layer).items() if p[1] < ledgers.PLACES - 1},
     )
-    aged = RetentionRunner(None, settings)._find_aged_offsets("bronze", ledgers.NOON + 20 * ledgers.SPACING)
+    aged = RetentionRunner(None, settings)._find_last_offsets_read_before("bronze", ledgers.NOON + 20 * ledgers.SPACING)
     assert aged == {("capture.a", number): 49 for number in range(ledgers.PLACES - 1)}
 
 

@@ -46,8 +46,8 @@ def test_intervals_are_the_set(steps: list[tuple[str, int, int]], one: int, othe
     wanted = set(range(first, last + 1))
     assert [seq for seq in range(40) if seq in spans] == sorted(seqs)
     assert spans.gap_count == gaps(seqs)
-    assert list(spans.list_missing(first, last)) == sorted(wanted - seqs)
-    assert spans.contains_all(first, last) == (wanted <= seqs)
+    assert list(spans.iterate_missing_seqs(first, last)) == sorted(wanted - seqs)
+    assert spans.contains_range(first, last) == (wanted <= seqs)
     if one not in seqs:
         assert spans.count_gaps_with(one) == gaps(seqs | {one})
     assert SeqSet(spans.bounds).bounds == spans.bounds

@@ -148,7 +148,7 @@ def test_gaps_that_are_not_remembered() -> None:
 )
 def test_any_field_of_a_clock(name: str) -> None:
     def change(state: ShardState) -> None:
-        lane = state.clock.partition_times[state.clock.find_index(("capture.window", 1))]
+        lane = state.clock.partition_times[state.clock.find_partition_index(("capture.window", 1))]
         setattr(lane, name, other(getattr(lane, name)))
 
     assert named(difference_after(change)) == ("capture.window", None, f"clock of partition 1, {name}")

@@ -11,7 +11,7 @@ import pytest
 from sessionlake.errors import ClaimedError
 from sessionlake.spark.session import DATABRICKS_VARIABLE
 from sessionlake.streaming import stores
-from sessionlake.streaming.stores import archive_folders
+from sessionlake.streaming.stores import archive_checkpoint_folders
 
 
 class Place:
@@ -36,7 +36,9 @@ class Place:
             raise ClaimedError("another has it")
 
     def put_aside(self) -> list[str]:
-        archive_folders(self.spark, self.lake, (self.checkpoint, self.checkpoint.with_name("silver.handover")), "r")
+        archive_checkpoint_folders(
+            self.spark, self.lake, (self.checkpoint, self.checkpoint.with_name("silver.handover")), "r"
+        )
         return [entry.name for entry in self.checkpoint.parent.iterdir()]
 
 

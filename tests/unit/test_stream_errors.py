@@ -28,7 +28,7 @@ from sessionlake.silver.fold.pack import Packer
 from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, PythonException, parse_failure, parse_failure_text
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import build_recovery_hint
-from sessionlake.streaming.errors import explain_layer_error, explain_sql_error, find_explanation
+from sessionlake.streaming.errors import build_operator_error, explain_layer_error, explain_sql_error
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -198,7 +198,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
     assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
-    error = query._explain(PassedError(text))
+    error = query._explain_query_error(PassedError(text))
     assert (type(error), str(error).partition(".")[0]) == (
         BrokerError,
         "publish: a row is larger than topic rows allows",
@@ -220,7 +220,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     ],
 )
 def test_a_publication_tells_what_a_failure_means_for_it(name: str, kind: type[SessionlakeError], text: str) -> None:
-    error = PublishQuery("publish", NOWHERE, "rows")._explain(recorded(name))
+    error = PublishQuery("publish", NOWHERE, "rows")._explain_query_error(recorded(name))
     assert (type(error), str(error)[: len(text)]) == (kind, text)
 
 
@@ -229,7 +229,7 @@ def test_what_a_fold_raises_says_of_which_shard() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError) as raised:
-        sharded._fold_checked(fails, 12, None, [])
+        sharded._fold_with_shard_in_errors(fails, 12, None, [])
     assert str(explain_layer_error(raised.value, "silver", NOWHERE)) == "silver, shard 12: KeyError: 'x'"
 
 
@@ -290,7 +290,7 @@ def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     said = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
     text = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: {said}\n\tat a.B.c(B.scala:1)"
-    for error in (find_explanation, partial(explain_sql_error, "query")):
+    for error in (build_operator_error, partial(explain_sql_error, "query")):
         with pytest.raises(KeyboardInterrupt):
             error(PassedError(text))
 
@@ -306,14 +306,14 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     ],
 )
 def test_what_stops_a_command_is_one_error_with_its_reason(error: Exception, kind: type, text: str) -> None:
-    error = find_explanation(error)
+    error = build_operator_error(error)
     assert type(error) is kind
     assert text in str(error)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), BrokenPipeError(32, "Broken pipe")])
 def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> None:
-    assert find_explanation(error) is None
+    assert build_operator_error(error) is None
 
 
 def test_where_in_delta_rs_a_fault_was_is_not_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_update
+from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_topic_update
 from sessionlake.errors import OffsetHoleError
 from sessionlake.ledger.absent import AbsentOffsets
 from sessionlake.ledger.entries import OffsetRange
@@ -40,7 +40,7 @@ def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> SeenTopic:
 
 
 def after(known: Topic | None, found: SeenTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
-    return decide_update(
+    return decide_topic_update(
         {} if known is None else {"t": known},
         {} if found is None else {"t": found},
         rule=rule,
@@ -243,7 +243,7 @@ def looks(*found: tuple[float, str]) -> TopicAbsences:
     """After looks that were answered at these times and had these topics missing."""
     absences = TopicAbsences()
     for at, missing in found:
-        absences = absences.count_look(missing, at)
+        absences = absences.count_check(missing, at)
     return absences
 
 

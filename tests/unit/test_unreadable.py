@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.unreadable import Ranges, find_first_unreadable
+from sessionlake.bronze.unreadable import Ranges, find_first_unreadable_offset
 from sessionlake.delta.storage.offset_ranges import subtract_runs
 
 PLACE = st.tuples(st.sampled_from("ab"), st.integers(0, 2))
@@ -19,7 +19,7 @@ def test_the_first_of_a_partition_s_messages_that_fail_is_found_and_none_where_n
         return any(place in asked and asked[place][0] <= at < asked[place][1] for place, at in failing)
 
     inside = {(place, at) for place, at in failing if place in ranges and ranges[place][0] <= at < ranges[place][1]}
-    found = find_first_unreadable(fails, ranges)
+    found = find_first_unreadable_offset(fails, ranges)
     if found is None:
         assert not inside
     else:

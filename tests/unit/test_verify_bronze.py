@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison, MessageDifference, compare_messages
 from sessionlake.bronze.overlap import KafkaOverlap, find_overlap
 from sessionlake.bronze.topic_rules import SeenTopic
-from sessionlake.bronze.verify import VerifiedBronze, _subtract_removed
+from sessionlake.bronze.verify import VerifiedBronze, _subtract_removed_messages
 from sessionlake.cli.verify_bronze import describe_comparison
 from sessionlake.delta.storage.offset_ranges import slice_ranges
 from sessionlake.ledger.progress import ReadOffsets
@@ -186,7 +186,7 @@ def test_slices_hold_every_offset_once_and_in_order_and_are_of_a_size(spans, num
 
 def test_what_retention_has_removed_is_not_compared():
     taken = [ReadOffsets("bronze", "t", 0, 0, 9, 10), ReadOffsets("bronze", "t", 1, 4, 9, 6)]
-    left = _subtract_removed(taken, {("t", 0): PartitionStart(6, NOW), ("t", 1): PartitionStart(2, NOW)})
+    left = _subtract_removed_messages(taken, {("t", 0): PartitionStart(6, NOW), ("t", 1): PartitionStart(2, NOW)})
     seen = {"t": SeenTopic("id", {0: (5, 12), 1: (0, 10)})}
     found = find_overlap(left, {}, seen)
     assert (found.ranges, found.unread) == ({("t", 0): (7, 9), ("t", 1): (4, 9)}, 2)

@@ -28,7 +28,7 @@ class MessageDifference:
         topic: Topic of the message.
         partition: Partition of the message.
         offset: Offset in `bronze.messages`.
-        how: A text that says how it differs, for example that bronze lacks it.
+        how: A text for the operator that says how it differs, for example that bronze lacks it.
     """
 
     topic: str
@@ -66,29 +66,36 @@ class MessageComparison:
 def compare_messages(
     kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int], erased: pa.Table | None = None
 ) -> MessageComparison:
-    """Compares messages of Kafka with messages of bronze.
+    """Compares messages of Kafka with messages of bronze by their offsets and by hashes of their fields.
 
     Args:
-        kafka: Kafka's messages: the columns `OFFSET`, and each of `FIELDS` as a hash that is never null. Each offset
-            occurs once.
+        kafka: Kafka's messages: the columns `topic, partition, offset`, and for each field of a message a hash that is
+            never null. Each offset occurs once.
         bronze: Bronze's messages with the same columns, in any order. An offset may occur several times.
         complete_from: By topic-partition, the offset from which Kafka still has every message. Messages before it that
             only bronze has are ignored.
-        erased: The columns `OFFSET` of messages that are erased in bronze; None if there are none.
+        erased: `topic, partition, offset` of messages that are erased in bronze; None if there are none.
     """
     if erased is not None and erased.num_rows:
         kafka, bronze = (side.join(erased, list(OFFSET_COLUMNS), join_type="left anti") for side in (kafka, bronze))
         return compare_messages(kafka, bronze, complete_from) + MessageComparison(erased=erased.num_rows)
-    sides = _join_sides(kafka, bronze, complete_from)
-    different = sides.filter(_is_any_true(_find_differences(sides)))
+    sides = _join_kafka_and_bronze(kafka, bronze, complete_from)
+    different = sides.filter(_build_any_true_condition(_find_differences(sides)))
     first = different.sort_by([(name, "ascending") for name in OFFSET_COLUMNS]).slice(0, 1).to_pylist()
-    return MessageComparison(sides.num_rows, different.num_rows, _to_difference(first[0]) if first else None)
+    return MessageComparison(sides.num_rows, different.num_rows, _convert_to_difference(first[0]) if first else None)
 
 
-def _join_sides(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> pa.Table:
-    """Returns a row per offset that Kafka or bronze has, with both hashes of each field.
+def _join_kafka_and_bronze(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> pa.Table:
+    """Returns a row for each offset that Kafka or bronze has, with Kafka's and bronze's hash of each field.
 
-    `in_kafka` is true, or null if Kafka lacks the offset. `copies` is the number of rows in bronze, or null if none.
+    In the result, `in_kafka` is true, or null if Kafka lacks the offset. `copies` is the number of bronze's rows with
+    this offset, or null if it has none.
+
+    Args:
+        kafka: Kafka's messages: `topic, partition, offset`, and a hash of each field.
+        bronze: Bronze's messages with the same columns.
+        complete_from: By topic-partition, the offset from which Kafka still has every message. Lower offsets that only
+            bronze has are left out.
     """
     held = kafka.append_column("in_kafka", pa.array([True] * kafka.num_rows, pa.bool_()))
     copies = bronze.group_by(OFFSET_COLUMNS).aggregate([([], "count_all"), *((name, "min") for name in FIELDS)])
@@ -103,21 +110,25 @@ def _join_sides(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicP
 
 
 def _find_differences(sides: pa.Table) -> list[pa.ChunkedArray]:
-    """Returns a boolean column for each kind of difference: true for rows of `sides` that differ in this way."""
+    """Returns a boolean column for each way in which a message can differ: true for rows that differ in this way.
+
+    Args:
+        sides: A row for each offset, as `_join_kafka_and_bronze` returns them.
+    """
     fields = (pc.not_equal(sides[name], sides[f"{name}{_OF_BRONZE}"]) for name in FIELDS)
     presence = pc.is_null(sides["in_kafka"]), pc.is_null(sides["copies"]), pc.greater(sides["copies"], 1)
     return [pc.fill_null(column, fill_value=False) for column in (*presence, *fields)]
 
 
-def _is_any_true(columns: list[pa.ChunkedArray]) -> Any:
+def _build_any_true_condition(columns: list[pa.ChunkedArray]) -> Any:
     return reduce(pc.or_, columns)
 
 
-def _to_difference(row: Row) -> MessageDifference:
-    return MessageDifference(row["topic"], row["partition"], row["offset"], _describe_difference(row))
+def _convert_to_difference(row: Row) -> MessageDifference:
+    return MessageDifference(row["topic"], row["partition"], row["offset"], _describe_message_difference(row))
 
 
-def _describe_difference(row: Row) -> str:
+def _describe_message_difference(row: Row) -> str:
     if row["in_kafka"] is None:
         return "is in bronze and not in Kafka (if the topic is compacted, set `kafka.allow_offset_gaps: true`)"
     if row["copies"] is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def explain_gaps(
+def record_transaction_gaps(
     spark: SparkSession,
     lake: Lake,
     planned: Mapping[TopicPartition, OffsetRun],
@@ -29,12 +29,12 @@ def explain_gaps(
     offset_shifts: Mapping[str, int],
     txn: Txn,
 ) -> None:
-    """Finds the offsets of a batch that have no message, and records them if Kafka transactions are the reason.
+    """Finds the offsets of a batch that have no message. Records those that Kafka used for transactions.
 
     Args:
         spark: The session to write with.
-        lake: The lake that has the record of absent offsets.
-        planned: Offsets `[first, end)` of the batch by topic-partition, as in `bronze.messages`.
+        lake: The lake with the table `ops.absent_offsets`.
+        planned: Offsets `(first, end)` of the batch by topic-partition, numbered as in `bronze.messages`.
         read_offsets: The columns `topic, partition, offset` of the messages that were read.
         offset_shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
         txn: The batch's transaction.
@@ -70,7 +70,12 @@ def explain_gaps(
 def _find_gaps(
     planned: Mapping[TopicPartition, OffsetRun], read_offsets: pa.Table
 ) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns the ranges of planned offsets, each `[first, end)`, that have no message, by topic-partition."""
+    """Returns the runs of planned offsets that have no message, each as `(first, end)`, by topic-partition.
+
+    Args:
+        planned: Offsets `(first, end)` of a batch by topic-partition.
+        read_offsets: The columns `topic, partition, offset` of the messages that were read.
+    """
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read_offsets.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))

@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.bronze.batch_ranges import (
+    list_planned_ranges,
+    read_planned_offsets,
+    read_stored_ranges_of_batch,
+)
 from sessionlake.bronze.compare import OFFSET_COLUMNS
-from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.bronze.offsets import read_planned_ranges, wait_for_plan
+from sessionlake.bronze.gaps import record_transaction_gaps
+from sessionlake.bronze.offsets import wait_for_planned_batch_files
 from sessionlake.bronze.polls import choose_poll_bytes
 from sessionlake.bronze.query import BronzeQuery, StartPlan
 from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.bronze.unreadable import explain_unreadable
+from sessionlake.bronze.unreadable import build_unreadable_message_error
 from sessionlake.delta.commit import fence_off, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
-from sessionlake.delta.storage.offset_ranges import build_offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import build_spark_source_options, require_broker
@@ -33,18 +37,16 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOu
 from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
-from sessionlake.ledger.silences import drop_silences
 from sessionlake.ledger.topics import read_topics, select_latest_generations
-from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import build_recovery_hint
 from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_tables
-from sessionlake.streaming.manifest import remove_stop
+from sessionlake.streaming.manifest import remove_stopping_message
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -54,11 +56,9 @@ LAYER = BRONZE
 
 _IN_MEMORY_BYTES = 128 * 1024 * 1024
 """Limit for reading a batch into memory, in bytes of messages. The JVM has about three copies of each byte."""
-PlannedOffsets = dict[TopicPartition, tuple[int, int]]
-"""The offsets that a batch covers: by topic-partition, the first one and the one after the last."""
 
 
-def start(
+def start_kafka_job(
     spark: SparkSession,
     settings: Settings,
     *,
@@ -66,9 +66,11 @@ def start(
     on_batch: Callable[[LedgerEntry], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> LayerQuery:
-    """Starts the bronze job.
+    """Starts the bronze job, which copies messages from Kafka to `bronze.messages`.
 
     Args:
+        spark: The session that runs the query.
+        settings: The configuration.
         once: If true, the query stops after it has read what Kafka holds now.
         on_batch: Called with the ledger entry of every committed batch.
         on_wait: Called with a text for the operator when the query starts to wait for Kafka and when it resumes.
@@ -96,14 +98,16 @@ def start(
         trigger=settings.bronze.trigger,
         once=once,
         on_wait=on_wait or (lambda _: None),
-        find_unreadable=lambda why, source: explain_unreadable(spark, settings, why, source, book.offset_shifts),
+        find_unreadable=lambda why, source: build_unreadable_message_error(
+            spark, settings, why, source, book.offset_shifts
+        ),
     ).start_query()
 
 
 def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
-    """Creates bronze's tables after checking that Kafka answers and that checkpoint and tables belong together."""
+    """Creates bronze's tables, after checking that their rows and the checkpoint belong together."""
     settings = lake.settings
-    require_uninterrupted(settings, LAYER)
+    refuse_interrupted_operations(settings, LAYER)
     require_broker(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
@@ -111,7 +115,11 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
 
 
 def _read_kafka_stream(
-    spark: SparkSession, settings: Settings, start: StartPlan, book: TopicRegister, forgotten: Sequence[Erasure]
+    spark: SparkSession,
+    settings: Settings,
+    start: StartPlan,
+    book: TopicRegister,
+    forgotten: Sequence[Erasure],
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
@@ -130,6 +138,7 @@ def convert_to_bronze_columns(messages: DataFrame, offset_shifts: Mapping[str, i
     """Converts rows of Spark's Kafka source to the columns of `bronze.messages`.
 
     Args:
+        messages: Rows of Spark's Kafka source.
         offset_shifts: Number to add to Kafka's offsets of a topic, by its name. Topics with a shift of 0 may be absent.
     """
     from pyspark.sql import functions as F
@@ -152,7 +161,16 @@ def convert_to_bronze_columns(messages: DataFrame, offset_shifts: Mapping[str, i
 
 
 class _BronzeBatchWriter:
-    """Commits the micro-batches of one start of the query: first the messages, then the ledger row."""
+    """Commits bronze's micro-batches from one start of the query to its end: first the messages, then the ledger row.
+
+    Args:
+        lake: The lake of bronze.
+        settings: The configuration.
+        book: State, ids and offsets of bronze's topics.
+        silences: Finds silent topic-partitions and writes silences.
+        generation: Generation of the checkpoint that the query uses.
+        on_batch: Called with the ledger entry of every committed batch; None to call nothing.
+    """
 
     def __init__(
         self,
@@ -182,23 +200,27 @@ class _BronzeBatchWriter:
                 raise SessionlakeError("bronze: the query was restarted. The new query repeats this batch")
             self._commit_batch(rows, txn)
 
-    def write_due_silences(self, *, at_end: bool = False) -> None:
-        """Writes the silences of topic-partitions to bronze, if the next check is due or the query has ended."""
-        if self._silences.is_check_due() or at_end:
+    def write_silences_if_due(self, *, at_end: bool = False) -> None:
+        """Writes to bronze which topic-partitions have had no message for long, if the next check is due.
+
+        Args:
+            at_end: If true, the query has ended, and a check is always due.
+        """
+        if self._silences.is_silence_check_due() or at_end:
             silences = self._silences.find_silences()
             with self._commit_lock:
                 if not self._retired:
                     self._silences.write_silences(silences)
 
     def reject_later_batches(self) -> None:
-        """Waits until the current batch is committed, and rejects later ones."""
+        """Waits until the current batch is committed. From then on, batches of the stopped query raise an error."""
         with self._commit_lock:
             self._retired = True
 
     def _commit_batch(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        wait_for_plan(self._generation.folder, self._generation.to_spark_batch_id(txn.version))
-        planned = _read_planned_offsets(self._generation, txn.version, self._shifts)
+        wait_for_planned_batch_files(self._generation.folder, self._generation.to_spark_batch_id(txn.version))
+        planned = read_planned_offsets(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
         other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
         self._log = self._log or OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
@@ -206,33 +228,39 @@ class _BronzeBatchWriter:
         expected = sum(end - first for first, end in planned.values())
         with (
             without_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
-            stage_append(spark, lake, MESSAGES, self._load_rows_to_write(rows, expected), txn) as written,
+            stage_append(spark, lake, MESSAGES, self._load_batch_rows(rows, expected), txn) as written,
         ):
-            self._book.admit_topics(topics)  # after the rows were read, and before any of them is in the table
+            self._book.record_topics_of_batch(
+                topics
+            )  # after the rows were read, and before any of them is in the table
             if written.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
-                explain_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
+                record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         is_first_write = commit.version == before + 1 and commit.rows == expected
-        ranges = _list_planned_ranges(planned) if is_first_write else read_stored_ranges(spark, lake, planned)
+        ranges = list_planned_ranges(planned) if is_first_write else read_stored_ranges_of_batch(spark, lake, planned)
         self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
-        other_outputs = (*self._book.take_unrecorded_version(), *other_versions)
+        other_outputs = (*self._book.take_unrecorded_topics_version(), *other_versions)
         entry = build_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
         self._ledger.write_entry(spark, entry)
         self._log.record_committed_ranges(ranges)
         # The silences come first: another thread that sees the new position must also see the time of its last message.
-        self._silences.note_read_offsets(ranges)
-        self._book.note_read_offsets(_list_planned_ranges(planned))  # offsets without a message count as read, too
+        self._silences.remember_read_offsets(ranges)
+        self._book.remember_read_offsets(list_planned_ranges(planned))  # offsets without a message count as read, too
         if not self._is_resumption_noted:
-            remove_stop(self._settings, LAYER)
+            remove_stopping_message(self._settings, LAYER)
             self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
 
-    def _load_rows_to_write(self, rows: DataFrame, expected_count: int) -> Rows:
-        """Returns the batch's rows: as an Arrow table if they are few and small, else as a frame to stage on disk.
+    def _load_batch_rows(self, rows: DataFrame, expected_count: int) -> Rows:
+        """Returns the batch's rows: an Arrow table if they are few and small, else a Spark frame.
 
-        All rows are read before the commit: only then it is known whether a topic was created again during the read.
-        Rows that are in the table by then cannot be removed, because silver may have read them.
+        All rows are read before the commit. Only then it is known whether a topic was created again during the read.
+        Rows that are already in the table could not be removed, because silver may have read them.
+
+        Args:
+            rows: The batch's rows.
+            expected_count: Number of offsets that Spark planned for the batch.
         """
         if expected_count <= self._lake.driver_limits.few_messages:
             read = _read_rows_if_small(rows, _IN_MEMORY_BYTES // max(expected_count, 1))
@@ -243,13 +271,16 @@ class _BronzeBatchWriter:
 
 
 def _read_rows_if_small(rows: DataFrame, max_row_bytes: int) -> pa.Table | None:
-    """Reads the rows into memory. Returns None if one has more than `max_row_bytes` bytes; it is not read then."""
+    """Reads the rows into memory; returns None if one of them has more than `max_row_bytes` bytes.
+
+    The key, value and headers of a row that is too large are never read into memory.
+    """
     from pyspark.sql import functions as F
 
-    def with_header(total: Column, header: Column) -> Column:
+    def add_header_bytes(total: Column, header: Column) -> Column:
         return total + F.length(header["key"]) + F.coalesce(F.length(header["value"]), F.lit(0))
 
-    headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), with_header))
+    headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), add_header_bytes))
     size = sum((F.coalesce(part, F.lit(0)) for part in (F.length("key"), F.length("value"), headers)), F.lit(0))
     is_small = size <= max_row_bytes
     kept = {name: F.when(is_small, F.col(name)) for name in ("key", "value", "headers")}
@@ -258,9 +289,17 @@ def _read_rows_if_small(rows: DataFrame, max_row_bytes: int) -> pa.Table | None:
 
 
 def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
-    """Returns True if the last planned batch is in the table. Writes its ledger row if that is missing.
+    """Returns True if the messages of the last planned batch are in `bronze.messages`.
+
+    Writes its ledger row if that is missing.
 
     A crash between the commit of the messages and that of the ledger row leaves a batch without its row.
+
+    Args:
+        spark: The session to read and write with.
+        lake: The lake of bronze.
+        settings: The configuration.
+        generation: Generation of the checkpoint that has the batch.
 
     Raises:
         LossError: The ledger has later batches of this checkpoint.
@@ -268,11 +307,11 @@ def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settin
     """
     if generation.app_id is None:
         return False
-    recorded, batch = require_current_checkpoint(spark, lake, generation), generation.last_planned_batch
+    recorded, batch = refuse_outdated_checkpoint(spark, lake, generation), generation.last_planned_batch
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in select_latest_generations(read_topics(spark, lake)).items()}
-    ranges = read_stored_ranges(spark, lake, _read_planned_offsets(generation, batch, shifts))
+    ranges = read_stored_ranges_of_batch(spark, lake, read_planned_offsets(generation, batch, shifts))
     if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
@@ -283,11 +322,14 @@ def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settin
     return True
 
 
-def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
-    """Returns the number of the last batch that the ledger has of this checkpoint's query; None if it has none.
+def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
+    """Checks that the ledger has no batch that is later than the last one in the checkpoint.
+
+    Returns:
+        The number of the last batch of this query in the ledger; None if it has none.
 
     Raises:
-        LossError: The ledger has a batch that is later than every batch in the checkpoint.
+        LossError: The ledger has such a batch: the checkpoint is older than the tables.
     """
     recorded = read_last_batch_number(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
@@ -301,67 +343,18 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
 
 
 def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Generation) -> None:
-    """Makes the table reject the last planned batch, because its messages are planned again in another batch.
+    """Makes `bronze.messages` reject the last planned batch, because its messages are planned again in another batch.
 
-    A process that lost its lease may still hold the batch in memory and commit it. If the generation has no batch yet,
-    the last batch of the previous generation is rejected.
+    A process that has lost its lease may still have the batch in memory and try to commit it. If the generation has no
+    batch yet, the last batch of the previous generation is rejected.
     """
     last = generation.next_batch - 1
     if generation.app_id is not None and last >= 0 and lake.storage.lease_token(LAYER):
         fence_off(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
-def _read_planned_offsets(generation: Generation, batch: int, offset_shifts: Mapping[str, int]) -> PlannedOffsets:
-    read = read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch))
-    return {
-        (topic, partition): (first + offset_shifts.get(topic, 0), end + offset_shifts.get(topic, 0))
-        for (topic, partition), (first, end) in read.items()
-    }
-
-
-def read_stored_ranges(spark: SparkSession, lake: Lake, planned: PlannedOffsets) -> tuple[OffsetRange, ...]:
-    """Returns, for each topic-partition of a planned batch, the offset range and number of its messages in the table.
-
-    Each range ends at the last message in the table, not at the last planned offset, as layers that read the table do.
-    """
-    from pyspark.sql import functions as F
-
-    asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
-    held = lake.read(spark, MESSAGES).where(build_offsets_condition(asked)).groupBy("topic", "partition")
-    rows = held.agg(F.max("offset"), F.count("*")).collect() if asked else []
-    return tuple(
-        OffsetRange(topic, partition, asked[topic, partition][0], last, messages)
-        for topic, partition, last, messages in sorted(rows)
-    )
-
-
-def read_stored_ranges_after(
-    spark: SparkSession, lake: Lake, last_offsets: Mapping[TopicPartition, int]
-) -> tuple[OffsetRange, ...]:
-    """Returns the offset range and number of messages that the table has after `last_offsets`, by topic-partition.
-
-    `last_offsets` has the last known offset of topic-partitions. Others are returned from their first offset.
-    """
-    from pyspark.sql import functions as F
-
-    known = spark.createDataFrame(
-        [(*place, end) for place, end in last_offsets.items()], "topic string, partition int, end long"
-    )
-    rows = drop_silences(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
-    later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
-    found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
-    return tuple(OffsetRange(*row) for row in sorted(found))
-
-
-def _list_planned_ranges(planned: PlannedOffsets) -> tuple[OffsetRange, ...]:
-    return tuple(
-        OffsetRange(topic, partition, first, end - 1, end - first)
-        for (topic, partition), (first, end) in planned.items()
-    )
-
-
 def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
-    """Returns the current versions of `ops.erasures` and `ops.retained`, which operations write.
+    """Returns the current versions of `ops.erasures` and `ops.retained`, which `forget` and retention write.
 
     The first ledger entry after a start records them, so that an older copy of these tables is noticed later.
     """
@@ -379,11 +372,15 @@ def build_ledger_entry(
     source: str = "kafka",
     other_outputs: tuple[TableOutput, ...] = (),
 ) -> LedgerEntry:
-    """Returns the ledger entry of a batch of messages.
+    """Returns the ledger entry of one of bronze's batches.
 
     Args:
-        ranges: The offsets that the batch added.
+        settings: The configuration.
+        txn: The batch's transaction.
+        ranges: The offsets that the batch added to `bronze.messages`.
         table_version: Version of `bronze.messages` that the batch created.
+        started_at: Wall-clock time at which the batch started.
+        source: Name of the source that was read.
         other_outputs: Versions of further tables to record in the entry.
     """
     messages = sum(item.messages for item in ranges)

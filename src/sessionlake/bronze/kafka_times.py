@@ -25,7 +25,9 @@ TIME_COLUMNS = ("timestamp", "ingested_at")
 
 
 def build_counted_time_column(settings: Settings, messages: str = "") -> Column:
-    """Returns a Spark column with each message's Kafka time in ms; null if its timestamp does not count.
+    """Returns a Spark column with the Kafka timestamp of each row of `bronze.messages`, in milliseconds since 1970.
+
+    It is null if the timestamp does not count for stream time: it is missing or too far in the future.
 
     Args:
         settings: `capture.max_future_skew` decides how far ahead a timestamp may be.
@@ -40,7 +42,9 @@ def build_counted_time_column(settings: Settings, messages: str = "") -> Column:
 
 
 def compute_counted_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
-    """Returns each row's Kafka time in ms; `NOT_COUNTED` if its timestamp does not count.
+    """Returns the Kafka timestamp of each row of `bronze.messages`, in milliseconds since 1970.
+
+    It is `NOT_COUNTED` if the timestamp does not count for stream time: it is missing or too far in the future.
 
     Args:
         rows: Rows with the columns `TIME_COLUMNS`.

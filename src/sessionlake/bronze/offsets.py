@@ -19,7 +19,7 @@ _VERSION = "v1"
 _SEEN_SECONDS, _LOOK_SECONDS = 60.0, 0.2
 
 
-def wait_for_plan(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_SECONDS) -> None:
+def wait_for_planned_batch_files(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_SECONDS) -> None:
     """Waits until Python can read the files in which Spark planned the current batch, or until the time is over.
 
     Spark's JVM writes them to the object store. Python reads them through a volume's mount, where they may appear
@@ -31,13 +31,13 @@ def wait_for_plan(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_
         seconds: The longest time to wait for each file.
     """
     deadline = time.monotonic() + seconds
-    for name in (_plan_file(batch_id), INITIAL_OFFSETS_FILE):
+    for name in (_build_planned_batch_path(batch_id), INITIAL_OFFSETS_FILE):
         while not (Path(checkpoint) / name).is_file() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
 
 def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
-    """Returns the Kafka offsets `[start, end)` of a batch, for every topic-partition with new messages.
+    """Returns the Kafka offsets `(start, end)` that a batch reads, for every topic-partition with new messages.
 
     A partition that the previous batch did not have starts at the query's initial offset for it, or else at 0: Spark
     reads partitions that appear later from their beginning, or fails.
@@ -50,18 +50,19 @@ def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str
         LossError: The checkpoint lacks the batch, or its file cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
-    ends = read_offsets(Path(checkpoint) / _plan_file(batch_id))
+    ends = read_offsets(Path(checkpoint) / _build_planned_batch_path(batch_id))
     starts = read_offsets(Path(checkpoint) / INITIAL_OFFSETS_FILE)
     if batch_id:
-        starts |= read_offsets(Path(checkpoint) / _plan_file(batch_id - 1))
+        starts |= read_offsets(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
 
 def read_offsets(file: Path) -> Offsets:
-    """Reads Kafka offsets by topic-partition from a file of the checkpoint: of a batch, or of the query's start.
+    """Reads Kafka offsets by topic-partition from one of Spark's files in a checkpoint.
 
-    The file has a version line, for batches a metadata line, and then one line of JSON with the offsets.
+    The file has the offsets at which a batch ends, or those at which the query started. It has a version line, for
+    batches a metadata line, and then one line of JSON with the offsets.
 
     Raises:
         LossError: The file is missing or cannot be read.
@@ -82,5 +83,5 @@ def read_offsets(file: Path) -> Offsets:
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 
 
-def _plan_file(batch_id: int) -> Path:
+def _build_planned_batch_path(batch_id: int) -> Path:
     return Path("offsets", str(batch_id))

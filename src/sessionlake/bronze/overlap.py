@@ -14,7 +14,7 @@ from sessionlake.protocol.types import TopicPartition
 
 @dataclass(frozen=True)
 class KafkaOverlap:
-    """The offsets that both bronze and Kafka should have, and topics and offsets that cannot be compared.
+    """The offsets that both bronze and Kafka should have, and what cannot be compared.
 
     Attributes:
         ranges: First and last offset to compare, by topic-partition, numbered as in `bronze.messages`. Topic-partitions
@@ -34,10 +34,10 @@ class KafkaOverlap:
 def find_overlap(
     bronze_ranges: Iterable[ReadOffsets], known_topics: Mapping[str, Topic], kafka_topics: Mapping[str, SeenTopic]
 ) -> KafkaOverlap:
-    """Returns the offsets that both bronze and Kafka should have.
+    """Returns the offsets that both bronze and Kafka should have, so that their messages can be compared.
 
-    For each topic-partition they start at the higher of the two first offsets and end at the lower of the two last. If
-    a topic was created again and bronze has read the new one, the messages of the old one are not compared.
+    In each topic-partition, they start at the higher of the two first offsets and end at the lower of the two last
+    offsets. If a topic was created again and bronze has read the new one, the messages of the old one are not compared.
 
     Args:
         bronze_ranges: First and last offset that bronze has read, per topic-partition.

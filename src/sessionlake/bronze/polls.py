@@ -18,10 +18,14 @@ _FEW_MESSAGES = 20_000
 
 
 def choose_poll_bytes(generation: Generation, topic_register: TopicRegister) -> int:
-    """Returns the limit in bytes of one poll, which is one request of a consumer for messages.
+    """Returns how many bytes a Kafka consumer may fetch in one poll (one request for messages).
 
-    The limit is lower if the last batch was not finished, because it may not have fit into memory. Every
-    topic-partition that is read at the same time has two polls in memory.
+    The limit is lower if the last batch was not finished, because it may not have fit into memory. Each topic-partition
+    that is read at the same time keeps two polls in memory.
+
+    Args:
+        generation: Generation of the checkpoint that the query uses.
+        topic_register: Says how many topic-partitions are read.
     """
     unfinished = read_last_planned_batch(generation.folder) != read_last_committed_batch(generation.folder)
     try:

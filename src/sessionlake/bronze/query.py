@@ -28,28 +28,28 @@ _ONCE_WAIT_SECONDS = 60.0
 
 
 class BatchCommitter(Protocol):
-    """Commits the batches of one start of the query."""
+    """Commits bronze's batches from one start of the query to its end."""
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
-        """Commits one batch."""
+        """Commits one batch: writes its rows to bronze with the given transaction."""
 
-    def write_due_silences(self, *, at_end: bool = False) -> None:
-        """Writes down which topic-partitions are silent, if a check is due.
+    def write_silences_if_due(self, *, at_end: bool = False) -> None:
+        """Writes to bronze which topic-partitions have had no message for long, if the next check is due.
 
         Args:
-            at_end: If true, the query has ended and this is the last chance: a check is always due.
+            at_end: If true, the query has ended, and a check is always due.
 
         Raises:
             BrokerError: Kafka does not answer.
         """
 
     def reject_later_batches(self) -> None:
-        """Waits until the current batch is committed, and rejects later ones."""
+        """Waits until the current batch is committed. From then on, batches of the stopped query raise an error."""
 
 
 @dataclass(frozen=True)
 class StartPlan:
-    """The options for one start of the query.
+    """With which checkpoint, topics and offsets bronze's query starts.
 
     Attributes:
         generation: Generation of the checkpoint to use.
@@ -63,13 +63,13 @@ class StartPlan:
 
     @property
     def starting_offsets(self) -> str:
-        """The option `startingOffsets` of Spark's source, which Spark uses only for a new checkpoint."""
+        """The option `startingOffsets` of Spark's Kafka source. Spark uses it only for a new checkpoint."""
         # The first generation has no earlier position to resume from.
         explicit = self.generation.number and self.positions is not None
         return encode_starting_offsets(self.positions or {}) if explicit else "earliest"
 
-    def differs_from(self, previous: StartPlan) -> bool:
-        """Returns True if this start has another generation, other topics or other offsets than the previous one."""
+    def differs_from_start(self, previous: StartPlan) -> bool:
+        """Returns True if another generation of the checkpoint, other topics or other offsets are used than before."""
         if self.positions is not None and self.positions != previous.positions:
             return True
         return self.excluded_topics != previous.excluded_topics or self.generation.number != previous.generation.number
@@ -77,7 +77,7 @@ class StartPlan:
 
 @dataclass
 class Interruption:
-    """An interruption of a query that is to be restarted.
+    """Why and when bronze's query ended, while it waits to be restarted.
 
     Attributes:
         error: The error that ended the query; None if it was stopped because its topics changed.
@@ -93,17 +93,17 @@ class Interruption:
 
     @property
     def is_temporary(self) -> bool:
-        """True if the cause may pass by itself: Kafka was unreachable, or did not know every topic yet."""
+        """True if the cause may end by itself: Kafka was unreachable, or did not know every topic yet."""
         return isinstance(self.error, BrokerError | OffsetHoleError)
 
 
 class BronzeQuery(LayerQuery):
-    """A streaming query over the topics that are active in `ops.topics`.
+    """A streaming query over the topics that are active in `ops.topics`. It restarts itself when topics change.
 
     Spark's source cannot change its subscription while it runs. Inactive topics are excluded when the query starts. A
-    change that cannot wait restarts the query: a topic was deleted, was created again, or has new messages after it
-    was inactive. A restart takes a second or two and loses nothing. If the checkpoint cannot resume at the offsets
-    that are needed, the query starts in a new generation of the checkpoint.
+    change that cannot wait restarts the query: a topic was deleted, was created again, or has new messages after it was
+    inactive. A restart takes a second or two and loses nothing. If the checkpoint cannot resume at the offsets that are
+    needed, the query starts in a new generation of the checkpoint.
 
     If Kafka is unreachable, the query restarts as soon as Kafka answers, however long that takes.
 
@@ -114,13 +114,13 @@ class BronzeQuery(LayerQuery):
         source: Returns for a `StartPlan` the Spark stream to read, and the function that commits its batches.
         record_planned: Called with a generation. Returns True if the messages of its last planned batch are in the
             tables, and then writes the batch's ledger row if it is missing.
-        reject_planned: Called with a generation whose last planned batch is not in the tables. Makes the tables
-            reject this batch from now on.
+        reject_planned: Called with a generation whose last planned batch is not in the tables. Makes the tables reject
+            this batch from now on.
         trigger: Time between two batches.
         once: If true, the query stops after it has read what Kafka holds now.
         on_wait: Called with a text when the query starts to wait for Kafka and when it resumes.
-        find_unreadable: Called with the error that ended the query. Returns an error that names the message which
-            Spark could not read; None if no message was the reason.
+        find_unreadable: Called with the error that ended the query, and the generation. Returns an error that names the
+            message which Spark could not read; None if no message was the reason.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class BronzeQuery(LayerQuery):
         self._stopped = False
 
     def start_query(self) -> BronzeQuery:
-        """Starts the query and returns it.
+        """Starts bronze's query and returns it.
 
         Raises:
             TopicChangedError: A topic changed, and `kafka.on_topic_change` is `fail`.
         """
         try:
-            self._plan_start()
+            self._plan_next_start()
             self._start_planned_query()
         except BaseException:
             self._book.close()
@@ -169,7 +169,9 @@ class BronzeQuery(LayerQuery):
         return self
 
     def check(self) -> None:
-        """Restarts the query if it has ended or its topics require it, else checks for silent topic-partitions if due.
+        """Restarts bronze's query if it has ended or its topics require it.
+
+        Otherwise writes silences if a check is due.
 
         Raises:
             SessionlakeError: The query has failed and cannot be restarted.
@@ -179,15 +181,18 @@ class BronzeQuery(LayerQuery):
             self._interruption = Interruption()
         if self._interruption is None:
             super().check()
-            self._write_due_silences()
+            self._write_silences_if_due()
         else:
             self._try_restart(self._interruption)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the query ends, and restarts it as needed; returns True if it has ended.
+        """Waits until bronze's query ends for good, and restarts it as often as needed.
 
         Args:
             seconds: The longest time to wait; None waits without a limit.
+
+        Returns:
+            True if the query has ended; False if the time was over before.
         """
         while True:
             if self._interruption is None:
@@ -199,7 +204,7 @@ class BronzeQuery(LayerQuery):
                     self._interruption = Interruption(error)
                 else:
                     if ended:
-                        self._write_due_silences(at_end=True)
+                        self._write_silences_if_due(at_end=True)
                         self._book.close()
                     return ended
             self._try_restart(self._interruption)
@@ -209,7 +214,7 @@ class BronzeQuery(LayerQuery):
                 return False
 
     def drain(self) -> None:
-        """Waits until everything that Kafka holds now is committed."""
+        """Waits until all messages that Kafka holds now are in bronze."""
         while True:
             if self._interruption is not None:
                 self.wait(_PAUSE_SECONDS)
@@ -224,23 +229,26 @@ class BronzeQuery(LayerQuery):
                 return
 
     def stop(self) -> None:
-        """Stops the query. It is not restarted."""
+        """Stops bronze's query for good: it is not restarted."""
         self._stopped = True
         super().stop()
         if self._batches is not None:
             self._batches.reject_later_batches()
         self._book.close()
 
-    def _explain(self, error: BaseException) -> SessionlakeError:
-        explained = super()._explain(error)
+    def _explain_query_error(self, error: BaseException) -> SessionlakeError:
+        explained = super()._explain_query_error(error)
         if self._planned_start is None or isinstance(self._raised, SessionlakeError):
             return explained
         return self._find_unreadable(self._raised or error, self._planned_start.generation) or explained
 
     def needs_restart_for_topics(self) -> bool:
-        """Returns True if topics changed so that the query must restart; False if Kafka does not answer."""
+        """Returns True if topics have changed so that bronze's query must restart.
+
+        Returns False if Kafka does not answer.
+        """
         try:
-            needs_restart = self._book.needs_restart()
+            needs_restart = self._book.needs_new_subscription()
         except BrokerError as unanswered:
             self._report_unreachable(unanswered)
             return False
@@ -248,13 +256,16 @@ class BronzeQuery(LayerQuery):
             self._report_reachable()
         return needs_restart
 
-    def _write_due_silences(self, *, at_end: bool = False) -> None:
+    def _write_silences_if_due(self, *, at_end: bool = False) -> None:
         if self._batches is not None and not self._stopped:
             with suppress(BrokerError):  # the next check tries again
-                self._batches.write_due_silences(at_end=at_end)
+                self._batches.write_silences_if_due(at_end=at_end)
 
     def _try_restart(self, interruption: Interruption) -> None:
-        """Restarts the query if Kafka answers and the topics allow it. Asks Kafka once a second at most.
+        """Restarts bronze's query if Kafka answers and the topics allow it. Asks Kafka once a second at most.
+
+        Args:
+            interruption: Why and when the query ended.
 
         Raises:
             BrokerError: Kafka has not answered for too long under `--once`.
@@ -265,7 +276,7 @@ class BronzeQuery(LayerQuery):
             return
         interruption.next_attempt_at = time.monotonic() + _PAUSE_SECONDS
         try:
-            if not self._should_restart(interruption):
+            if not self._can_restart_now(interruption):
                 return
         except BaseException:
             self._book.close()
@@ -274,15 +285,22 @@ class BronzeQuery(LayerQuery):
         self._report_reachable()
         self._start_planned_query()
 
-    def _should_restart(self, interruption: Interruption) -> bool:
-        """Returns True if the query can restart now, False if Kafka does not answer; raises errors that end it."""
+    def _can_restart_now(self, interruption: Interruption) -> bool:
+        """Returns True if bronze's query can restart now, False if Kafka does not answer.
+
+        Args:
+            interruption: Why and when the query ended.
+
+        Raises:
+            SessionlakeError: The query cannot be restarted, for example because its error has another reason.
+        """
         failed = self._planned_start
         try:
-            self._book.require_answer()
-            again = self._plan_start() or (interruption.is_temporary and interruption.has_waited)
+            self._book.require_kafka_answer()
+            again = self._plan_next_start() or (interruption.is_temporary and interruption.has_waited)
             if not again and self._should_retry_failed_start(interruption, failed):
                 time.sleep(_PAUSE_SECONDS)
-                self._plan_start()
+                self._plan_next_start()
                 again = True
         except BrokerError as unanswered:
             if interruption.error is not None and not interruption.is_temporary:
@@ -297,10 +315,14 @@ class BronzeQuery(LayerQuery):
         return True
 
     def _should_retry_failed_start(self, interruption: Interruption, failed_start: StartPlan | None) -> bool:
-        """Returns True if a failed start is worth another attempt, although topics and checkpoint are unchanged.
+        """Returns True if a failed start is worth another attempt, although neither topics nor checkpoint changed.
 
         Brokers learn of topics at different times, so the one that Spark asked may not have known all of them. Spark
         also fails if the starting offsets of a new generation name other topic-partitions than the broker lists.
+
+        Args:
+            interruption: Why and when the query ended.
+            failed_start: The plan of the start that failed; None if the query had not started.
         """
         start = self._planned_start
         if start is None:
@@ -324,31 +346,35 @@ class BronzeQuery(LayerQuery):
             self._is_unreachable = False
             self._on_wait(f"Kafka answers; {self.layer} resumes")
 
-    def _plan_start(self) -> bool:
-        """Plans the next start from `ops.topics`, Kafka and the checkpoint; returns True if topics changed it."""
+    def _plan_next_start(self) -> bool:
+        """Plans the next start of bronze's query from `ops.topics`, Kafka and the checkpoint.
+
+        Returns:
+            True if changes of topics make this start differ from the previous one, or if it is the first.
+        """
         if self._batches is not None:
             self._batches.reject_later_batches()
         generation = self._generations.current_generation
-        self._generations.remove_superseded()
+        self._generations.remove_superseded_generations()
         settled = self._record_planned(generation)
-        self._book.check_topics()
+        self._book.update_topics_from_kafka()
         excluded_topics, positions = self._book.list_topics_to_exclude(), self._book.list_next_offsets()
         offsets = QueryOffsets(generation.folder)
         has_started, is_unchanged = offsets.has_started, False
         if not has_started and generation.number:
             self._reject_planned(generation)  # the process that began the generation may have died before this step
         ends = {} if offsets.pending_batch is None else self._book.read_kafka_ends()
-        if has_started and not offsets.can_resume_at(positions, ends, is_last_batch_stored=settled):
-            is_unchanged = settled and offsets.has_ended_at(positions)
+        if has_started and not offsets.would_resume_at(positions, ends, is_last_batch_stored=settled):
+            is_unchanged = settled and offsets.ends_pending_batch_at(positions)
             previous, has_started = generation, False
-            generation = self._generations.start_generation(previous.next_batch, previous.app_id)
+            generation = self._generations.create_next_generation(previous.next_batch, previous.app_id)
             if not settled:
                 self._reject_planned(previous)
                 if self._record_planned(previous):  # another process has committed it meanwhile
-                    return self._plan_start()
+                    return self._plan_next_start()
         before = self._planned_start
         self._planned_start = StartPlan(generation, excluded_topics, None if has_started else positions)
-        return before is None or (not is_unchanged and self._planned_start.differs_from(before))
+        return before is None or (not is_unchanged and self._planned_start.differs_from_start(before))
 
     def _start_planned_query(self) -> None:
         if self._planned_start is None:

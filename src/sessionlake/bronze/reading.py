@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def read_kafka_messages(
     spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, OffsetRun], *, fail_on_loss: bool
 ) -> DataFrame:
-    """Returns the messages at the given Kafka offsets, in the columns of Spark's Kafka source.
+    """Returns the messages at these Kafka offsets, as a frame with the columns of Spark's Kafka source.
 
     Args:
         spark: The session to read with.
         settings: Names the brokers and the client's options.
-        ranges: Kafka offsets `[first, end)`, by topic-partition.
+        ranges: Kafka offsets `(first, end)`, by topic-partition.
         fail_on_loss: If true, the read fails if Kafka has removed some of the messages.
     """
     partitions: dict[str, list[int]] = {}

@@ -52,7 +52,7 @@ _AT_ONCE = 500
 
 
 class SilenceWriter:
-    """Finds silent topic-partitions and writes them to `bronze.messages`.
+    """Finds topic-partitions that have had no message for long, and writes silences about them to `bronze.messages`.
 
     Args:
         spark: The session to read and write with.
@@ -74,15 +74,15 @@ class SilenceWriter:
         self._looked_at = time.monotonic()
         self._token, self._writes = lake.storage.lease_token(BRONZE), count()
 
-    def is_check_due(self) -> bool:
+    def is_silence_check_due(self) -> bool:
         """Returns True if the time for the next check of silent topic-partitions has come."""
         if self._after is None:
             return False
         pause = min(_LOOK_SECONDS, self._after.total_seconds() / 4)
         return time.monotonic() - self._looked_at >= pause
 
-    def note_read_offsets(self, ranges: Iterable[OffsetRange]) -> None:
-        """Records, for the topic-partitions of a committed batch, that their last message was read now.
+    def remember_read_offsets(self, ranges: Iterable[OffsetRange]) -> None:
+        """Remembers for each topic-partition of a committed batch that its last message was read now.
 
         Args:
             ranges: The offset ranges of the batch.
@@ -92,7 +92,9 @@ class SilenceWriter:
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
     def find_silences(self) -> list[tuple[Silence, int]]:
-        """Returns the silences to write now, each with the offset that the topic-partition's next message would have.
+        """Returns the silences to write now.
+
+        With each is the offset that the next message of its topic-partition would have.
 
         Raises:
             BrokerError: Kafka does not answer.
@@ -101,14 +103,14 @@ class SilenceWriter:
         if self._after is None:
             return []
         now = _read_current_moment()
-        ends = self._book.list_ends()
+        ends = self._book.list_bronze_ends()
         # A clock that was set forward must not look like a silence, so the shorter of two measured times counts.
-        last_moments = self._find_last_message_moments(now, self._after, ends)
+        last_moments = self._find_read_times_of_last_messages(now, self._after, ends)
         lasting = {place: now.shortest_time_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_silence_due(place, ends[place], lasted)]
         silent = self._book.select_fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []
-        for places in _split_into_groups(sorted(silent)):
+        for places in _split_into_batches_of_items(sorted(silent)):
             last_messages = self._read_last_messages({place: ends[place] for place in places})
             for place, (last_offset, highest, has_kafka_time) in last_messages.items():
                 self._last_offsets[place] = ends[place], last_offset
@@ -120,40 +122,46 @@ class SilenceWriter:
         return new
 
     def write_silences(self, silences: Iterable[tuple[Silence, int]]) -> None:
-        """Writes silences to `bronze.messages`, except of topic-partitions that have a new message in bronze.
+        """Writes silences to `bronze.messages`.
+
+        A silence is dropped if its topic-partition has a new message in bronze.
 
         No batch may be committed at the same time.
 
         Args:
             silences: Silences, each with the offset that the topic-partition's next message would have.
         """
-        ends = self._book.list_ends()
+        ends = self._book.list_bronze_ends()
         silent = [silence for silence, end in silences if ends.get(silence.place) == end]
         if not silent:
             return
-        values = [encode_silences(group) for group in _split_into_groups(silent)]
+        values = [encode_silences(group) for group in _split_into_batches_of_items(silent)]
         written = _read_current_moment()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
         )
-        append_rows(self._spark, self._lake, MESSAGES, rows, self._build_txn())
+        append_rows(self._spark, self._lake, MESSAGES, rows, self._build_silence_txn())
         self._lake.storage.require_claims()
         self._noted |= {silence.place: silence for silence in silent}
-        self._save_noted_silences()
+        self._save_last_silences()
 
-    def _build_txn(self) -> Txn:
-        """Returns the Delta transaction of the next write. Without leases, its number is the table's version."""
+    def _build_silence_txn(self) -> Txn:
+        """Returns the Delta transaction with which the next silences are written.
+
+        With a lease, its number counts the writes of this process. Without leases, it is the version of
+        `bronze.messages`.
+        """
         if self._token:
             return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
-    def _find_last_message_moments(
+    def _find_read_times_of_last_messages(
         self, now: ClockReading, after: timedelta, ends: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, ClockReading]:
         """Returns when bronze read the last message of each topic-partition.
 
         The first call reads the ledger. A message that is older than three times `after` counts as exactly that old.
-        Returns nothing while bronze has no topic that is older than `after`.
+        The result is empty while bronze has no topic that is older than `after`.
 
         Args:
             now: The present time.
@@ -166,9 +174,9 @@ class SilenceWriter:
             reader = self._lake.reader(self._spark)
             long_ago = now.wall_time - 3 * after
             before = dict.fromkeys(ends, long_ago) | read_last_commits_since(reader, BRONZE, long_ago)
-            noted = sorted(self._load_noted_silences(reader), key=attrgetter("behind", "lasted"))
+            noted = sorted(self._load_last_silences(reader), key=attrgetter("behind", "lasted"))
             self._noted = {silence.place: silence for silence in noted}
-            self._save_noted_silences()
+            self._save_last_silences()
             with self._lock:
                 self._has_history, self._last = (
                     True,
@@ -177,13 +185,16 @@ class SilenceWriter:
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 
-    def _load_noted_silences(self, reader: TableReader) -> Iterable[Silence]:
-        """Returns the last silence of each topic-partition from the file; if it is missing, all silences in bronze."""
+    def _load_last_silences(self, reader: TableReader) -> Iterable[Silence]:
+        """Returns the last silence of each topic-partition, from a file beside the checkpoint.
+
+        If the file is missing or damaged, returns all silences in bronze.
+        """
         with suppress(OSError, LakeError):
             return [*decode_silences([self._notes.read_bytes()])]
         return read_silences(reader)
 
-    def _save_noted_silences(self) -> None:
+    def _save_last_silences(self) -> None:
         """Saves the last silence of each topic-partition to a file beside the checkpoint.
 
         If a crash prevents this, bronze may write a silence twice, which does no harm.
@@ -191,7 +202,11 @@ class SilenceWriter:
         write_atomically(self._notes, encode_silences(self._noted.values()))
 
     def _is_silence_due(self, topic_partition: TopicPartition, end: int, lasted: timedelta) -> bool:
-        """Returns True if a silence must be written now: the first one of a topic-partition, or the second one.
+        """Returns True if a silence must be written now.
+
+        Each pause of a topic-partition gets one silence, later a second one.
+
+        The first is due after the setting `bronze.silent_after`, the second after twice that time.
 
         Args:
             topic_partition: The topic-partition.
@@ -211,10 +226,10 @@ class SilenceWriter:
     def _read_last_messages(
         self, end_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, tuple[int, int, bool]]:
-        """Returns, by topic-partition, the offset of the last message, a time in ms since 1970, and its kind.
+        """Returns for each topic-partition the offset of its last message, a time in ms since 1970, and a flag.
 
-        Kind True: the time is the highest Kafka timestamp of the last messages that counts for stream time. Kind False:
-        none counts, and it is the time at which bronze read them.
+        If the flag is True, the time is the highest Kafka timestamp among the last messages that counts for stream
+        time. If it is False, no timestamp counts, and the time is when bronze read them.
 
         Args:
             end_offsets: One past bronze's last offset, by topic-partition.
@@ -231,7 +246,10 @@ class SilenceWriter:
 
 
 def find_silences_file(settings: Settings) -> Path:
-    """Returns the path of the file with the last silences. They are also in bronze, so the file may be lost."""
+    """Returns the path of the file with the last silence of each topic-partition.
+
+    The file may be lost, because all silences are also in bronze.
+    """
     return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 
 
@@ -239,5 +257,5 @@ def _read_current_moment() -> ClockReading:
     return ClockReading.read_clocks()
 
 
-def _split_into_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _split_into_batches_of_items(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def require_source(settings: Settings) -> None:
-    """Checks that the source can be read, as far as that is possible before Spark is started.
+def require_readable_source(settings: Settings) -> None:
+    """Checks that bronze's source can be read, as far as that is possible before Spark is started.
 
     Raises:
         BrokerError: Kafka does not answer.
@@ -41,7 +41,7 @@ def require_source(settings: Settings) -> None:
         source.require_reachable()
 
 
-def start(
+def start_bronze(
     spark: SparkSession,
     settings: Settings,
     *,
@@ -61,16 +61,16 @@ def start(
     Raises:
         SessionlakeError: Bronze cannot start: the source, the checkpoint or a table is not as it must be.
     """
-    streamed.refuse_other_source(spark, Lake(settings), settings.bronze.source)
+    streamed.refuse_messages_of_other_source(spark, Lake(settings), settings.bronze.source)
     source = _build_stream_source(settings)
     if source is None:
-        return job.start(spark, settings, once=once, on_batch=on_batch, on_wait=on_wait)
+        return job.start_kafka_job(spark, settings, once=once, on_batch=on_batch, on_wait=on_wait)
     source.require_reachable()
-    return streamed.start(spark, settings, source, once=once, on_batch=on_batch)
+    return streamed.start_streamed_source(spark, settings, source, once=once, on_batch=on_batch)
 
 
 def _build_stream_source(settings: Settings) -> StreamSource | None:
-    """Returns the source if it is a plain Spark stream; None means Kafka."""
+    """Returns bronze's source if Spark can read it as a plain stream (archives or Kinesis); None if it is Kafka."""
     bronze = settings.bronze
     if bronze.source is SourceKind.ARCHIVE and bronze.archive is not None:
         return ArchiveSource(bronze.archive)
@@ -80,7 +80,10 @@ def _build_stream_source(settings: Settings) -> StreamSource | None:
 
 
 class ArchiveSource:
-    """A folder of archives. Each message is read once and keeps the offset that its archive gives."""
+    """A folder of archive files as bronze's source.
+
+    Each message is read once and keeps the offset that its archive gives.
+    """
 
     name = str(SourceKind.ARCHIVE)
 
@@ -88,7 +91,7 @@ class ArchiveSource:
         self._path, self._max_bytes = settings.path, int(settings.max_bytes_per_trigger)
 
     def require_reachable(self) -> None:
-        """Checks that the folder exists.
+        """Checks that the folder of archives exists.
 
         Raises:
             ConfigError: The folder does not exist.
@@ -100,7 +103,11 @@ class ArchiveSource:
             )
 
     def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """Returns a stream of the messages in files after the checkpoint's last one, in the columns `archives.DDL`."""
+        """Returns a stream of the messages in archive files that the checkpoint has not read yet.
+
+        The stream has the columns of `bronze.messages` without `ingested_at`, and `file, member, start, damage,
+        detail`.
+        """
         archives.register_source(spark)
         options = {
             "path": self._path,
@@ -109,19 +116,19 @@ class ArchiveSource:
         }
         return spark.readStream.format(archives.NAME).options(**options).load()
 
-    def has_more_messages(self, checkpoint: Path) -> bool:
-        """Returns True if the folder has files after the last one in the checkpoint."""
+    def has_unread_messages(self, checkpoint: Path) -> bool:
+        """Returns True if the folder of archives has files after the last one that the checkpoint has read."""
         before = _read_checkpoint_position(checkpoint)
         return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
 
     def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
-        """Returns the rows unchanged: they already have the columns of `bronze.messages`."""
+        """Returns the rows of an archive stream unchanged: they already have the columns of `bronze.messages`."""
         del last_offsets
         return rows
 
 
 def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
-    """Returns the position up to which the checkpoint has planned batches, from its newest offsets file."""
+    """Returns the position in the folder of archives up to which the checkpoint has planned batches."""
     planned = read_last_planned_batch(checkpoint)
     if planned is None:
         return dict(archives.STREAM_START)
@@ -136,7 +143,7 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
 
 
 class KinesisSource:
-    """Streams of Kinesis. Each stream becomes a topic, and each of its shards a partition.
+    """Streams of Kinesis as bronze's source. Each stream becomes a topic, and each of its shards a partition.
 
     A sequence number has about 56 digits and does not fit an offset. So messages are numbered in the order of their
     sequence numbers, starting after the last offset in the ledger. A repeated batch gives the same numbers.
@@ -161,7 +168,10 @@ class KinesisSource:
             )
 
     def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """Returns a stream of records in the connector's columns. A new checkpoint starts at Kinesis's oldest one."""
+        """Returns a stream of Kinesis records in the connector's columns.
+
+        A new checkpoint starts at the oldest record.
+        """
         del checkpoint
         kinesis = self._settings
         options: dict[str, Any] = {"initialPosition": "trim_horizon", **kinesis.options}
@@ -173,13 +183,13 @@ class KinesisSource:
             .load()
         )
 
-    def has_more_messages(self, checkpoint: Path) -> bool:
-        """Returns False: one query of the connector reads everything that Kinesis holds."""
+    def has_unread_messages(self, checkpoint: Path) -> bool:
+        """Returns False: one query of the Kinesis connector reads everything that Kinesis holds."""
         del checkpoint
         return False
 
     def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
-        """Returns the records as messages, numbered after the last offset of each topic-partition."""
+        """Converts Kinesis records to messages, numbered after the last offset of each topic-partition."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sessionlake.bronze.archive.source import SKIP
-from sessionlake.bronze.job import LAYER, build_ledger_entry, read_operations_table_versions, read_stored_ranges_after
+from sessionlake.bronze.batch_ranges import read_stored_ranges_after_offsets
+from sessionlake.bronze.job import (
+    LAYER,
+    build_ledger_entry,
+    read_operations_table_versions,
+)
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
@@ -26,10 +31,10 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import store_on_disk
+from sessionlake.spark.frames import stored_on_disk
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
 
@@ -40,7 +45,7 @@ _MESSAGE = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key"
 
 
 class StreamSource(Protocol):
-    """A source of messages that Spark reads as a stream.
+    """A source of messages other than Kafka, which Spark reads as a plain stream.
 
     Attributes:
         name: Name of the source in the ledger.
@@ -56,16 +61,21 @@ class StreamSource(Protocol):
         """
 
     def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """Returns the stream of messages for a query with this checkpoint, in the source's own columns."""
+        """Returns the stream of messages that follow those in a checkpoint, in the source's own columns.
 
-    def has_more_messages(self, checkpoint: Path) -> bool:
-        """Returns True if the source has messages after those in the checkpoint, so the query must run once more."""
+        Args:
+            spark: The session to read with.
+            checkpoint: The folder of the query's checkpoint.
+        """
+
+    def has_unread_messages(self, checkpoint: Path) -> bool:
+        """Returns True if the source has messages that the checkpoint has not read. The query must then run again."""
 
     def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
 
-        The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row
-        stands for a damaged member. The others are null if the source has no files.
+        The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row stands
+        for a damaged member of an archive file. The others are null if the source has no files.
 
         Args:
             rows: Rows of the stream, in the source's own columns.
@@ -73,7 +83,7 @@ class StreamSource(Protocol):
         """
 
 
-def start(
+def start_streamed_source(
     spark: SparkSession,
     settings: Settings,
     source: StreamSource,
@@ -81,7 +91,7 @@ def start(
     once: bool = False,
     on_batch: Callable[[LedgerEntry], None] | None = None,
 ) -> LayerQuery:
-    """Starts bronze on a source that is a plain Spark stream.
+    """Starts bronze on a source other than Kafka, which Spark reads as a plain stream.
 
     Args:
         spark: The session that runs the query.
@@ -94,7 +104,7 @@ def start(
         LakeError: The checkpoint is new but the tables are not.
         LossError: The ledger has messages, but their table is gone.
     """
-    require_uninterrupted(settings, LAYER)
+    refuse_interrupted_operations(settings, LAYER)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.prepare_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
@@ -105,7 +115,10 @@ def start(
 
 
 class _StreamedQuery(LayerQuery):
-    """The streaming query. Under `--once` Spark runs one batch per start, so it restarts until nothing is left."""
+    """Bronze's streaming query on a source other than Kafka.
+
+    Under `--once`, Spark runs one batch per start. So the query restarts until nothing is left to read.
+    """
 
     def __init__(
         self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _StreamedBatchWriter, *, once: bool
@@ -116,17 +129,18 @@ class _StreamedQuery(LayerQuery):
         self._stopped = False
 
     def start_query(self) -> LayerQuery:
-        """Starts the query and returns it."""
+        """Starts bronze's query and returns it."""
         frame = self._source.read_stream(self._spark, Path(self.checkpoint))
         return self.start(frame, self._commit, trigger=self._trigger, once=self._once)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until the query ends and, under `--once`, nothing is left to read.
 
-        Returns True if it has ended, False if the time was over before.
-
         Args:
             seconds: The longest time to wait; None waits without a limit.
+
+        Returns:
+            True if the query has ended; False if the time was over before.
         """
         while True:
             ended = super().wait(seconds)
@@ -140,15 +154,15 @@ class _StreamedQuery(LayerQuery):
         checkpoint = Path(self.checkpoint)
         return read_last_planned_batch(checkpoint) != read_last_committed_batch(
             checkpoint
-        ) or self._source.has_more_messages(checkpoint)
+        ) or self._source.has_unread_messages(checkpoint)
 
     def stop(self) -> None:
-        """Stops the query. It is not restarted."""
+        """Stops bronze's query for good: it is not restarted."""
         self._stopped = True
         super().stop()
 
 
-def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
+def refuse_messages_of_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
     """Checks that all messages in bronze came from this source, because each source numbers offsets in its own way.
 
     Args:
@@ -171,7 +185,14 @@ def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
 
 
 class _StreamedBatchWriter:
-    """Commits micro-batches: first damaged members, then the messages, then the ledger row."""
+    """Commits bronze's micro-batches: first the damaged members of archives, then the messages, then the ledger row.
+
+    Args:
+        lake: The lake of bronze.
+        settings: The configuration.
+        source: The source of the stream.
+        on_batch: Called with the ledger entry of every committed batch; None to call nothing.
+    """
 
     def __init__(
         self, lake: Lake, settings: Settings, source: StreamSource, on_batch: Callable[[LedgerEntry], None] | None
@@ -193,11 +214,11 @@ class _StreamedBatchWriter:
                 read_receipts(lake.reader(spark)),
             )
         log = self._log
-        with store_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
+        with stored_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
-            extents = _list_extents(sound)
+            extents = _list_offset_extents(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)
-            ranges = _to_offset_ranges(extents)
+            ranges = _convert_extents_to_ranges(extents)
             log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
@@ -211,7 +232,7 @@ class _StreamedBatchWriter:
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.
-            ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
+            ranges = read_stored_ranges_after_offsets(spark, lake, log.last_offsets)
         entry = build_ledger_entry(
             self._settings,
             txn,
@@ -235,9 +256,19 @@ def _select_damaged_rows(rows: DataFrame) -> DataFrame:
 
 
 class _OffsetExtent(NamedTuple):
-    """The first and last offset, and the number of messages, of a topic-partition in one member of an archive file.
+    """The offsets of a topic-partition in one member of an archive file, as far as a batch has read it.
 
-    If the source has no files, they are those of a topic-partition in the batch, and `file` and `member` are None.
+    If the source has no files, they are the offsets of a topic-partition in the batch, and `file` and `member` are
+    None.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        first: The lowest offset.
+        last: The highest offset.
+        messages: Number of messages.
+        file: Path of the archive file.
+        member: Name or number of the member in the file.
     """
 
     topic: str
@@ -249,14 +280,17 @@ class _OffsetExtent(NamedTuple):
     member: str | None
 
 
-def _list_extents(sound: DataFrame) -> list[_OffsetExtent]:
-    """Returns an extent for each topic-partition and archive member in a batch of undamaged rows.
+def _list_offset_extents(undamaged_rows: DataFrame) -> list[_OffsetExtent]:
+    """Returns the first and last offset of each topic-partition in each archive member of a batch.
 
     They are sorted by topic, partition, file name and first offset.
+
+    Args:
+        undamaged_rows: The batch's rows without damaged members.
     """
     from pyspark.sql import functions as F
 
-    found = sound.groupBy("topic", "partition", "file", "member").agg(
+    found = undamaged_rows.groupBy("topic", "partition", "file", "member").agg(
         F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("messages")
     )
     rows = found.select(*_OffsetExtent._fields).collect()
@@ -265,7 +299,7 @@ def _list_extents(sound: DataFrame) -> list[_OffsetExtent]:
     )
 
 
-def _to_offset_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ...]:
+def _convert_extents_to_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ...]:
     found: dict[TopicPartition, OffsetRange] = {}
     for extent in extents:
         known = found.get(extent[:2], OffsetRange(*extent[:4], 0))
@@ -275,13 +309,13 @@ def _to_offset_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ..
 
 
 def _refuse_repeated_offsets(
-    sound: DataFrame, extents: Iterable[_OffsetExtent], last_offsets: Mapping[TopicPartition, int]
+    undamaged_rows: DataFrame, extents: Iterable[_OffsetExtent], last_offsets: Mapping[TopicPartition, int]
 ) -> None:
     """Checks that the offsets of each topic-partition rise from file to file, and that bronze has none of them yet.
 
     Args:
-        sound: The batch's rows without damaged members.
-        extents: The batch's extents, in the order of files.
+        undamaged_rows: The batch's rows without damaged members.
+        extents: The offsets of each topic-partition in each archive member, in the order of files.
         last_offsets: The last offset of each topic-partition before the batch.
 
     Raises:
@@ -294,7 +328,7 @@ def _refuse_repeated_offsets(
         reached[place] = max(up_to, extent.last)
         if extent.file is None or extent.first > up_to:
             continue
-        if extent.first <= last_offsets.get(place, -1) or _repeats_offsets(sound, extent):
+        if extent.first <= last_offsets.get(place, -1) or _has_repeated_offset(undamaged_rows, extent):
             raise OffsetHoleError(
                 f"{LAYER}: member {extent.member} of {extent.file} has offsets {extent.first} to {extent.last} of "
                 f"topic {extent.topic}, partition {extent.partition}, but offsets up to {up_to} are already in bronze "
@@ -305,14 +339,14 @@ def _refuse_repeated_offsets(
             )
 
 
-def _repeats_offsets(sound: DataFrame, extent: _OffsetExtent) -> bool:
-    """Returns True if an offset of the extent occurs twice in the batch, the second time in the extent's file.
+def _has_repeated_offset(undamaged_rows: DataFrame, extent: _OffsetExtent) -> bool:
+    """Returns True if an offset occurs twice in the batch, the second time in the file of `extent`.
 
-    Extents can overlap although no offset is repeated: two members of a topic-partition can have alternating offsets.
+    The offsets of two members can overlap although none is repeated, such as 1, 3, 5 and 2, 4, 6.
     """
     from pyspark.sql import functions as F
 
     among = F.col("offset").between(extent.first, extent.last)
-    mine = sound.where((F.col("topic") == extent.topic) & (F.col("partition") == extent.partition) & among)
+    mine = undamaged_rows.where((F.col("topic") == extent.topic) & (F.col("partition") == extent.partition) & among)
     found = mine.groupBy("offset").agg(F.count("*").alias("times"), F.max("file").alias("file"))
     return not found.where((F.col("times") > 1) & (F.col("file") == extent.file)).isEmpty()

@@ -22,14 +22,14 @@ def build_topic_pattern(topics: str, excluded: Iterable[str]) -> str:
 
     Args:
         topics: Regular expression for complete topic names.
-        excluded: Names that it must not match.
+        excluded: Topic names that the result must not match.
     """
     names = "|".join(re.escape(name) for name in sorted(excluded))
     return f"^(?!(?:{names})$)(?:{topics})$" if names else f"^(?:{topics})$"
 
 
 def encode_starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
-    """Returns the option `startingOffsets` of Spark's source as JSON.
+    """Returns the JSON text of the option `startingOffsets` of Spark's Kafka source.
 
     Args:
         positions: First Kafka offset to read, by topic-partition. Spark requires exactly the subscribed ones.
@@ -41,7 +41,7 @@ def encode_starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
 
 
 class QueryOffsets:
-    """The offsets in the checkpoint of a query that is not running. The checkpoint is only read.
+    """Reads the Kafka offsets in the checkpoint of a query that is not running. Changes nothing in it.
 
     Args:
         folder: Folder of the checkpoint's generation.
@@ -61,35 +61,41 @@ class QueryOffsets:
         planned = read_last_planned_batch(self._folder)
         return planned if planned is not None and planned != read_last_committed_batch(self._folder) else None
 
-    def read_start(self) -> Offsets:
-        """Returns the offsets at which the next batch starts, whether it is planned already or not."""
+    def read_next_batch_start(self) -> Offsets:
+        """Returns the Kafka offsets at which the next batch starts, by topic-partition.
+
+        The next batch is one that was planned and not finished, or else the batch that Spark will plan next.
+        """
         done = read_last_committed_batch(self._folder)
         return read_offsets(self._folder / (INITIAL_OFFSETS_FILE if done is None else Path("offsets", str(done))))
 
-    def read_end(self) -> Offsets:
-        """Returns the offsets at which the pending batch ends, each one past its last. A batch must be pending."""
+    def read_pending_batch_end(self) -> Offsets:
+        """Returns one past the last Kafka offset of the batch that is planned but not finished, by topic-partition.
+
+        There must be such a batch.
+        """
         return read_offsets(self._folder / "offsets" / str(self.pending_batch))
 
-    def can_resume_at(
+    def would_resume_at(
         self,
         positions: Mapping[TopicPartition, int],
         kafka_ends: Mapping[TopicPartition, int],
         *,
         is_last_batch_stored: bool,
     ) -> bool:
-        """Returns True if a restarted query would resume at exactly these positions.
+        """Returns True if the query, restarted with this checkpoint, would resume at exactly these Kafka offsets.
 
         Args:
             positions: Kafka offsets that are to be read next, by topic-partition.
             kafka_ends: One past the last Kafka offset that can be read, by topic-partition. Used only if a batch is
-                pending: planned but not finished.
+                planned but not finished.
             is_last_batch_stored: True if the messages of the last planned batch are in the tables.
         """
         # Spark first repeats a pending batch, even if the tables have it and Kafka has removed its messages. It fails
         # if partitions of that batch are gone, and under `availableNow` also if there are new ones. It waits forever
         # for offsets that a topic which was created again has not reached.
         if self.pending_batch is not None:
-            end = self.read_end()
+            end = self.read_pending_batch_end()
             if (
                 is_last_batch_stored
                 or end.keys() != positions.keys()
@@ -97,9 +103,13 @@ class QueryOffsets:
             ):
                 return False
         # Spark reads topic-partitions that the checkpoint does not know from offset 0, or fails.
-        start = self.read_start()
+        start = self.read_next_batch_start()
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())
 
-    def has_ended_at(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Returns True if there is a pending batch and it ends at exactly these positions."""
-        return self.pending_batch is not None and self.read_end() == positions
+    def ends_pending_batch_at(self, positions: Mapping[TopicPartition, int]) -> bool:
+        """Returns True if a batch is planned but not finished, and it ends at exactly these Kafka offsets.
+
+        Args:
+            positions: One past the last Kafka offset, by topic-partition.
+        """
+        return self.pending_batch is not None and self.read_pending_batch_end() == positions

@@ -20,7 +20,9 @@ from sessionlake.bronze.topic_rules import (
     SeenTopic,
     TopicAbsences,
     TopicUpdate,
-    decide_update,
+    advance_topic,
+    decide_topic_update,
+    is_other_topic,
 )
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
@@ -55,7 +57,10 @@ _MAX_LOOKS = 5
 
 
 class TopicRegister:
-    """The topics of `ops.topics` in memory: their state, ids and offsets. Several threads may use it."""
+    """Keeps the rows of `ops.topics` in memory, compares them with Kafka, and writes changes.
+
+    Safe for several threads.
+    """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -80,31 +85,34 @@ class TopicRegister:
         return select_latest_generations(self._rows.values())
 
     def list_topics_to_exclude(self) -> frozenset[str]:
-        """Returns the names of topics to which a query that starts now must not subscribe, and remembers them."""
+        """Returns the names of topics to which bronze's query must not subscribe if it starts now.
+
+        The names are remembered, so that `needs_new_subscription` notices when the running query must read one of them.
+        """
         self._excluded = frozenset(name for name, row in self.topics.items() if row.state not in SUBSCRIBED)
         return self._excluded
 
     @property
     def offset_shifts(self) -> dict[str, int]:
-        """Bronze's offset minus Kafka's for the topics where it is not 0, by topic name."""
+        """Bronze's offset minus Kafka's, by topic name. Topics where it is 0 are left out."""
         return {name: row.offset_shift for name, row in self.topics.items() if row.offset_shift}
 
     def list_next_offsets(self) -> dict[TopicPartition, int]:
-        """Returns the next Kafka offset to read, for each topic-partition of subscribed topics."""
+        """Returns the next Kafka offset to read, for each topic-partition of the topics that bronze subscribes to."""
         return {place: part.next_offset - shift for place, part, shift in self._list_subscribed_partitions()}
 
     def read_kafka_ends(self) -> dict[TopicPartition, int]:
-        """Returns one past the last readable Kafka offset, for each topic-partition of subscribed topics.
+        """Returns one past the last readable offset in Kafka, for each topic-partition of subscribed topics.
 
         Raises:
             BrokerError: Kafka does not answer, or one of the topics is gone.
         """
         return self._admin.read_last_stable_offsets(place for place, _, _ in self._list_subscribed_partitions())
 
-    def list_ends(self) -> dict[TopicPartition, int]:
-        """Returns one past bronze's last offset, for each topic-partition with messages in bronze.
+    def list_bronze_ends(self) -> dict[TopicPartition, int]:
+        """Returns one past the last offset in bronze, for each topic-partition that has messages there.
 
-        The messages may be of an earlier topic of the same name.
+        The messages may be of an earlier topic with the same name.
         """
         ends: dict[TopicPartition, int] = {}
         with self._lock:
@@ -115,11 +123,11 @@ class TopicRegister:
         return ends
 
     def has_topic_seen_before(self, moment: datetime) -> bool:
-        """Returns True if a topic was first seen before the moment."""
+        """Returns True if bronze first saw at least one topic before the moment."""
         return any(row.first_seen < moment for row in self._rows.values())
 
-    def select_fully_read(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Returns the topic-partitions among `places` of which bronze has read every message that Kafka has.
+    def select_fully_read(self, topic_partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Returns the topic-partitions among `topic_partitions` of which bronze has read every message that Kafka has.
 
         Raises:
             BrokerError: Kafka does not answer, or one of the topics is gone.
@@ -127,30 +135,30 @@ class TopicRegister:
         known = self.topics
         lasting = [row for name, row in known.items() if row.state not in MAY_BE_ABSENT and self._matches(name)]
         read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
-        asked = [place for place in places if place in read]  # without topic-partitions of deleted topics
+        asked = [place for place in topic_partitions if place in read]  # without topic-partitions of deleted topics
         held = self._admin.read_offsets(asked) if asked else {}
         waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
-        return {*places} - waiting
+        return {*topic_partitions} - waiting
 
     @property
     def is_kafka_unreachable(self) -> bool:
         """True if Kafka did not answer the last request."""
         return self._admin.away
 
-    def require_answer(self) -> None:
+    def require_kafka_answer(self) -> None:
         """Checks that Kafka answers.
 
         Raises:
-            BrokerError: It does not answer.
-            AccessError: It refuses this client.
+            BrokerError: Kafka does not answer.
+            AccessError: Kafka refuses this client.
         """
         with self._lock:
             self._read_topic_ids()
 
-    def check_topics(self) -> None:
-        """Compares all topics with Kafka, applies `kafka.on_topic_change`, and writes `ops.topics`.
+    def update_topics_from_kafka(self) -> None:
+        """Compares all topics with Kafka, applies `kafka.on_topic_change` to changed ones, and writes `ops.topics`.
 
-        This takes several seconds if a topic is missing, because only a steady absence counts as a deletion.
+        This takes several seconds if Kafka does not list a topic: it counts as deleted only after several checks.
 
         Raises:
             BrokerError: Kafka does not answer.
@@ -159,8 +167,8 @@ class TopicRegister:
         """
         with self._lock:
             self._apply_ledger_offsets()
-            decision = self._decide_update()
-            self._apply_update(decision)
+            decision = self._decide_topic_update()
+            self._apply_topic_update(decision)
             self.save_topics()
         if decision.refusals:
             raise TopicChangedError(
@@ -171,8 +179,11 @@ class TopicRegister:
                 "beginning. Messages that were not read are lost either way",
             )
 
-    def _decide_update(self) -> TopicUpdate:
-        """Asks Kafka about all topics and decides about changes. Asks again if a topic vanishes meanwhile."""
+    def _decide_topic_update(self) -> TopicUpdate:
+        """Asks Kafka about all topics, and returns how the rows of `ops.topics` change.
+
+        If a topic vanishes between two requests, asks again.
+        """
         left = _MAX_LOOKS
         while True:
             ids = self._read_topic_ids()
@@ -180,18 +191,20 @@ class TopicRegister:
                 time.sleep(_RECHECK_SECONDS)
                 ids = self._read_topic_ids()
             try:
-                return self._decide_for_topics({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
+                return self._decide_update_of_topics(
+                    {name for name in (*self.topics, *ids) if self._matches(name)}, ids
+                )
             except UnknownTopicError:
                 left -= 1
                 if not left:
                     raise
                 time.sleep(_RECHECK_SECONDS)
 
-    def needs_restart(self) -> bool:
-        """Returns True if the running query must be stopped, because its subscription no longer fits Kafka's topics.
+    def needs_new_subscription(self) -> bool:
+        """Returns True if bronze's running query must be stopped, because it subscribes to the wrong topics.
 
-        Otherwise it records new and inactive topics. It asks Kafka at most once per `bronze.topic_refresh`, or once a
-        second while a topic is missing.
+        Otherwise records new and inactive topics. Asks Kafka at most once per `bronze.topic_refresh`, or once a second
+        while a topic is missing.
 
         Raises:
             BrokerError: Kafka does not answer.
@@ -205,26 +218,29 @@ class TopicRegister:
         with self._lock:
             ids, known = self._read_topic_ids(), self.topics
             mine = {name for name in ids if self._matches(name)}
-            is_any_recreated = any(_has_other_id(known[name], ids[name]) for name in mine & known.keys())
+            is_any_recreated = any(is_other_topic(known[name], ids[name]) for name in mine & known.keys())
             if self._absences.deleted_topics or is_any_recreated:
                 # A restart needs this answer. Without it, the query keeps running.
                 read_seen_topics(self._admin, mine, ids)
                 return True
-            self._apply_update(self._decide_for_topics(mine - known.keys(), ids))
+            self._apply_topic_update(self._decide_update_of_topics(mine - known.keys(), ids))
             if now - self._saved_at < _IDLE_CHECK_SECONDS:
                 return False
-            decision = self._decide_for_topics(mine & self._find_activity_candidates(), ids)
+            decision = self._decide_update_of_topics(mine & self._find_topics_without_messages(), ids)
             if any(self._is_restart_required(row) for row in decision.rows):
                 read_seen_topics(self._admin, mine, ids)
                 return True
-            self._apply_update(decision)
+            self._apply_topic_update(decision)
             self.save_topics()
         return False
 
-    def admit_topics(self, topics: Iterable[str]) -> None:
-        """Checks that a batch's topics are still the topics that bronze knows, and records new ones.
+    def record_topics_of_batch(self, topics: Iterable[str]) -> None:
+        """Checks that Kafka's topics of a batch are still those in `ops.topics`, and records new ones.
 
         A topic's id must be stored before its first messages: only the id tells it from a later topic of that name.
+
+        Args:
+            topics: Names of the topics in the batch.
 
         Raises:
             BrokerError: Kafka does not answer, or does not list one of the topics.
@@ -238,17 +254,19 @@ class TopicRegister:
                         f"bronze: Kafka does not list topic {name}: it was just deleted, or is new", fix=_RUN_AGAIN
                     )
                 if name not in known:
-                    self._apply_update(self._decide_for_topics([name], ids))
-                elif _has_other_id(known[name], ids[name]):
+                    self._apply_topic_update(self._decide_update_of_topics([name], ids))
+                elif is_other_topic(known[name], ids[name]):
                     raise TopicChangedError(f"bronze: topic {name} was created again during the read", fix=_RUN_AGAIN)
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 
-    def take_unrecorded_version(self) -> tuple[TableOutput, ...]:
-        """Returns the version of `ops.topics`, for the next ledger entry; empty if the ledger has this version already.
+    def take_unrecorded_topics_version(self) -> tuple[TableOutput, ...]:
+        """Returns the version of `ops.topics` for the next ledger entry, as a tuple.
 
-        By these versions bronze notices that the table was replaced by an older copy. With such a copy, messages of a
-        topic that was created again would be read twice.
+        The tuple is empty if the ledger has it.
+
+        With these versions, bronze notices that the table was replaced by an older copy. With such a copy, messages of
+        a topic that was created again would be read twice.
         """
         with self._lock:
             if self._is_version_recorded:
@@ -256,27 +274,23 @@ class TopicRegister:
             self._is_version_recorded = True
             return (TableOutput(TOPICS, self._lake.latest_version(self._spark, TOPICS), 0),)
 
-    def note_read_offsets(self, ranges: Iterable[OffsetRange]) -> None:
-        """Moves the next offsets past a batch that is committed.
-
-        Args:
-            ranges: The offsets of the batch, including those without a message.
-        """
+    def remember_read_offsets(self, ranges: Iterable[OffsetRange]) -> None:
+        """Remembers that bronze has read the offsets of a committed batch, including those without a message."""
         with self._lock:
             known, now = self.topics, datetime.now(UTC)
             for item in ranges:
-                row = _advance_topic(known[item.topic], item.partition, item.first, item.last + 1, now)
+                row = advance_topic(known[item.topic], item.partition, item.first, item.last + 1, now)
                 known[item.topic] = self._rows[row.topic, row.generation] = row
 
     def save_topics(self) -> None:
-        """Writes `ops.topics` if it has changed. A new `last_seen` alone is written once an hour."""
+        """Writes `ops.topics` if a row has changed. If only `last_seen` has changed, writes once an hour."""
         with self._lock:
             self._saved_at = time.monotonic()
             if _round_last_seen_to_hour(self._rows) != _round_last_seen_to_hour(self._written):
                 self._write_topics()
 
     def close(self) -> None:
-        """Writes pending changes and disconnects from Kafka. A second call does nothing."""
+        """Writes changes to `ops.topics` and disconnects from Kafka. A second call does nothing."""
         if self._open:
             self._open = False
             try:
@@ -290,37 +304,50 @@ class TopicRegister:
         self._written, self._is_version_recorded = dict(self._rows), False
 
     def _list_subscribed_partitions(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
-        """Yields each topic-partition of subscribed topics with its offsets and its offset shift."""
+        """Yields a tuple for each topic-partition of the topics that bronze subscribes to.
+
+        It has topic and partition, how far the partition was read, and bronze's offset minus Kafka's.
+        """
         for row in self.topics.values():
             if row.state in SUBSCRIBED and self._matches(row.topic):
                 for part in row.partitions:
                     yield (row.topic, part.partition), part, row.offset_shift
 
     def _read_topic_ids(self) -> dict[str, str | None]:
-        """Returns the ids of Kafka's topics by name, and records which of bronze's topics Kafka does not list."""
+        """Returns the ids of Kafka's topics by name; None for a topic without an id.
+
+        Also counts for each topic of bronze how often in a row Kafka has not listed it.
+
+        Raises:
+            BrokerError: Kafka does not answer.
+        """
         try:
             ids = self._admin.read_topic_ids()
         except BrokerError:
             self._absences = TopicAbsences()  # the broker that answers next may have just started
             raise
         known = {name for name, row in self.topics.items() if row.state not in MAY_BE_ABSENT and self._matches(name)}
-        self._absences = self._absences.count_look(known - ids.keys(), time.monotonic())
+        self._absences = self._absences.count_check(known - ids.keys(), time.monotonic())
         return ids
 
-    def _find_activity_candidates(self) -> set[str]:
-        """Returns the names of topics without messages for `kafka.inactive_after`, whether inactive already or not."""
+    def _find_topics_without_messages(self) -> set[str]:
+        """Returns the names of topics that have had no message for `kafka.inactive_after`."""
         since = datetime.now(UTC) - self._kafka.inactive_after
         rows = self.topics.values()
         states = {TopicState.ACTIVE, TopicState.INACTIVE}
         return {row.topic for row in rows if row.state in states and (row.last_message_at or row.first_seen) <= since}
 
     def _is_restart_required(self, row: Topic) -> bool:
-        """Returns True if the running query lacks a topic that it must read, or reads one that it must not."""
+        """Returns True if the running query lacks a topic that it must read, or reads one that it must not.
+
+        Args:
+            row: The changed row of `ops.topics`.
+        """
         return row.topic in self._excluded if row.state in SUBSCRIBED else row.state is not TopicState.INACTIVE
 
-    def _decide_for_topics(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
+    def _decide_update_of_topics(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
         looked, kafka = set(names), self._kafka
-        return decide_update(
+        return decide_topic_update(
             {name: row for name, row in self.topics.items() if name in looked},
             read_seen_topics(self._admin, looked & ids.keys(), ids),
             rule=kafka.on_topic_change,
@@ -328,11 +355,11 @@ class TopicRegister:
             inactive_after=kafka.inactive_after,
         )
 
-    def _apply_update(self, decision: TopicUpdate) -> None:
+    def _apply_topic_update(self, decision: TopicUpdate) -> None:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
     def _apply_ledger_offsets(self) -> None:
-        """Moves each `next_offset` past the offsets in the ledger, and past recorded offsets without a message."""
+        """Updates how far bronze has read each topic-partition, from the ledger and recorded gaps in offsets."""
         known, now = self.topics, datetime.now(UTC)
         reader = self._lake.reader(self._spark)
         taken = read_layer_offsets(reader, BRONZE)
@@ -340,12 +367,12 @@ class TopicRegister:
         absent = read_absent_runs(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
         for span in taken:
             end = find_offset_after_runs(absent.get((span.topic, span.partition), ()), span.last + 1)
-            row = _advance_topic(known[span.topic], span.partition, span.first, end, now)
+            row = advance_topic(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
 
 
 def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
-    """Returns the rows with `last_seen` cut to the full hour."""
+    """Returns the rows of `ops.topics` with `last_seen` rounded down to the full hour."""
     return [replace(row, last_seen=row.last_seen.replace(minute=0, second=0, microsecond=0)) for row in rows.values()]
 
 
@@ -357,7 +384,7 @@ def read_seen_topics(
     Args:
         admin: The connection to Kafka.
         topic_names: The topics to ask for.
-        ids: Ids of at least these topics, by name.
+        ids: Kafka's id of each of these topics, by name; None for a topic without an id.
         committed: If true, a partition ends before the first message of an open transaction.
 
     Raises:
@@ -369,32 +396,3 @@ def read_seen_topics(
         for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), committed=committed).items():
             spans[topic][number] = span
     return {name: SeenTopic(ids[name], found) for name, found in spans.items()}
-
-
-def _advance_topic(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
-    """Returns the topic's row after offsets `[first, end)` of a partition were read.
-
-    Offsets of earlier generations are ignored.
-    """
-    parts = {part.partition: part for part in row.partitions}
-    part = parts.get(partition)
-    if part is None:
-        if end <= row.offset_shift:
-            return row
-        begin = max(first, row.offset_shift)
-        part = PartitionOffsets(partition, begin, begin, begin)
-    if end <= part.next_offset:
-        return row
-    begun = part.first_offset if part.next_offset > part.first_offset else max(first, part.first_offset)
-    parts[partition] = PartitionOffsets(partition, begun, end, max(end, part.end_offset))
-    state = TopicState.ACTIVE if row.state is TopicState.INACTIVE else row.state
-    at = max(now, row.last_message_at or now)
-    held = tuple(parts[number] for number in sorted(parts))
-    return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
-
-
-def _has_other_id(row: Topic, present_id: str | None) -> bool:
-    """Returns True if Kafka's topic with this id is not the row's topic, or if the row's topic had been deleted."""
-    if row.state is TopicState.DELETED:
-        return True
-    return row.topic_id is not None and present_id is not None and row.topic_id != present_id

@@ -46,7 +46,7 @@ class SeenTopic:
 
 @dataclass(frozen=True)
 class TopicAbsences:
-    """Topics that Kafka did not list in a series of checks that were all answered.
+    """Counts for each topic how often in a row Kafka has not listed it.
 
     A broker that has just started may not know every topic yet. So a topic counts as deleted only after several checks
     in a row, over some seconds, did not list it. A topic that was created again is noticed at once by its id.
@@ -59,8 +59,8 @@ class TopicAbsences:
     looked_at: float = 0.0
     missing: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def count_look(self, missing: Iterable[str], now: float) -> TopicAbsences:
-        """Returns the absences after one more check.
+    def count_check(self, missing: Iterable[str], now: float) -> TopicAbsences:
+        """Returns the counts after one more check.
 
         Args:
             missing: Topics that Kafka did not list.
@@ -71,7 +71,7 @@ class TopicAbsences:
 
     @property
     def deleted_topics(self) -> frozenset[str]:
-        """Topics that have been missing long enough to count as deleted."""
+        """Topics that Kafka has not listed for long enough to count as deleted."""
         return frozenset(
             name
             for name, (since, looks) in self.missing.items()
@@ -80,7 +80,7 @@ class TopicAbsences:
 
     @property
     def unconfirmed_topics(self) -> frozenset[str]:
-        """Topics that are missing, but may be listed again at the next check."""
+        """Topics that Kafka did not list, but not yet often enough to count as deleted."""
         return frozenset(self.missing) - self.deleted_topics
 
 
@@ -90,7 +90,7 @@ class TopicChange:
 
     Attributes:
         state: The topic's new state: deleted, recreated or cut.
-        what: What happened, as a text for the operator that continues after the topic's name.
+        what: What happened, as a text for the operator. It continues after the topic's name.
     """
 
     state: TopicState
@@ -99,7 +99,7 @@ class TopicChange:
 
 @dataclass(frozen=True)
 class TopicUpdate:
-    """The decision about all topics after a comparison with Kafka.
+    """How `ops.topics` changes after all topics were compared with Kafka, and whether bronze must stop.
 
     Attributes:
         rows: New or changed rows to write to `ops.topics`.
@@ -110,7 +110,7 @@ class TopicUpdate:
     refusals: tuple[str, ...] = ()
 
 
-def decide_update(
+def decide_topic_update(
     known_topics: Mapping[str, Topic],
     seen_topics: Mapping[str, SeenTopic],
     *,
@@ -118,7 +118,7 @@ def decide_update(
     now: datetime,
     inactive_after: timedelta,
 ) -> TopicUpdate:
-    """Compares topics in `ops.topics` with Kafka, and applies the rule to those that changed.
+    """Compares the topics in `ops.topics` with Kafka's, and applies `kafka.on_topic_change` to those that changed.
 
     Args:
         known_topics: Last generation of each topic in `ops.topics`, by name. Each `next_offset` must be up to date.
@@ -147,7 +147,9 @@ def decide_update(
 
 
 def find_topic_change(topic: Topic, seen_topic: SeenTopic | None) -> TopicChange | None:
-    """Returns how a topic has changed in Kafka; None if it has not, or if the change was decided before.
+    """Returns how a topic has changed in Kafka.
+
+    Returns None if it has not changed, or if the change was decided before.
 
     Args:
         topic: Last generation of the topic in `ops.topics`.
@@ -175,8 +177,8 @@ def find_topic_change(topic: Topic, seen_topic: SeenTopic | None) -> TopicChange
     )
 
 
-def _find_partition_changes(part: PartitionOffsets, shift: int, seen_topic: SeenTopic) -> Iterator[TopicChange]:
-    number, at = part.partition, part.next_offset
+def _find_partition_changes(partition: PartitionOffsets, shift: int, seen_topic: SeenTopic) -> Iterator[TopicChange]:
+    number, at = partition.partition, partition.next_offset
     first, end = seen_topic.partitions.get(number, (0, -1))
     if end + shift < at:
         yield TopicChange(TopicState.RECREATED, f"ends below the offset up to which its partition {number} was read")
@@ -203,10 +205,10 @@ def _update_unchanged_topic(topic: Topic, seen_topic: SeenTopic, now: datetime, 
 
 
 def _update_partitions(topic: Topic, seen_topic: SeenTopic) -> Iterator[PartitionOffsets]:
-    """Yields the offsets of each partition that Kafka has now: known ones with the new end, new ones from their start.
+    """Yields the offsets of each partition that Kafka has now: known ones with the new end, and new ones.
 
     Args:
-        topic: The topic as bronze has recorded it.
+        topic: The topic's row in `ops.topics`.
         seen_topic: The topic as Kafka has it now.
     """
     known, shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
@@ -220,42 +222,50 @@ def _update_partitions(topic: Topic, seen_topic: SeenTopic) -> Iterator[Partitio
 def _update_changed_topic(
     topic: Topic, seen_topic: SeenTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
 ) -> Iterator[Topic]:
-    """Yields the rows of a changed topic under `forget` or `restart`: its ended generation, and the next one if any."""
+    """Yields the rows of `ops.topics` for a changed topic: its ended generation, and the next one if there is one.
+
+    Args:
+        topic: Last generation of the topic in `ops.topics`.
+        seen_topic: The topic as Kafka has it now; None if Kafka does not have it.
+        change: How the topic changed.
+        rule: `forget` or `restart`, the setting `kafka.on_topic_change`.
+        now: Time to record in the rows.
+    """
     forgets = rule is OnTopicChange.FORGET
     if seen_topic is None or (forgets and change.state is TopicState.CUT):
         ends = (
             {} if seen_topic is None else {n: end + topic.offset_shift for n, (_, end) in seen_topic.partitions.items()}
         )
-        yield _close_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
+        yield _end_topic_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
     shift = topic.offset_shift if cut else topic.first_free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(seen_topic.partitions.items())
-        for after in [_find_next_offset(topic, number) if cut else 0]
+        for after in [_find_next_offset_of_partition(topic, number) if cut else 0]
     )
     starts = {part.partition: part.first_offset for part in parts} if cut else {}
     if topic.state is not TopicState.FORGOTTEN:
-        yield _close_generation(topic, change.state, starts)
+        yield _end_topic_generation(topic, change.state, starts)
     state = TopicState.FORGOTTEN if forgets else TopicState.ACTIVE
     fresh = Topic(topic.topic, topic.generation + 1, state, seen_topic.topic_id, now, now, None, shift, parts)
-    yield replace(fresh, lost=_count_unread(parts)) if forgets else fresh
+    yield replace(fresh, lost=_count_unread_offsets(parts)) if forgets else fresh
 
 
-def _close_generation(topic: Topic, state: TopicState, end_offsets: Mapping[int, int]) -> Topic:
+def _end_topic_generation(topic: Topic, state: TopicState, end_offsets: Mapping[int, int]) -> Topic:
     parts = tuple(
         replace(part, end_offset=max(part.next_offset, end_offsets.get(part.partition, part.end_offset)))
         for part in topic.partitions
     )
-    return replace(topic, state=state, partitions=parts, lost=_count_unread(parts))
+    return replace(topic, state=state, partitions=parts, lost=_count_unread_offsets(parts))
 
 
-def _count_unread(parts: tuple[PartitionOffsets, ...]) -> int:
-    return sum(part.end_offset - part.next_offset for part in parts)
+def _count_unread_offsets(partitions: tuple[PartitionOffsets, ...]) -> int:
+    return sum(part.end_offset - part.next_offset for part in partitions)
 
 
-def _find_next_offset(topic: Topic, partition: int) -> int:
+def _find_next_offset_of_partition(topic: Topic, partition: int) -> int:
     return next((part.next_offset for part in topic.partitions if part.partition == partition), 0)
 
 
@@ -267,3 +277,35 @@ def _describe_read_offsets(topic: Topic) -> str:
         if part.next_offset > part.first_offset or part.end_offset > part.next_offset
     ]
     return f"read of it: {', '.join(read)}" if read else "nothing of it had been read"
+
+
+def advance_topic(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
+    """Returns the topic's row of `ops.topics` after bronze has read offsets `first` to `end` - 1 of a partition.
+
+    Offsets of earlier generations of the topic are ignored.
+    """
+    parts = {part.partition: part for part in row.partitions}
+    part = parts.get(partition)
+    if part is None:
+        if end <= row.offset_shift:
+            return row
+        begin = max(first, row.offset_shift)
+        part = PartitionOffsets(partition, begin, begin, begin)
+    if end <= part.next_offset:
+        return row
+    begun = part.first_offset if part.next_offset > part.first_offset else max(first, part.first_offset)
+    parts[partition] = PartitionOffsets(partition, begun, end, max(end, part.end_offset))
+    state = TopicState.ACTIVE if row.state is TopicState.INACTIVE else row.state
+    at = max(now, row.last_message_at or now)
+    held = tuple(parts[number] for number in sorted(parts))
+    return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
+
+
+def is_other_topic(row: Topic, present_id: str | None) -> bool:
+    """Returns True if a topic with Kafka's present id is not the same topic as the row of `ops.topics`.
+
+    It is also True if the row says that its topic was deleted.
+    """
+    if row.state is TopicState.DELETED:
+        return True
+    return row.topic_id is not None and present_id is not None and row.topic_id != present_id

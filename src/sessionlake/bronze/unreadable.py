@@ -48,7 +48,7 @@ _NO_CONSUMER = KnownFailure(
 
 
 class UnreadableMessage(msgspec.Struct, frozen=True):
-    """A message that Spark cannot deliver, so that bronze stopped before it. Saved beside the checkpoint.
+    """A message that Spark cannot read from Kafka, so that bronze stopped before it. Saved beside the checkpoint.
 
     Attributes:
         topic: Topic of the message.
@@ -71,7 +71,7 @@ class UnreadableMessage(msgspec.Struct, frozen=True):
         )
 
 
-def explain_unreadable(
+def build_unreadable_message_error(
     spark: SparkSession,
     settings: Settings,
     error: BaseException,
@@ -88,39 +88,44 @@ def explain_unreadable(
         offset_shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
     batch = generation.last_planned_batch
-    if batch is None or not is_unreadable(error):
+    if batch is None or not is_about_unreadable_message(error):
         return None
 
     def fails(ranges: Ranges) -> bool:
         try:
             read_kafka_messages(spark, settings, ranges, fail_on_loss=False).selectExpr("max(timestamp)").collect()
         except Exception as again:
-            if is_unreadable(again):
+            if is_about_unreadable_message(again):
                 return True
             raise
         return False
 
-    found = find_first_unreadable(fails, read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch)))
+    found = find_first_unreadable_offset(
+        fails, read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch))
+    )
     if found is None:
         return None
     (topic, partition), offset = found
     unreadable = UnreadableMessage(topic, partition, offset + offset_shifts.get(topic, 0), str(parse_failure(error)))
-    manifest.record_stop(settings, unreadable, BRONZE)
+    manifest.record_stopping_message(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
-def is_unreadable(error: BaseException) -> bool:
-    """Returns True if Spark's error is about a message that cannot be delivered, not about reaching Kafka."""
+def is_about_unreadable_message(error: BaseException) -> bool:
+    """Returns True if Spark failed because it cannot read a message, not because it cannot reach Kafka."""
     failure = parse_failure(error)
     return _UNREADABLE.matches_failure(failure) and not _NO_CONSUMER.matches_failure(failure)
 
 
-def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
-    """Returns a topic-partition and its first unreadable offset; None if all offsets can be read.
+def find_first_unreadable_offset(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
+    """Finds the first offset that Spark cannot read, by reading smaller and smaller ranges.
 
     Args:
-        fails: Returns True if reading the given offsets fails.
-        ranges: Offsets `[first, end)`, by topic-partition.
+        fails: Reads the ranges of offsets passed to it; returns True if that fails.
+        ranges: Offsets `(first, end)`, by topic-partition.
+
+    Returns:
+        The topic-partition and the offset; None if all offsets can be read.
     """
     if not ranges or not fails(ranges):
         return None
@@ -136,6 +141,9 @@ def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tu
     return place, first
 
 
-def read_stop(settings: Settings) -> UnreadableMessage | None:
-    """Returns the saved message before which bronze stopped; None if there is none, or bronze has continued since."""
-    return manifest.read_stop(settings, BRONZE, UnreadableMessage)
+def read_stopping_message(settings: Settings) -> UnreadableMessage | None:
+    """Returns the message before which bronze stopped because Spark cannot read it.
+
+    Returns None if there is none, or if bronze has continued since.
+    """
+    return manifest.read_stopping_message(settings, BRONZE, UnreadableMessage)

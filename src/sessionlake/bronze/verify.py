@@ -49,8 +49,8 @@ class VerifiedBronze:
     """The result of comparing `bronze.messages` with Kafka.
 
     Attributes:
-        comparison: Result for the messages that both bronze and Kafka should have.
-        overlap: Offsets of these messages, and the topics and offsets that could not be compared.
+        comparison: How many messages were compared and differ, of those that both bronze and Kafka should have.
+        overlap: The offsets of these messages, and the topics and offsets that could not be compared.
         removed: Number of messages in bronze that Kafka no longer holds.
         gone: Number of messages that bronze's own retention has removed from `bronze.messages`.
     """
@@ -61,7 +61,7 @@ class VerifiedBronze:
     gone: int = 0
 
 
-def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronze:
+def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronze:
     """Compares bronze with Kafka: bronze must have each message of Kafka once and unchanged.
 
     A message that Kafka no longer holds, because of its retention, is counted but is not a difference.
@@ -80,7 +80,7 @@ def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronz
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
     cut = read_removed_rows_without_limits(lake.reader(spark)).get(MESSAGES)
-    taken = _subtract_removed(taken, read_partition_starts(lake.reader(spark)))
+    taken = _subtract_removed_messages(taken, read_partition_starts(lake.reader(spark)))
     known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
@@ -88,8 +88,8 @@ def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronz
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
         both = find_overlap(taken, known, read_seen_topics(admin, names & ids.keys(), ids, committed=True))
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
-        absent = _count_absent_after(lake.reader(spark), taken)
-        sides = _KafkaAndBronze(spark, lake, admin, ids, shifts)
+        absent = _count_absent_offsets_after_ranges(lake.reader(spark), taken)
+        sides = _KafkaBronzeComparison(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
         skipped = read_absent_runs(
             lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, AbsenceReason.SKIPPED
@@ -97,28 +97,38 @@ def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronz
         parts = chain.from_iterable(
             subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
-        comparison = sum((sides.compare_range(part) for part in parts if part), MessageComparison())
+        comparison = sum((sides.compare_messages_of_ranges(part) for part in parts if part), MessageComparison())
     gone = 0 if cut is None else cut.max_missing_rows
     removed = max(0, sum(span.messages for span in taken) - gone - comparison.messages - comparison.erased)
     return VerifiedBronze(comparison, replace(both, unread=both.unread - absent), removed, gone)
 
 
-def _count_absent_after(reader: TableReader, bronze_ranges: Iterable[ReadOffsets]) -> int:
-    """Returns the number of offsets after bronze's last messages that bronze has recorded as having no message."""
+def _count_absent_offsets_after_ranges(reader: TableReader, bronze_ranges: Iterable[ReadOffsets]) -> int:
+    """Returns the number of offsets after the last message of each range that are recorded as having no message.
+
+    Args:
+        reader: Reads `ops.absent_offsets`.
+        bronze_ranges: First and last offset that bronze has read, per topic-partition.
+    """
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in bronze_ranges}
     return sum(count_offsets_in_runs(runs, *behind[place]) for place, runs in read_absent_runs(reader, behind).items())
 
 
-def _subtract_removed(
-    bronze_ranges: Iterable[ReadOffsets], gone: Mapping[TopicPartition, PartitionStart]
+def _subtract_removed_messages(
+    bronze_ranges: Iterable[ReadOffsets], partition_starts: Mapping[TopicPartition, PartitionStart]
 ) -> list[ReadOffsets]:
-    """Returns bronze's offset ranges without the messages that retention has removed from bronze."""
-    firsts = {place: at.last_removed + 1 for place, at in gone.items()}
+    """Returns bronze's offset ranges without the messages that retention has removed from bronze.
+
+    Args:
+        bronze_ranges: First and last offset that bronze has read, per topic-partition.
+        partition_starts: Where each topic-partition begins after the removal.
+    """
+    firsts = {place: at.last_removed + 1 for place, at in partition_starts.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in bronze_ranges]
 
 
 def hash_messages(messages: DataFrame) -> DataFrame:
-    """Returns a row per message: the columns `OFFSET` (topic, partition, offset), and a hash of each of `FIELDS`.
+    """Returns the columns `topic, partition, offset` of each message, and a hash of each of its other fields.
 
     Headers are hashed as JSON with nulls, because hashing a struct skips its nulls.
     """
@@ -130,10 +140,13 @@ def hash_messages(messages: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class _KafkaAndBronze:
-    """Reads the same slice of offsets from Kafka and from bronze, and compares the messages.
+class _KafkaBronzeComparison:
+    """Reads the same offsets from Kafka and from bronze, and compares their messages.
 
     Attributes:
+        spark: The session to read with.
+        lake: The lake of bronze.
+        admin: The connection to Kafka.
         ids: Kafka's ids of the topics that are compared, by topic name; None for a topic without an id.
         shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
@@ -144,25 +157,34 @@ class _KafkaAndBronze:
     ids: Mapping[str, str | None]
     shifts: Mapping[str, int]
 
-    def compare_range(self, part: OffsetRanges) -> MessageComparison:
-        """Compares one slice: offset ranges by topic-partition, numbered as in `bronze.messages`."""
+    def compare_messages_of_ranges(self, offset_ranges: OffsetRanges) -> MessageComparison:
+        """Compares the messages of Kafka and bronze at these offsets.
+
+        Args:
+            offset_ranges: First and last offset by topic-partition, numbered as in `bronze.messages`.
+        """
         from pyspark.sql import functions as F
 
-        kafka = self._read_kafka(part)
-        complete_from = self._find_complete_from(part)  # after Kafka was read: retention may have moved it
-        held = self.lake.read(self.spark, MESSAGES).where(build_offsets_condition(part))
+        kafka = self._read_kafka(offset_ranges)
+        complete_from = self._find_complete_kafka_offsets(
+            offset_ranges
+        )  # after Kafka was read: retention may have moved it
+        held = self.lake.read(self.spark, MESSAGES).where(build_offsets_condition(offset_ranges))
         erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
         return compare_messages(
             kafka, hash_messages(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()
         )
 
-    def _read_kafka(self, part: OffsetRanges) -> pa.Table:
+    def _read_kafka(self, offset_ranges: OffsetRanges) -> pa.Table:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         read = {
-            place: (first - self._find_offset_shift(place), last + 1 - self._find_offset_shift(place))
-            for place, (first, last) in part.items()
+            place: (
+                first - self._find_shift_of_topic_partition(place),
+                last + 1 - self._find_shift_of_topic_partition(place),
+            )
+            for place, (first, last) in offset_ranges.items()
         }
         # Kafka's retention may remove messages during the read.
         frame = read_kafka_messages(self.spark, self.lake.settings, read, fail_on_loss=False)
@@ -174,20 +196,21 @@ class _KafkaAndBronze:
                 fix="Check that the brokers of kafka.bootstrap_servers are reachable, and run the command again",
             ) from error
 
-    def _find_complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
-        """Returns the offset from which Kafka still has every message, by topic-partition."""
+    def _find_complete_kafka_offsets(self, offset_ranges: OffsetRanges) -> dict[TopicPartition, int]:
+        """Returns, by topic-partition, the offset from which Kafka still has every message, as numbered in bronze."""
         ids = self.admin.read_topic_ids()
-        changed = sorted({topic for topic, _ in part if ids.get(topic, "") != self.ids[topic]})
+        changed = sorted({topic for topic, _ in offset_ranges if ids.get(topic, "") != self.ids[topic]})
         if changed:
             raise BrokerError(
                 f"Topics were deleted or created again during the comparison: {', '.join(changed)}",
                 fix="Run `sessionlake verify bronze` again",
             )
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
-            return dict.fromkeys(part, _NEVER)
+            return dict.fromkeys(offset_ranges, _NEVER)
         return {
-            place: first + self._find_offset_shift(place) for place, (first, _) in self.admin.read_offsets(part).items()
+            place: first + self._find_shift_of_topic_partition(place)
+            for place, (first, _) in self.admin.read_offsets(offset_ranges).items()
         }
 
-    def _find_offset_shift(self, topic_partition: TopicPartition) -> int:
+    def _find_shift_of_topic_partition(self, topic_partition: TopicPartition) -> int:
         return self.shifts.get(topic_partition[0], 0)

@@ -154,7 +154,7 @@ def run(
 
     layer = pipeline.Layer(layers)
     settings = choose_processor(settings, layer, name)
-    pipeline.require_settings(settings, layer)
+    pipeline.require_runnable_settings(settings, layer)
     with StopFlag() as stop, start_spark_for_block(settings, stop=stop, lasting=True) as spark:
         if once:
             run_once_and_report(spark, settings, layer, stop, begun)

@@ -18,7 +18,7 @@ from sessionlake.errors import LakeError, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.bronze.archive.lines import Message
+    from sessionlake.bronze.archive.lines import ArchivedMessage
     from sessionlake.bronze.archive.writer import WrittenArchive
     from sessionlake.protocol.types import TopicPartition
     from sessionlake.settings.model import Settings
@@ -67,7 +67,7 @@ def archive(
 
 def iterate_bronze_messages(
     spark: SparkSession, settings: Settings, where: str | None = None
-) -> Iterator[tuple[TopicPartition, Message]]:
+) -> Iterator[tuple[TopicPartition, ArchivedMessage]]:
     """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
 
     Raises:
@@ -75,15 +75,15 @@ def iterate_bronze_messages(
     """
     from pyspark.errors import PySparkException
 
-    from sessionlake.bronze.archive.lines import Message
+    from sessionlake.bronze.archive.lines import ArchivedMessage
     from sessionlake.delta.lake import Lake
     from sessionlake.ledger.silences import drop_silences
-    from sessionlake.spark.reading_plan import require_plain_condition
+    from sessionlake.spark.reading_plan import require_own_columns_only
     from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
-        require_plain_condition(spark, "archive: --where", where)
+        require_own_columns_only(spark, "archive: --where", where)
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
@@ -94,7 +94,7 @@ def iterate_bronze_messages(
         raise explain_sql_error("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in messages:
         decoded = None if headers is None else tuple((name, _to_bytes(held)) for name, held in headers)
-        yield (topic, partition), Message(offset, at, _to_bytes(key), _to_bytes(value), kind or 0, decoded)
+        yield (topic, partition), ArchivedMessage(offset, at, _to_bytes(key), _to_bytes(value), kind or 0, decoded)
 
 
 def _to_bytes(value: bytearray | None) -> bytes | None:

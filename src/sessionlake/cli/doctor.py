@@ -30,17 +30,17 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import CheckSubject, list_layers, require_newest_tables, require_subject
+from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
 from sessionlake.streaming.checkpoint import build_recovery_hint
-from sessionlake.streaming.errors import find_explanation
+from sessionlake.streaming.errors import build_operator_error
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
     describe_removed_rows,
-    has_committed,
+    has_committed_batch,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
@@ -137,7 +137,7 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     except SessionlakeError as error:
         return CheckResult(CheckSeverity.FAIL, name, str(error))
     except Exception as error:
-        if (readable_error := find_explanation(error)) is None:
+        if (readable_error := build_operator_error(error)) is None:
             raise
         return CheckResult(CheckSeverity.FAIL, name, str(readable_error))
 
@@ -167,9 +167,9 @@ def _check_home(settings: Settings) -> CheckResult:
 
 
 def _check_broker(settings: Settings) -> str:
-    from sessionlake.bronze.sources import require_source
+    from sessionlake.bronze.sources import require_readable_source
 
-    require_source(settings)
+    require_readable_source(settings)
     source = settings.bronze.source
     return (
         f"answers at {settings.kafka.bootstrap_servers}" if source == "kafka" else f"not asked: bronze reads {source}"
@@ -177,12 +177,12 @@ def _check_broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
     return (
         ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
     )
@@ -193,7 +193,7 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
+    ran = [layer for layer in list_layers(settings) if has_committed_batch(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
@@ -219,15 +219,15 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
 
 
 def _check_messages(settings: Settings) -> str:
-    from sessionlake.bronze.unreadable import read_stop
+    from sessionlake.bronze.unreadable import read_stopping_message
 
-    if stopped := read_stop(settings):
+    if stopped := read_stopping_message(settings):
         raise LakeError(str(stopped))
     return "bronze has not stopped at a message that it cannot read"
 
 
 def _check_states(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.STATES, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
@@ -239,7 +239,7 @@ def _check_files(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
-    require_subject(spark, settings, CheckSubject.LEDGER, ran)
+    require_checks_of_subject(spark, settings, CheckSubject.LEDGER, ran)
     return "exists"
 
 
@@ -315,7 +315,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
 
 def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
-    if settings.bronze.source is SourceKind.KAFKA and has_committed(settings, BRONZE):
+    if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
             refuse_lost_topics(spark, lake)
         except LossError as loss:

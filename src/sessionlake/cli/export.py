@@ -147,12 +147,12 @@ def select_rows(
 
     from sessionlake.cli.query import list_view_sources
     from sessionlake.delta.lake import Lake
-    from sessionlake.spark.reading_plan import require_plain_condition
+    from sessionlake.spark.reading_plan import require_own_columns_only
     from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
-        require_plain_condition(spark, "export: --where", where)
+        require_own_columns_only(spark, "export: --where", where)
     try:
         if table in list_view_sources(settings):
             rows = _read_view(spark, lake, table)

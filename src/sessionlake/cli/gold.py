@@ -20,7 +20,7 @@ from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ def verify_gold_tables(spark: SparkSession, settings: Settings, say: Say) -> boo
 
     Returns True if all are equal.
     """
-    require_uninterrupted(settings, GOLD)
+    refuse_interrupted_operations(settings, GOLD)
     with claim_layers(spark, settings, Layer.GOLD, "verifies gold"):
         products = list_declared_gold_tables(settings)
         complete = find_complete_tables(spark, Lake(settings), products)

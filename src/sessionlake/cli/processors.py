@@ -17,7 +17,7 @@ from sessionlake.processors.job import find_processor_settings
 from sessionlake.processors.verify import verify_product
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ def rebuild_processor(
     everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (processor := find_processor_settings(settings, name)).key:
-            require_uninterrupted(settings, SILVER)  # the source may be a table of silver
+            refuse_interrupted_operations(settings, SILVER)  # the source may be a table of silver
             rows, different = keyed.rebuild_table(spark, settings, processor)
             say(
                 f"{processor.output_table} is rebuilt from {processor.source}: {rows} rows; compared with the former "

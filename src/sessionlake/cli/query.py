@@ -141,13 +141,13 @@ class SparkEngine:
         from pyspark.errors import PySparkException
 
         from sessionlake.spark.frames import convert_variants_to_json
-        from sessionlake.spark.reading_plan import find_names_read
+        from sessionlake.spark.reading_plan import find_tables_and_functions
         from sessionlake.streaming.errors import explain_sql_error
 
         spark, lake = self._spark, LakeAtVersions(self._settings, statement.versions)
         text = insert_stored_names(lake, insert_versions(statement.sql, statement.versions))
         try:
-            reads = find_names_read(spark, text, _read_function_names(lake).keys())
+            reads = find_tables_and_functions(spark, text, _read_function_names(lake).keys())
             named = _require_known_names(lake, reads)
         except UsageError as error:
             raise UsageError(f"query: {error}") from None
@@ -269,19 +269,19 @@ def write_query_result_as_of(
     from pyspark.errors import PySparkException
 
     from sessionlake.history.batch_as_of import as_of_batch
-    from sessionlake.spark.reading_plan import find_names_read
-    from sessionlake.spark.session import separate_session
+    from sessionlake.spark.reading_plan import find_tables_and_functions
+    from sessionlake.spark.session import create_separate_session
     from sessionlake.streaming.errors import explain_sql_error
 
     bare, named = remove_silver_schema(sql)
     try:
-        reads = find_names_read(spark, bare)
+        reads = find_tables_and_functions(spark, bare)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
         raise _make_not_of_silver_error(other[0])
     point = as_of_batch(spark, settings, batch)
-    private = separate_session(spark)  # so that these views hide no tables from other users of the session
+    private = create_separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
         for table in named:
             point.read_table(private, f"silver.{table}").createOrReplaceTempView(table)

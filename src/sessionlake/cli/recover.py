@@ -22,12 +22,12 @@ from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.generations import require_intact_checkpoint
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import (
     find_first_loss,
-    has_started,
-    is_ledger_behind,
-    refuse_old_ledger,
+    has_layer_started,
+    lacks_ledger_entries,
+    refuse_outdated_ledger,
     refuse_unreadable_rows,
     require_readable_logs,
 )
@@ -70,7 +70,7 @@ def recover_layer(
     if lost is not RecoverableLayer.SILVER:  # for silver, `rebuild` checks this
         of = {RecoverableLayer.BRONZE: BRONZE, RecoverableLayer.GOLD: GOLD}.get(lost, SILVER)
         finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not RecoverableLayer.GOLD else []
-        require_uninterrupted(settings, of, except_for=finished_here)
+        refuse_interrupted_operations(settings, of, except_for=finished_here)
     with claim_layers(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
@@ -132,16 +132,16 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
         _empty_ledger(spark, lake)
     lake.prepare_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
-    lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
+    lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
-    if is_ledger_behind(spark, lake, SILVER):
+    if lacks_ledger_entries(spark, lake, SILVER):
         report_rebuild(rebuild_silver_tables(spark, settings, compares=unread is None), settings, say)
-    if is_ledger_behind(spark, lake, GOLD):
+    if lacks_ledger_entries(spark, lake, GOLD):
         gold.empty_gold(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
     for processor in settings.processors:
-        if is_ledger_behind(spark, lake, processor.layer):
+        if lacks_ledger_entries(spark, lake, processor.layer):
             say(f"{processor.layer}: it is unknown what its batches have read, so start it again under another name")
 
 
@@ -150,9 +150,9 @@ def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
 
     A ledger without any batch of the layer is not older: it has lost the layer, which `_recover_ledger` repairs.
     """
-    first = handover.read_first_batch_or_none(lake.settings, layer)
-    if first is not None and not is_ledger_behind(spark, lake, layer):
-        refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
+    first = handover.read_first_batch_number_or_none(lake.settings, layer)
+    if first is not None and not lacks_ledger_entries(spark, lake, layer):
+        refuse_outdated_ledger(lake.reader(spark), lake.settings, layer, first)
 
 
 def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
@@ -161,7 +161,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: What silver has read could not be determined again.
     """
-    if has_started(spark, lake, SILVER):
+    if has_layer_started(spark, lake, SILVER):
         try:
             require_complete_bronze(lake.reader(spark))
         except LakeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.verify import VerifiedBronze, compare_with_kafka
+from sessionlake.bronze.verify import VerifiedBronze, compare_bronze_with_kafka
 from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import MESSAGES
@@ -47,7 +47,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     Returns True if they are equal.
     """
     with storage_of(settings).hold_claim(spark, CLAIM, "verifies bronze"):
-        result = compare_with_kafka(spark, settings)
+        result = compare_bronze_with_kafka(spark, settings)
     for line in describe_comparison(result):
         say(line)
     return result.comparison.first_difference is None

@@ -28,7 +28,7 @@ from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -136,7 +136,7 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
     """
     _disable_append_only(spark, lake, table)
     lake.storage.require_lease(table)
-    with lake.storage.commit_lock(table), temporary_spark_conf(spark, txn.session_conf(table)):
+    with lake.storage.commit_lock(table), use_temporary_spark_conf(spark, txn.session_conf(table)):
         lake.open_delta_table(spark, table).delete(where)
 
 

@@ -24,7 +24,7 @@ from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import read_into_one_task
+from sessionlake.spark.frames import keep_small_frame_in_one_task
 from sessionlake.streaming import handover
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     version = find_last_read_version(settings)
     if version is None:
         return None
-    return read_into_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
+    return keep_small_frame_in_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
 
 
 def require_all_changes(lake: Lake, spark: SparkSession) -> None:
@@ -246,4 +246,4 @@ def find_last_read_version(settings: Settings) -> int | None:
     Raises:
         LakeError: Gold has read only a part of a version, or it stopped during a batch.
     """
-    return handover.read_last_version(settings, GOLD)
+    return handover.read_last_processed_version(settings, GOLD)

@@ -56,15 +56,15 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_lay
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.checkpoint import (
     choose_starting_options,
     read_last_committed_batch,
     read_last_planned_batch,
 )
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import Handover, ResumedFold, find_active_folder, read_active
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.handover import Handover, ResumedFold, find_active_handover_folder, read_active_handover
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
@@ -125,7 +125,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
         LakeError: Gold may not start.
     """
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
-    require_uninterrupted(lake.settings, LAYER)
+    refuse_interrupted_operations(lake.settings, LAYER)
     lake.prepare_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_tables(spark, lake, lake.settings)
     require_same_shards(spark, lake, lake.settings.gold.shards)
@@ -165,7 +165,7 @@ def _start_stream(
         once: True to process only what silver holds now, and then end.
         runs_lookups: True if lookups may request rows that are missing in a reference table from its source.
     """
-    settings, begin = lake.settings, read_active(lake.settings, LAYER)
+    settings, begin = lake.settings, read_active_handover(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
@@ -201,7 +201,7 @@ def _create_background_rule_steps(
     """
     if rules is None:
         return
-    checkpoint, session = lake.settings.checkpoint(LAYER), separate_session(spark)
+    checkpoint, session = lake.settings.checkpoint(LAYER), create_separate_session(spark)
 
     def apply_changed_rules() -> bool:
         with rules.lock:
@@ -245,7 +245,7 @@ def create_folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if handover is not None:
-        fold = ResumedFold(fold, str(find_active_folder(settings, LAYER)))
+        fold = ResumedFold(fold, str(find_active_handover_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 

@@ -35,10 +35,10 @@ from sessionlake.ledger.retained import read_last_removed_position, read_removed
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.spark.reading_plan import require_plain_condition
+from sessionlake.spark.reading_plan import require_own_columns_only
 from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
-from sessionlake.streaming.handover import read_version_reached
+from sessionlake.streaming.handover import read_version_reached_by_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -190,7 +190,7 @@ def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: s
     from pyspark.errors import PySparkException
 
     if where:
-        require_plain_condition(spark, "explain: --where", where)
+        require_own_columns_only(spark, "explain: --where", where)
     rows = lake.read(spark, table.table_name)
     try:
         rows = rows.where(where) if where else rows
@@ -224,7 +224,7 @@ def _has_read_complete_batches(settings: Settings) -> bool:
             "again",
         )
     batch = read_last_committed_batch(settings.checkpoint(GOLD))
-    return batch is None or read_version_reached(settings, GOLD, batch)[1]
+    return batch is None or read_version_reached_by_batch(settings, GOLD, batch)[1]
 
 
 def _explain_row(

@@ -29,9 +29,9 @@ from sessionlake.integrity.cuts import (
     ArrivedMessages,
     ChangesSinceCut,
     CutReason,
-    changes_table,
     compute_next_cut_time,
     find_cuts_in_batch,
+    find_table_changing_messages,
 )
 from sessionlake.integrity.judge import SessionJudge
 from sessionlake.integrity.outcome import JudgingOutcome, Verdict
@@ -48,68 +48,80 @@ _CLASSES = list(Integrity)
 
 
 def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutcome:
-    """Judges a shard's batch, updates the cursors of its sessions, and returns the verdicts, events and cuts.
+    """Judges the messages of a shard's batch.
+
+    Returns the verdicts on them, the integrity events and the cuts of tables.
 
     Args:
-        batch: The messages and sessions; their cursors and memories are updated in place.
-        is_vectorized: True judges simple sessions with array operations; False judges every message one by one. The
+        batch: The messages and sessions. The sessions' cursors and memories are updated in place.
+        is_vectorized: True to judge simple sessions with array operations; False to judge every message one by one. The
             result is the same.
     """
     out = JudgingOutcome(len(batch.held_messages.seq) + len(batch.new_messages.seq))
     busy = len(batch.new_messages.starts)
     slow = list(range(busy, len(batch.cursors)))
     if busy:
-        breaks = _find_run_starts(batch)
+        is_run_start = _find_run_starts(batch)
         for number in (number for number in batch.chain_gaps if number < busy):
-            breaks[batch.new_messages.starts[number] : batch.new_messages.ends[number]] = True
-        is_fast = _find_sessions_for_fast_path(batch, breaks)
+            is_run_start[batch.new_messages.starts[number] : batch.new_messages.ends[number]] = True
+        is_fast = _find_sessions_for_fast_path(batch, is_run_start)
         is_fast &= is_vectorized
         _apply_fast_sessions(batch, is_fast, out)
         if is_vectorized:
             is_fast |= judge_window_sessions(batch, out)
         if not is_vectorized:
-            breaks[:] = True
+            is_run_start[:] = True
         slow = [*np.flatnonzero(~is_fast).tolist(), *slow]
     for number in slow:
-        _judge_session(batch, number, breaks if number < busy else None, out)
+        _judge_session(batch, number, is_run_start if number < busy else None, out)
     return out
 
 
-def _list_rule_values(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
-    """Returns `value(rules)` for every session that has messages in the batch."""
-    return np.array([value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
+def _list_rule_values(batch: ShardBatch, read_value: Callable[[Rules], int]) -> Int64s:
+    """Returns what `read_value` returns for the rules of each session with messages in the batch."""
+    return np.array([read_value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
 def _find_run_starts(batch: ShardBatch) -> Bools:
-    """Returns a boolean for each message: True if it starts a new run."""
+    """Returns a boolean for each message: True if it does not simply continue its session's message before it.
+
+    The reason is a gap, a restart of the order, an `end` before it, or an expired session. All messages from such a
+    message to the next one are a run.
+    """
     stream = batch.new_messages
     lengths = stream.ends - stream.starts
     timeout = np.repeat(_list_rule_values(batch, lambda r: r.session_timeout), lengths)[1:]
     in_seq = np.repeat(_list_rule_values(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(
         np.bool_
     )
-    breaks = np.ones(len(stream.seq), np.bool_)
-    breaks[1:] = in_seq & ~_follows_without_gap(stream, slice(1, None), stream.seq[:-1])
-    breaks[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
-    breaks[1:] |= stream.now[1:] - stream.time[:-1] > timeout
-    breaks[1:] |= stream.now[1:] - stream.time[1:] > timeout
-    breaks[stream.starts] = True
-    return breaks
+    is_run_start = np.ones(len(stream.seq), np.bool_)
+    is_run_start[1:] = in_seq & ~_mark_seqs_without_gap(stream, slice(1, None), stream.seq[:-1])
+    is_run_start[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
+    is_run_start[1:] |= stream.now[1:] - stream.time[:-1] > timeout
+    is_run_start[1:] |= stream.now[1:] - stream.time[1:] > timeout
+    is_run_start[stream.starts] = True
+    return is_run_start
 
 
-def _follows_without_gap(stream: MessageArrays, places: Int64s | slice, last: Int64s) -> Bools:
-    """Returns a boolean for each message at the indices `places`: True if it follows seq `last` without a gap."""
-    seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
-    continues = np.where(link == Link.LINK, after == last, (after <= last) | (link == Link.CHAINED))
-    found: Bools = (seq > last) & continues & (link != Link.RESTART) & (link != Link.REPEATED)
+def _mark_seqs_without_gap(stream: MessageArrays, indices: Int64s | slice, last_seqs: Int64s) -> Bools:
+    """Returns a boolean for each of these messages: True if it follows its session's last seq without a gap.
+
+    Args:
+        stream: The batch's messages.
+        indices: The indices in `stream` of the messages to check.
+        last_seqs: The last seq before each of these messages.
+    """
+    seq, after, link = stream.seq[indices], stream.after[indices], stream.link[indices]
+    continues = np.where(link == Link.LINK, after == last_seqs, (after <= last_seqs) | (link == Link.CHAINED))
+    found: Bools = (seq > last_seqs) & continues & (link != Link.RESTART) & (link != Link.REPEATED)
     return found
 
 
-def _find_sessions_for_fast_path(batch: ShardBatch, breaks: Bools) -> Bools:
-    """Returns a boolean for each session with messages: True if all of them can be applied without judging each one.
+def _find_sessions_for_fast_path(batch: ShardBatch, is_run_start: Bools) -> Bools:
+    """Returns a boolean for each session with messages: True if they can be applied without judging each one.
 
-    This needs a single run that continues the cursor or validly starts the session. The session must also have no held
-    messages, no gaps and no operator's decision, and its class must not be `window`.
+    That is so if the messages continue each other and the session's cursor, or validly start the session. The session
+    must also have no held messages, no gaps and no operator's decision, and its class must not be `window`.
     """
     stream, busy = batch.new_messages, len(batch.new_messages.starts)
     cursors, first = batch.cursors[:busy], batch.new_messages.starts
@@ -119,7 +131,7 @@ def _find_sessions_for_fast_path(batch: ShardBatch, breaks: Bools) -> Bools:
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
-    follows = (cursors["last_seq"] != NO_SEQ) & _follows_without_gap(stream, first, cursors["last_seq"])
+    follows = (cursors["last_seq"] != NO_SEQ) & _mark_seqs_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
     goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
     starts_anywhere = _list_rule_values(batch, lambda r: r.starts_with_anything).astype(np.bool_)
@@ -131,13 +143,17 @@ def _find_sessions_for_fast_path(batch: ShardBatch, breaks: Bools) -> Bools:
     )
     simple &= ~_list_rule_values(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
     simple[[number for number in (*batch.decisions, *batch.chain_gaps) if number < busy]] = False
-    one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
+    one_run = np.add.reduceat(is_run_start.astype(np.int64), first) == 1
     is_fast: Bools = simple & one_run & in_time & (goes_on | begins)
     return is_fast
 
 
 def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome: JudgingOutcome) -> None:
-    """Applies all messages of the sessions in `is_fast`: sets their outcome and updates the cursors."""
+    """Applies all messages of some sessions: sets their verdicts and updates the cursors.
+
+    Args:
+        is_fast: For each session with messages, True if its messages are applied.
+    """
     if not is_fast.any():
         return
     stream = batch.new_messages
@@ -145,21 +161,26 @@ def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome: JudgingOutc
     moved = cursors[is_fast]
     epochs = _compute_epochs(stream, cursors["epoch"])
     inside = np.flatnonzero(np.repeat(is_fast, stream.ends - stream.starts))
-    _update_arrived(batch, is_fast, moved)
-    _set_applied(batch, is_fast, inside, moved["first_offset"], epochs, outcome)
+    _update_arrival_fields(batch, is_fast, moved)
+    _set_applied_verdicts(batch, is_fast, inside, moved["first_offset"], epochs, outcome)
     lengths = (stream.ends - stream.starts)[is_fast]
     starts = np.cumsum(lengths) - lengths
     run = AppliedRun(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
     apply_runs(moved, run)
     moved["epoch"] = epochs[stream.ends[is_fast] - 1]
-    _update_taken(batch, is_fast, run, moved)
-    since = _cut_tables(batch, is_fast, inside, outcome)
+    _update_applied_seqs(batch, is_fast, run, moved)
+    since = _record_cuts_in_batch(batch, is_fast, inside, outcome)
     cursors[is_fast] = moved
     since.write_to_cursors(cursors, is_fast)
 
 
-def _update_arrived(batch: ShardBatch, is_fast: Bools, cursors: Cursors) -> None:
-    """Updates the cursor fields that depend on which messages arrived, whatever the verdict on them."""
+def _update_arrival_fields(batch: ShardBatch, is_fast: Bools, cursors: Cursors) -> None:
+    """Updates the values of cursors that depend only on which messages arrived, such as the last offset.
+
+    Args:
+        is_fast: For each session with messages, True if its cursor is updated.
+        cursors: The cursors of these sessions, updated in place.
+    """
     stream, first, last = batch.new_messages, batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
     cursors["first_offset"] = np.where(
         cursors["first_offset"] == NO_TIME, stream.offset[first], cursors["first_offset"]
@@ -168,10 +189,16 @@ def _update_arrived(batch: ShardBatch, is_fast: Bools, cursors: Cursors) -> None
     cursors["last_offset"], cursors["last_kafka_ts"] = stream.offset[last], stream.time[last]
 
 
-def _set_applied(
+def _set_applied_verdicts(
     batch: ShardBatch, is_fast: Bools, message_indices: Int64s, lives: Int64s, epochs: Int64s, outcome: JudgingOutcome
 ) -> None:
-    """Sets the outcome of the applied messages; `message_indices` has their indices in the batch's stream."""
+    """Sets the verdict, epoch, position and life of messages that are applied.
+
+    Args:
+        message_indices: The indices of these messages in the batch's new messages.
+        lives: The life of each session in `is_fast`: the offset of its first message.
+        epochs: The epoch of each new message of the batch.
+    """
     stream, places = batch.new_messages, len(batch.held_messages.seq) + message_indices
     outcome.verdict[places] = Verdict.APPLIED
     outcome.epoch[places] = epochs[message_indices]
@@ -180,8 +207,14 @@ def _set_applied(
     outcome.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
 
 
-def _update_taken(batch: ShardBatch, is_fast: Bools, run: AppliedRun, cursors: Cursors) -> None:
-    """Updates the cursors of class `once`: lowest and highest taken seq, and the seq of the highest snapshot."""
+def _update_applied_seqs(batch: ShardBatch, is_fast: Bools, run: AppliedRun, cursors: Cursors) -> None:
+    """Updates the lowest and highest seq and the last snapshot's seq in cursors of class `once`.
+
+    Args:
+        is_fast: For each session with messages, True if its messages were applied.
+        run: The applied messages of these sessions.
+        cursors: The cursors of these sessions, updated in place.
+    """
     first, last = batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
     seq = batch.new_messages.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
@@ -191,11 +224,17 @@ def _update_taken(batch: ShardBatch, is_fast: Bools, run: AppliedRun, cursors: C
     cursors["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, cursors["epoch_seq"])
 
 
-def _cut_tables(batch: ShardBatch, is_fast: Bools, message_indices: Int64s, outcome: JudgingOutcome) -> ChangesSinceCut:
-    """Records the cuts of tables that are due within the batch.
+def _record_cuts_in_batch(
+    batch: ShardBatch, is_fast: Bools, message_indices: Int64s, outcome: JudgingOutcome
+) -> ChangesSinceCut:
+    """Adds the cuts of tables that are due within the batch to the outcome.
+
+    Args:
+        is_fast: For each session with messages, True if its table is to be cut.
+        message_indices: The indices of these sessions' messages in the batch's new messages.
 
     Returns:
-        For each session in `is_fast`, what changed in its table since its last cut.
+        What changed in the table of each of these sessions since its last cut.
     """
     stream = batch.new_messages
     owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
@@ -214,7 +253,11 @@ def _cut_tables(batch: ShardBatch, is_fast: Bools, message_indices: Int64s, outc
 
 
 def _compute_epochs(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
-    """Returns each message's epoch: the offset of its session's last snapshot so far, else its earlier epoch."""
+    """Returns the epoch of each message: the offset of its session's last snapshot up to this message.
+
+    Args:
+        earlier_epochs: For each session, its epoch before these messages, for messages before the first snapshot.
+    """
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
     lengths = stream.ends - stream.starts
@@ -222,22 +265,28 @@ def _compute_epochs(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
     return np.where(inside, stream.offset[latest], np.repeat(earlier_epochs, lengths))
 
 
-def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, outcome: JudgingOutcome) -> None:
-    """Judges the messages of one session run by run, then the gaps, cuts and expiry due by the end of the batch."""
+def _judge_session(batch: ShardBatch, number: int, is_run_start: Bools | None, outcome: JudgingOutcome) -> None:
+    """Judges the messages of one session, then the gaps, cuts and expiry that are due by the end of the batch.
+
+    Args:
+        number: The session's number in the batch.
+        is_run_start: For each message of the batch, True if it must be judged alone; None if the session has no
+            messages.
+    """
     rules, stream, base = batch.rules[number], batch.new_messages, len(batch.held_messages.seq)
     cursor = Cursor.from_record(batch.cursors[number], decode_memory(batch.memories[number]))
     if rules.integrity in SEQ_REMEMBERING_CLASSES:
-        cursor.assume_all_taken()
+        cursor.assume_all_seqs_known()
     held = [batch.held_messages.build_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
     decisions = batch.decisions.get(number, {})
     outcome.session_number = number
     rows = batch.open_rows(number, cursor.rows) if rules.holds_rows and batch.open_rows else None
     judge = SessionJudge(cursor, held, rules, outcome, decisions, rows, batch.chain_gaps.get(number, ()))
     try:
-        if breaks is not None:
+        if is_run_start is not None:
             start, end = int(stream.starts[number]), int(stream.ends[number])
-            for run in _list_runs(start, end, breaks):
-                _judge_run(judge, cursor, run, stream, base)
+            for run in _list_run_bounds(start, end, is_run_start):
+                _judge_continued_messages(judge, cursor, run, stream, base)
         judge.judge_chain_gaps(NEVER)
         judge.advance_time(int(batch.ends[number]))
     except ViolationError:
@@ -248,36 +297,53 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, outcome
     batch.cursors[number] = cursor.to_record_values()
 
 
-def _list_runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
-    firsts = [start, *(np.flatnonzero(breaks[start + 1 : end]) + start + 1).tolist()]
+def _list_run_bounds(start: int, end: int, is_run_start: Bools) -> list[tuple[int, int]]:
+    """Returns the start and end index of each run between two message indices.
+
+    A run starts where `is_run_start` is True.
+    """
+    firsts = [start, *(np.flatnonzero(is_run_start[start + 1 : end]) + start + 1).tolist()]
     return list(zip(firsts, [*firsts[1:], end], strict=True))
 
 
-def _judge_run(
+def _judge_continued_messages(
     judge: SessionJudge, cursor: Cursor, run: tuple[int, int], stream: MessageArrays, outcome_base: int
 ) -> None:
-    index, past = run
-    while index < past:
+    """Judges messages that continue each other: the first one alone, the others together if possible.
+
+    Args:
+        cursor: The session's cursor.
+        run: The index of the first message, and the index after the last.
+        outcome_base: What is added to a message's index to get its index in the outcome.
+    """
+    index, end = run
+    while index < end:
         header = stream.build_header(index, outcome_base)
         judge.judge_message(header)
         index += 1
-        if index < past and judge.applies_rest_of_run(header):
+        if index < end and judge.can_apply_rest_of_run(header):
             cut_due = compute_next_cut_time(header.now, judge.rules.snapshot_interval)
-            stop = _find_first_after(stream, index, past, min(cursor.find_next_due_time(), cut_due - 1))
+            stop = _find_first_arrival_after(stream, index, end, min(cursor.find_next_due_time(), cut_due - 1))
             _apply_rest_of_run(stream, index, stop, cursor, outcome_base, judge)
             index = stop
 
 
-def _find_first_after(stream: MessageArrays, index: int, end: int, due: int) -> int:
-    """Returns the index of the first message that arrives after stream time `due` (ms); `end` if there is none."""
-    late = np.flatnonzero(stream.now[index:end] > due)
+def _find_first_arrival_after(stream: MessageArrays, index: int, end: int, stream_time: int) -> int:
+    """Returns the index of the first message in `[index, end)` that arrived after a stream time (ms), else `end`."""
+    late = np.flatnonzero(stream.now[index:end] > stream_time)
     return index + int(late[0]) if len(late) else end
 
 
 def _apply_rest_of_run(
     stream: MessageArrays, start: int, end: int, cursor: Cursor, outcome_base: int, judge: SessionJudge
 ) -> None:
-    """Applies the messages from index `start` to before `end`. They follow an applied message in the same run."""
+    """Applies messages of one session that continue an applied one, and updates the cursor.
+
+    Args:
+        start: The index of the first message in `stream`.
+        end: The index after the last message.
+        outcome_base: What is added to a message's index to get its index in the outcome.
+    """
     if start == end:
         return
     out = judge.outcome
@@ -297,16 +363,18 @@ def _apply_rest_of_run(
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]
-        cursor.mark_taken(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
+        cursor.record_seqs(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
     if cursor.changed_at == NEVER:
-        cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
+        cursor.changed_at = int(np.where(find_table_changing_messages(part.type), part.now, NEVER).min())
     cursor.changes += int(part.changes.sum())
     if cursor.status == Status.ENDED:
         judge.record_cut(CutReason.END, int(part.now[-1]))
 
 
 def assign_positions(last_position: int, releasing_offsets: Int64s) -> Int64s:
-    """Returns each applied message's position: its releasing offset, or the next free number if that is higher.
+    """Returns each applied message's position in its session's order of application.
+
+    It is the offset of the message that had it applied, or the next free number if that is higher.
 
     Args:
         last_position: The session's last position.

@@ -38,13 +38,13 @@ ReadTimes = Callable[[pa.Table], Int64s]
 
 
 class ChainCursor(msgspec.Struct, array_like=True):
-    """What must be remembered of a chain.
+    """What is remembered of a chain: a counter that several sessions share.
 
     Attributes:
         last_seq: The highest seq of its messages since it started.
-        offset: Kafka offset of its last message.
-        time: Time of its last message, ms.
-        sessions: Keys of the sessions that belong to it.
+        offset: The Kafka offset of its last message.
+        time: The time of its last message, ms.
+        sessions: The keys of the sessions that belong to it.
     """
 
     last_seq: int
@@ -59,13 +59,13 @@ Chains = dict[str, ChainCursor]
 
 @dataclass(frozen=True)
 class ChainGap:
-    """A gap of a chain, as it concerns one of its sessions.
+    """Missing seqs of a chain (a counter that several sessions share), as they concern one of its sessions.
 
     Attributes:
-        offset: Kafka offset of the message that revealed the gap.
-        kafka_ts: Kafka timestamp of that message, ms.
-        partition: Kafka partition of that message.
-        now: Stream time at that message, ms.
+        offset: The Kafka offset of the message that revealed the gap.
+        kafka_ts: The Kafka timestamp of that message, ms.
+        partition: The Kafka partition of that message.
+        now: The stream time at that message, ms.
         expected: The seq that the chain should have had next; None if it is not known.
         actual: The seq of the message.
     """
@@ -79,7 +79,10 @@ class ChainGap:
 
 
 class _Row(NamedTuple):
-    """A part of a message that has a place in a chain."""
+    """A message, or a part of a split message, that has a seq of a chain.
+
+    Its fields are columns of the decoded messages.
+    """
 
     place: int
     topic: str
@@ -102,12 +105,14 @@ class _Row(NamedTuple):
 
 @dataclass
 class ChainFollower:
-    """Follows the chains of a shard through one batch.
+    """Finds gaps and repeated messages in the chains of a shard's batch.
+
+    A chain is a counter that several sessions share.
 
     Attributes:
         chains: The chains, updated in place.
         rules: Looks up the rules of topics.
-        known_sessions: Keys of the sessions that the shard has. Those of the batch are added.
+        known_sessions: The keys of the sessions that the shard has. Those of the batch are added.
         gaps: The gaps found so far, by session key, each session's in order of their offsets.
     """
 
@@ -118,77 +123,95 @@ class ChainFollower:
     _links: dict[int, int] = field(default_factory=dict)
     _seqs: dict[int, int] = field(default_factory=dict)
 
-    def follow(self, messages: pa.Table, read_times: ReadTimes) -> pa.Table:
-        """Follows the chains of the messages, and returns the messages with what the chains show in `link` and `seq`.
+    def follow_messages(self, messages: pa.Table, read_times: ReadTimes) -> pa.Table:
+        """Follows the chains through the batch, and collects their gaps in `gaps`.
 
         Args:
-            messages: The messages of the batch: rows of a chunk.
+            messages: The decoded messages of the batch.
             read_times: Returns the stream times at some of the messages.
+
+        Returns:
+            The messages with `link` set as their chains show (repeated or continued), and `seq` without restarts of the
+            counter.
         """
         places = np.flatnonzero(pc.is_valid(messages["chain"]).to_numpy())
-        for _, parts in groupby(_list_rows(messages, places, read_times), _place_in_chain):
+        for _, parts in groupby(_list_rows(messages, places, read_times), _get_chain_sort_key):
             self._follow_message(list(parts))
-        return _replace_values(_replace_values(messages, "link", self._links), "seq", self._seqs)
+        return _replace_column_values(_replace_column_values(messages, "link", self._links), "seq", self._seqs)
 
-    def _follow_message(self, parts: Sequence[_Row]) -> None:
-        """Follows a chain through one message, whose parts all have the same place in it."""
-        first, rules = parts[0], self.rules.find_rules(parts[0].topic)
+    def _follow_message(self, rows: Sequence[_Row]) -> None:
+        """Follows a chain through one message.
+
+        Args:
+            rows: The parts of the message that have the same seq of this chain.
+        """
+        first, rules = rows[0], self.rules.find_rules(rows[0].topic)
         if rules.integrity is Integrity.NONE:
             return
         key = build_session_key(first.topic, first.partition, first.chain)
         chain = self.chains.get(key)
         time = choose_message_time(first.kafka_ts, first.now)
-        if chain is None or _has_fallen_silent(chain, first.now, time, rules):
+        if chain is None or _is_chain_silent(chain, first.now, time, rules):
             chain = self._start_chain(key, first, time)
-        elif any(part.link == Link.RESTART for part in parts):
+        elif any(part.link == Link.RESTART for part in rows):
             chain.sessions, chain.last_seq = set(), first.seq
         else:
             seq = unwrap_counter(first.seq, chain.last_seq, rules.modulo) if rules.modulo else first.seq
-            for part in parts:
+            for part in rows:
                 self._seqs[part.place] = seq
-            if _is_repeated(parts, seq, chain.last_seq):
-                self._links |= {part.place: Link.REPEATED for part in parts}
+            if _is_chain_repeat(rows, seq, chain.last_seq):
+                self._links |= {part.place: Link.REPEATED for part in rows}
                 return
-            if _has_gap(first, seq, chain.last_seq, rules):
+            if _has_chain_gap(first, seq, chain.last_seq, rules):
                 expected = None if first.link == Link.LINK else chain.last_seq + 1
                 for session in chain.sessions:
                     self._add_gap(session, first, expected, seq)
             chain.last_seq = max(seq, chain.last_seq)
         chain.offset, chain.time = first.offset, time
-        for part in parts:
+        for part in rows:
             self._join_chain(part, key, chain)
 
-    def _start_chain(self, key: str, first: _Row, time: int) -> ChainCursor:
+    def _start_chain(self, key: str, first_row: _Row, time: int) -> ChainCursor:
+        """Creates a chain, or starts it again, at a message.
+
+        If the topic-partition has too many, its oldest one is dropped.
+
+        Args:
+            key: The chain's key.
+            first_row: The message.
+            time: The time of the message, ms.
+        """
         topic, partition, _ = split_session_key(key)
         if key not in self.chains:
             own = [name for name in self.chains if split_session_key(name)[:2] == (topic, partition)]
             if len(own) >= MAX_CHAINS:
                 del self.chains[min(own, key=lambda name: self.chains[name].offset)]
-        chain = self.chains[key] = ChainCursor(first.seq, first.offset, time, set())
+        chain = self.chains[key] = ChainCursor(first_row.seq, first_row.offset, time, set())
         return chain
 
-    def _join_chain(self, part: _Row, key: str, chain: ChainCursor) -> None:
-        """Makes the session of a message belong to the message's chain, and sets the link of the message."""
-        session = part.session
+    def _join_chain(self, row: _Row, key: str, chain: ChainCursor) -> None:
+        """Adds a message's session to the chain, and removes it from its other chains. Sets the message's link."""
+        session = row.session
         if session is None:
             return
-        self._links[part.place] = Link.CHAINED
+        self._links[row.place] = Link.CHAINED
         if session not in chain.sessions and session in self.known_sessions:
-            if part.type != MessageType.SNAPSHOT:
-                self._add_gap(session, part, None, self._seqs.get(part.place, part.seq))
+            if row.type != MessageType.SNAPSHOT:
+                self._add_gap(session, row, None, self._seqs.get(row.place, row.seq))
             for name, other in self.chains.items():
                 if name != key:
                     other.sessions.discard(session)
         chain.sessions.add(session)
         self.known_sessions.add(session)
 
-    def _add_gap(self, session: str, row: _Row, expected: int | None, actual: int) -> None:
+    def _add_gap(self, session_key: str, row: _Row, expected: int | None, actual: int) -> None:
+        """Adds a gap that this message has revealed to the gaps of a session."""
         gap = ChainGap(row.offset, row.kafka_ts, row.partition, row.now, expected, actual)
-        self.gaps.setdefault(session, []).append(gap)
+        self.gaps.setdefault(session_key, []).append(gap)
 
 
 def list_silent_chains(chains: Chains, rules: RuleLookup, stream_times: Mapping[TopicPartition, int]) -> list[str]:
-    """Returns the keys of the chains that every later message would start again.
+    """Returns the keys of the chains that have been silent for so long that any later message would start them again.
 
     Args:
         chains: The chains.
@@ -199,13 +222,13 @@ def list_silent_chains(chains: Chains, rules: RuleLookup, stream_times: Mapping[
     for key, chain in chains.items():
         topic, partition, _ = split_session_key(key)
         now = stream_times.get((topic, partition), NO_KAFKA_TIME)
-        if _has_fallen_silent(chain, now, chain.time, rules.find_rules(topic)):
+        if _is_chain_silent(chain, now, chain.time, rules.find_rules(topic)):
             found.append(key)
     return found
 
 
 def _list_rows(messages: pa.Table, places: Int64s, read_times: ReadTimes) -> Iterator[_Row]:
-    """Yields the messages at some indices by topic-partition and offset, and the parts of a message by chain."""
+    """Yields the messages at these indices, sorted by topic-partition and offset; the parts of one message by chain."""
     chosen = messages.take(pa.array(places))
     columns: dict[str, list[Any]] = {
         "place": places.tolist(),
@@ -214,37 +237,47 @@ def _list_rows(messages: pa.Table, places: Int64s, read_times: ReadTimes) -> Ite
     }
     columns |= {name: chosen[name].to_pylist() for name in _Row._fields if name not in columns}
     rows = [_Row(*fields) for fields in zip(*(columns[name] for name in _Row._fields), strict=True)]
-    yield from sorted(rows, key=_place_in_chain)
+    yield from sorted(rows, key=_get_chain_sort_key)
 
 
-def _place_in_chain(row: _Row) -> tuple[str, int, int, str]:
+def _get_chain_sort_key(row: _Row) -> tuple[str, int, int, str]:
     return row.topic, row.partition, row.offset, row.chain
 
 
-def _has_fallen_silent(chain: ChainCursor, now: int, time: int, rules: Rules) -> bool:
-    """Returns True if a message at stream time `now`, of time `time` (ms), starts the chain again."""
+def _is_chain_silent(chain: ChainCursor, now: int, message_time: int, rules: Rules) -> bool:
+    """Returns True if a message starts the chain again, because it comes after more than the session timeout.
+
+    Args:
+        now: The stream time at the message, ms.
+        message_time: The time of the message, ms.
+    """
     if NO_KAFKA_TIME in {chain.time, now}:
         return False
-    return time - chain.time > rules.session_timeout or now - chain.time > 2 * rules.session_timeout
+    return message_time - chain.time > rules.session_timeout or now - chain.time > 2 * rules.session_timeout
 
 
-def _is_repeated(parts: Sequence[_Row], seq: int, last_seq: int) -> bool:
-    is_keep_alive = parts[0].after == seq == last_seq and all(part.type == MessageType.HEARTBEAT for part in parts)
+def _is_chain_repeat(rows: Sequence[_Row], seq: int, last_seq: int) -> bool:
+    """Returns True if a chain has had this message already. A heartbeat with the chain's last seq is no repetition."""
+    is_keep_alive = rows[0].after == seq == last_seq and all(part.type == MessageType.HEARTBEAT for part in rows)
     return seq <= last_seq and not is_keep_alive
 
 
-def _has_gap(first: _Row, seq: int, last_seq: int, rules: Rules) -> bool:
+def _has_chain_gap(row: _Row, seq: int, last_seq: int, rules: Rules) -> bool:
+    """Returns True if seqs are missing between the chain's last seq and a message with this seq."""
     if rules.modulo is not None:
         return seq > last_seq + 1
-    after = ANY_SEQ if first.after is None else first.after
-    return after != last_seq if first.link == Link.LINK else after > last_seq
+    after = ANY_SEQ if row.after is None else row.after
+    return after != last_seq if row.link == Link.LINK else after > last_seq
 
 
-def _replace_values(messages: pa.Table, name: str, values: Mapping[int, int]) -> pa.Table:
-    """Returns the messages with other values of a column at some indices."""
+def _replace_column_values(messages: pa.Table, column_name: str, values: Mapping[int, int]) -> pa.Table:
+    """Returns the messages with new values in a column. `values` has the new value by the message's index."""
     if not values:
         return messages
-    place, found = messages.schema.get_field_index(name), pc.fill_null(messages[name], NO_SEQ).to_numpy().copy()
+    place, found = (
+        messages.schema.get_field_index(column_name),
+        pc.fill_null(messages[column_name], NO_SEQ).to_numpy().copy(),
+    )
     found[[*values]] = [*values.values()]
     column = messages.schema.field(place)
     return messages.set_column(place, column, pa.array(found, column.type, mask=found == NO_SEQ))

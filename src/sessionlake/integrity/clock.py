@@ -35,7 +35,7 @@ _SILENT = ("silent", "behind", "until")
 
 
 class PartitionTime(msgspec.Struct, array_like=True):
-    """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and its last offset seen."""
+    """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and the last offset that it includes."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class PartitionTime(msgspec.Struct, array_like=True):
 
 
 class EarlierStreamTimes(Protocol):
-    """Looks up the stream times from before a batch. Picklable, because Spark sends it to its workers."""
+    """Looks up stream times that earlier batches have stored. Picklable, because Spark sends it to its workers."""
 
     def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset.
@@ -67,7 +67,7 @@ class EarlierStreamTimes(Protocol):
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments: messages with consecutive offsets in one topic-partition. Column-wise, as there can be very many.
+    """Messages with consecutive offsets of a topic-partition, as segments. The arrays can be very long.
 
     Attributes:
         names: The topic-partitions.
@@ -117,31 +117,31 @@ _decoder = msgspec.msgpack.Decoder(_EncodedSegments)
 
 
 def encode_segments(segments: Segments) -> bytes:
-    """Encodes segments in a few bytes each: missing offsets (transactions, compaction) make many segments."""
+    """Encodes segments for `decode_segments`. They are compressed, as missing offsets can make many segments."""
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])
-    packed = [columns.shape[1], _pack_rows(columns), _pack_rows(known), silent.shape[1], _pack_rows(silent)]
+    packed = [columns.shape[1], _pack_ints(columns), _pack_ints(known), silent.shape[1], _pack_ints(silent)]
     return msgspec.msgpack.encode(_EncodedSegments(segments.names, *packed))
 
 
 def decode_segments(payload: bytes) -> Segments:
     """Decodes segments that `encode_segments` wrote."""
     segments = _decoder.decode(payload)
-    known = _unpack_rows(segments.known, 2, len(segments.names))
-    silent = _unpack_rows(segments.silent, len(_SILENT), segments.silences)
-    return Segments(segments.names, *known, *_unpack_rows(segments.packed, len(_FIELDS), segments.count), *silent)
+    known = _unpack_ints(segments.known, 2, len(segments.names))
+    silent = _unpack_ints(segments.silent, len(_SILENT), segments.silences)
+    return Segments(segments.names, *known, *_unpack_ints(segments.packed, len(_FIELDS), segments.count), *silent)
 
 
-def _pack_rows(rows: Int64s) -> bytes:
-    """Compresses rows of integers: their differences, with bytes of equal significance next to each other."""
+def _pack_ints(rows: Int64s) -> bytes:
+    """Compresses rows of integers: differences of neighbours, sorted by the significance of their bytes."""
     steps = np.diff(rows, axis=1, prepend=0)
     planes = np.ascontiguousarray(steps.view(np.uint8).reshape(*steps.shape, 8).transpose(0, 2, 1))
     packed: bytes = pa.compress(planes.tobytes(), codec=_CODEC, asbytes=True)
     return packed
 
 
-def _unpack_rows(packed: bytes, row_count: int, column_count: int) -> Int64s:
+def _unpack_ints(packed: bytes, row_count: int, column_count: int) -> Int64s:
     shape = row_count, 8, column_count
     raw = pa.decompress(packed, decompressed_size=int(np.prod(shape)), codec=_CODEC, asbytes=True)
     steps = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(shape).transpose(0, 2, 1)).view(np.int64)
@@ -191,10 +191,10 @@ def cut_into_segments(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream times at which stretches begin. A stretch begins with a segment and ends before the next one.
+    """The stream times just before stretches. A stretch is from the start of one segment to that of the next.
 
     Attributes:
-        lane: For each stretch, the index of its topic-partition in `ShardClock.partition_times`; ascending.
+        lane: For each stretch, the index of its topic-partition in the clock; ascending.
         first: First offset of each stretch; ascending within a lane.
         before: Stream time just before each stretch, ms. All three arrays are empty if it would change no stream time.
         silences: Stretches after silences, each from a silence to the end of its lane; `before` is the time after the
@@ -258,12 +258,12 @@ class ShardClock:
     def __post_init__(self) -> None:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.partition_times)}
 
-    def find_index(self, topic_partition: TopicPartition) -> int:
-        """Returns the lane of a topic-partition: its index in `partition_times`."""
+    def find_partition_index(self, topic_partition: TopicPartition) -> int:
+        """Returns the index of a topic-partition in `partition_times`. The topic-partition must be in it."""
         return self._index[topic_partition]
 
     def add_partition(self, partition_time: PartitionTime) -> int:
-        """Returns the lane of the topic-partition, its index in `partition_times`; appends a new topic-partition."""
+        """Returns the index of a topic-partition in `partition_times`. Appends it if it is new."""
         place = self._index.setdefault((partition_time.topic, partition_time.partition), len(self.partition_times))
         if place == len(self.partition_times):
             self.partition_times.append(partition_time)
@@ -271,17 +271,17 @@ class ShardClock:
 
     @property
     def stream_times_by_partition(self) -> dict[TopicPartition, int]:
-        """The stream time (ms) of every topic-partition, `NO_KAFKA_TIME` where it has none."""
+        """The stream time (ms) by topic-partition; `NO_KAFKA_TIME` for one that has none."""
         return {(lane.topic, lane.partition): lane.now for lane in self.partition_times}
 
     @property
     def stream_times(self) -> Int64s:
-        """The stream time (ms) of every lane (index in `partition_times`), `NO_KAFKA_TIME` where there is none."""
+        """The stream time (ms) of each topic-partition in `partition_times`; `NO_KAFKA_TIME` for one that has none."""
         return np.array([lane.now for lane in self.partition_times], np.int64)
 
     @property
     def first_known_times(self) -> dict[TopicPartition, int]:
-        """The first known stream time (ms) of each topic-partition that got it with the batch."""
+        """The first stream time (ms) of each topic-partition that had none before the batch, by topic-partition."""
         known = ((self.partition_times[place], first.time) for place, first in self.first_times.items())
         return {(lane.topic, lane.partition): time for lane, time in known}
 
@@ -298,7 +298,7 @@ class ShardClock:
         return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.partition_times)
 
     def replace_unknown_times(self, partition_indices: Int64s, stream_times: Int64s) -> Int64s:
-        """Returns stream times in which `NO_TIME` is replaced by the lane's first known time, else by `NO_KAFKA_TIME`.
+        """Returns the stream times with `NO_TIME` replaced: by the partition's first time, else by `NO_KAFKA_TIME`.
 
         Args:
             partition_indices: The lane of each message: the index of its topic-partition in `partition_times`.
@@ -312,11 +312,11 @@ class ShardClock:
 
     @property
     def last_offsets(self) -> Int64s:
-        """The last offset of every lane (index in `partition_times`)."""
+        """The last offset of each topic-partition in `partition_times`."""
         return np.array([lane.offset for lane in self.partition_times], np.int64)
 
     def advance_clock(self, batch_segments: Sequence[Segments], partitions: Collection[TopicPartition]) -> StretchTimes:
-        """Moves the clock over the segments and silences of a batch; returns the stream times for its messages.
+        """Advances the clock by a batch's segments and silences. Returns the stream times for the batch's messages.
 
         Args:
             batch_segments: The segments sent by all tasks.
@@ -328,12 +328,12 @@ class ShardClock:
         segments = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
         silences = np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1)
         self._set_first_times(waiting, segments, silences)
-        stretches = self._advance_segments(segments)
-        silent_stretches = self._advance_silences(silences)
+        stretches = self._advance_by_segments(segments)
+        silent_stretches = self._advance_by_silences(silences)
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
     def _set_first_times(self, untimed_before: Collection[int], segments: Int64s, silences: Int64s) -> None:
-        """Sets `first_times` of lanes without a time, from an earlier batch, or a silence or message of this one."""
+        """Sets `first_times` for topic-partitions whose first stream time is from this or an earlier batch."""
         known = (place for place in untimed_before if self.partition_times[place].time != NO_TIME)
         self.first_times = {place: FirstTime(self.partition_times[place].time, BEGINNING) for place in known}
         untimed = {place for place, lane in enumerate(self.partition_times) if lane.time == NO_TIME}
@@ -348,7 +348,7 @@ class ShardClock:
         for lane, offset, _, time in sorted(found):
             self.first_times.setdefault(lane, FirstTime(time, offset))
 
-    def _advance_segments(self, segments: Int64s) -> StretchTimes:
+    def _advance_by_segments(self, segments: Int64s) -> StretchTimes:
         lane, first, last, start, highest = segments
         if not len(lane):
             return NO_STRETCHES
@@ -367,8 +367,8 @@ class ShardClock:
             item.time, item.offset = time, max(item.offset, offset)
         return StretchTimes(lane, first, before) if (before > start).any() else NO_STRETCHES
 
-    def _advance_silences(self, silences: Int64s) -> StretchTimes | None:
-        """Moves the clock over silences; returns the stream times after them, None if there are no silences."""
+    def _advance_by_silences(self, silences: Int64s) -> StretchTimes | None:
+        """Advances the clock by silences. Returns the stream times after them; None if there are no silences."""
         if not silences.shape[1]:
             return None
         silences = silences[:, np.lexsort((silences[1], silences[0]))]
@@ -378,7 +378,7 @@ class ShardClock:
         return StretchTimes(lane, behind + 1, until)
 
     def _select_segments(self, segments: Segments, partitions: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
-        """Returns the segments and silences of the shard's topic-partitions as rows of `_FIELDS` and `_SILENT`.
+        """Returns those segments and silences that are of the shard's topic-partitions, as arrays with a row per field.
 
         Adds these topic-partitions to the clock, with their latest known stream time before the batch.
         """
@@ -395,6 +395,6 @@ class ShardClock:
 
 
 def _replace_partition_indices(new_indices: Int64s, columns: Sequence[Int64s]) -> Int64s:
-    """Returns columns whose first one, an index of names, is replaced by `new_indices[index]`; -1 is dropped."""
+    """Replaces the first of these columns, an index of names, by `new_indices[index]`. Leaves out rows with -1."""
     place = new_indices[columns[0]]
     return np.stack([place, *columns[1:]])[:, place >= 0]

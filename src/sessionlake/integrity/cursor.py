@@ -91,7 +91,7 @@ INITIAL_VALUES: dict[str, int] = {
 
 
 def create_cursors(count: int) -> Cursors:
-    """Returns `count` cursors with the values of a session that has no message yet."""
+    """Returns an array of `count` cursors, each of a session that has no message yet."""
     cursors = np.zeros(count, CURSOR)
     for name, value in INITIAL_VALUES.items():
         cursors[name] = value
@@ -119,13 +119,16 @@ class OpenGap(msgspec.Struct, array_like=True):
 
 
 class SeqMemory(msgspec.Struct, array_like=True):
-    """The variable-length part of a cursor: kept only for sessions with gaps in their taken seqs, or with rows.
+    """The variable-length part of a cursor.
+
+    Only sessions with gaps between applied seqs, or with rows in memory, have one.
 
     Attributes:
-        taken: First and last seq of each interval of taken seqs, alternating, as `SeqSet.bounds`.
+        taken: The first and last seq of each interval of seqs that were applied or held back: `first, last, first,
+            last, …`.
         snapshots: `[seq, offset]` of the last applied snapshot in each interval that has one, ascending (`once`).
         open_gaps: The open gaps, in the order in which messages revealed them.
-        rows: The session's rows as `SessionRows.encode` gives them; None if its feed does not need them.
+        rows: The session's encoded rows; None if its feed does not need them.
     """
 
     taken: list[int] = []
@@ -138,17 +141,17 @@ _memory_decoder = msgspec.msgpack.Decoder(SeqMemory)
 
 
 def encode_memory(memory: SeqMemory | None) -> bytes | None:
-    """Encodes the variable-length part of a cursor for the stored state; None stays None."""
+    """Encodes the variable-length part of a cursor for the stored state. None is not encoded."""
     return None if memory is None else msgspec.msgpack.encode(memory)
 
 
 def decode_memory(stored: bytes | None) -> SeqMemory | None:
-    """Decodes the variable-length part of a cursor, which `encode_memory` wrote; None stays None."""
+    """Decodes the variable-length part of a cursor that `encode_memory` has encoded; None for None."""
     return None if stored is None else _memory_decoder.decode(stored)
 
 
 def postpone_gaps(stored: bytes | None, delay_ms: int) -> bytes | None:
-    """Returns an encoded `SeqMemory` in which every gap becomes a violation `delay_ms` ms of stream time later."""
+    """Returns an encoded `SeqMemory` in which each gap becomes a violation `delay_ms` of stream time later."""
     memory = decode_memory(stored)
     if memory is not None:
         for hole in memory.open_gaps:
@@ -158,7 +161,7 @@ def postpone_gaps(stored: bytes | None, delay_ms: int) -> bytes | None:
 
 @dataclass(slots=True)
 class Cursor:
-    """One session's cursor as plain Python values: the fields of the record `CURSOR`, then those of `SeqMemory`."""
+    """What judging remembers about one session, as Python values. The comments at `CURSOR` explain each value."""
 
     lane: int = 0
     partition: int = 0
@@ -196,7 +199,7 @@ class Cursor:
 
     @classmethod
     def from_record(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
-        """Returns the cursor with the values of one record of a cursor array and of the session's memory."""
+        """Returns the cursor with the values of a cursor array's record, and of the session's memory if it has one."""
         cursor = cls(*record.tolist())
         if memory is not None:
             cursor.rows = memory.rows
@@ -209,13 +212,16 @@ class Cursor:
                 cursor.snapshots.append((cursor.epoch_seq, cursor.epoch))
         return cursor
 
-    def assume_all_taken(self) -> None:
-        """Marks all seqs up to the last applied one as taken, if the class so far did not record which ones were."""
+    def assume_all_seqs_known(self) -> None:
+        """Marks all seqs up to the last applied one as applied, if the cursor does not record which ones were.
+
+        That is so if the session's class was another one before.
+        """
         if self.last_seq != NO_SEQ and not self.taken.bounds:
             self.taken.add_range(0, self.last_seq)
 
-    def mark_taken(self, first: int, last: int, max_gaps: int) -> None:
-        """Records that the seqs from `first` to `last` are taken.
+    def record_seqs(self, first: int, last: int, max_gaps: int) -> None:
+        """Records that the seqs from `first` to `last` were applied or held back.
 
         If this leaves more than `max_gaps` gaps, the lowest gaps count as filled.
         """
@@ -223,26 +229,32 @@ class Cursor:
         while self.taken.gap_count > max_gaps:
             self.taken.close_lowest_gap()
         if self.open_gaps:
-            self.open_gaps = [hole for hole in self.open_gaps if not self.taken.contains_all(hole.start, hole.end - 1)]
+            self.open_gaps = [
+                hole for hole in self.open_gaps if not self.taken.contains_range(hole.start, hole.end - 1)
+            ]
         if len(self.snapshots) > 1:  # no later message can have a seq between two snapshots without a gap between them
             pairs = zip(self.snapshots, self.snapshots[1:], strict=False)
-            kept = [one for one, following in pairs if not self.taken.contains_all(one[0], following[0])]
+            kept = [one for one, following in pairs if not self.taken.contains_range(one[0], following[0])]
             self.snapshots = [*kept, self.snapshots[-1]]
         if self.snapshots:
             self.epoch_seq, self.epoch = self.snapshots[-1]
 
-    def note_arrival(self, lane: int, partition: int, offset: int, time: int) -> None:
-        """Records where and when a message arrived, in ms, whatever the verdict on it is."""
-        self.lane, self.partition, self.marked = lane, partition, 0
-        self.first_offset = offset if self.first_offset == NO_TIME else self.first_offset
-        self.last_offset, self.last_kafka_ts = offset, time
-
-    def assign_epoch(self, seq: int, offset: int, *, is_snapshot: bool, in_seq_order: bool) -> int:
-        """Returns the epoch of a message that is applied, and notes the message if it is a snapshot.
+    def record_arrival(self, lane: int, partition: int, offset: int, message_time: int) -> None:
+        """Records the place and time (ms) of a message that has arrived, before it is judged.
 
         Args:
-            seq: Seq of the message.
-            offset: Offset of the message.
+            lane: The index of the message's topic-partition in the shard's clock.
+        """
+        self.lane, self.partition, self.marked = lane, partition, 0
+        self.first_offset = offset if self.first_offset == NO_TIME else self.first_offset
+        self.last_offset, self.last_kafka_ts = offset, message_time
+
+    def assign_epoch(self, seq: int, offset: int, *, is_snapshot: bool, in_seq_order: bool) -> int:
+        """Returns the epoch of a message that is applied. If the message is a snapshot, it starts a new epoch.
+
+        Args:
+            seq: The message's seq.
+            offset: The message's offset.
             is_snapshot: True if the message is a snapshot.
             in_seq_order: True for class `once`: the epoch is the offset of the last snapshot up to this seq.
         """
@@ -261,13 +273,13 @@ class Cursor:
         return min((hole.due for hole in self.open_gaps), default=NEVER)
 
     def to_memory(self) -> SeqMemory | None:
-        """Returns the values that do not fit the fixed-size record; None if the taken seqs have no gap and no rows."""
+        """Returns the values that a cursor array cannot have; None if no seq is missing and no rows are in memory."""
         if self.taken.gap_count:
             return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps, self.rows)
         return None if self.rows is None else SeqMemory(rows=self.rows)
 
     def to_record_values(self) -> tuple[int, ...]:
-        """Returns the values of the record `CURSOR`, to be stored in a cursor array."""
+        """Returns the cursor's values in the order of the fields of a cursor array."""
         bounds = self.taken.bounds
         self.taken_from, self.taken_to = (bounds[0], bounds[-1]) if bounds else (NO_SEQ, NO_SEQ)
         self.due = self.find_next_due_time()
@@ -276,7 +288,7 @@ class Cursor:
     def start_new_life(self) -> None:
         """Resets the cursor for a new life of the session.
 
-        Only the position is kept, because later ones must be higher, and the rows, which a snapshot removes.
+        Only the position is kept, because later ones must be higher, and the rows, which the next snapshot will remove.
         """
         position, rows, fresh = self.position, self.rows, Cursor()
         for name in Cursor.__slots__:

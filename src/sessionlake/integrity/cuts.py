@@ -60,19 +60,19 @@ def compute_next_cut_time(changed_at: T, interval: int) -> T:
 
 
 def compute_cut_times(changed_at: Int64s, interval: int) -> Int64s:
-    """Returns the stream time (ms) of each table's next cut; `NEVER` where the table has not changed."""
+    """Returns the stream time (ms) of each table's next cut, given that of its first change; `NEVER` if it has none."""
     waits = changed_at != NEVER
     return np.where(waits, compute_next_cut_time(np.where(waits, changed_at, 0), interval), NEVER)
 
 
 def create_cuts(count: int = 0) -> Cuts:
-    """Returns an array of `count` cuts with their initial values, for the caller to fill in."""
+    """Returns an array of `count` cuts with zeros, for the caller to fill in."""
     return np.zeros(count, CUT_DTYPE)
 
 
-def changes_table(kind: Int8s) -> Bools:
-    """Returns a boolean for each message type: True if a message of this type may change a table."""
-    return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
+def find_table_changing_messages(message_types: Int8s) -> Bools:
+    """Returns a boolean for each message: True if its type can change a table (a snapshot or an update)."""
+    return (message_types == MessageType.SNAPSHOT) | (message_types == MessageType.UPDATE)
 
 
 class ArrivedMessages(NamedTuple):
@@ -97,7 +97,7 @@ class AppliedMessages(NamedTuple):
         type: Message type, a `MessageType`.
         seq: Seq of the message.
         at: Stream time at application, ms.
-        by: Offset of the message whose arrival had it applied.
+        by: Offset of the message whose arrival had this one applied.
         position: Place in the session's order of application.
         changes: Number of table changes that the message makes.
     """
@@ -123,40 +123,40 @@ class ChangesSinceCut(NamedTuple):
     changes: Int64s
 
     def write_to_cursors(self, cursors: Cursors, is_selected: Bools) -> None:
-        """Writes both values of each session into its cursor, for sessions where `is_selected` is True."""
+        """Writes both values into the cursors where `is_selected` is True. There is one value for each of these."""
         cursors["changed_at"][is_selected], cursors["changes"][is_selected] = self
 
 
 def find_cuts_in_batch(
-    arrived: ArrivedMessages, applied: AppliedMessages, before: Cursors, interval: int
+    arrived: ArrivedMessages, applied: AppliedMessages, cursors_before: Cursors, interval: int
 ) -> tuple[Cuts, ChangesSinceCut]:
-    """Returns the cuts within a batch, for sessions that do not expire before any of their messages.
+    """Returns the cuts of tables that are due within a batch. No session may expire before one of its messages.
 
     Args:
         arrived: The messages that arrived.
         applied: The messages that were applied.
-        before: The cursors before the batch.
+        cursors_before: The cursors before the batch.
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, whose `session` is the index in `before`, and what changed in each table since its last cut.
+        The cuts, with the session's index in `cursors_before`, and what changed in each table since its last cut.
     """
-    clock = _LastOffsets(arrived, before)
-    starts = np.flatnonzero(_differs_from_previous(applied.session) | _differs_from_previous(applied.at // interval))
+    clock = _LastOffsets(arrived, cursors_before)
+    starts = np.flatnonzero(_mark_changed_values(applied.session) | _mark_changed_values(applied.at // interval))
     last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
     session, at = applied.session[starts], applied.at[starts]
-    is_first = _differs_from_previous(session)
+    is_first = _mark_changed_values(session)
     is_last = np.append(is_first[1:], True)[: len(session)]
-    change_times = np.where(changes_table(applied.type), applied.at, NEVER)
+    change_times = np.where(find_table_changing_messages(applied.type), applied.at, NEVER)
     changed_at = np.minimum.reduceat(change_times, starts) if len(at) else at
-    waits = compute_cut_times(before["changed_at"], interval)
-    goes_on = np.zeros(len(before), np.bool_)
+    waits = compute_cut_times(cursors_before["changed_at"], interval)
+    goes_on = np.zeros(len(cursors_before), np.bool_)
     goes_on[session[is_first]] = waits[session[is_first]] > at[is_first]
     goes_on &= waits != NEVER
     still = is_first & goes_on[session]
-    changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
+    changed_at[still] = np.minimum(changed_at, cursors_before["changed_at"][session])[still]
     changes = np.add.reduceat(applied.changes, starts) if len(at) else at
-    changes += np.where(still, before["changes"][session], 0)
+    changes += np.where(still, cursors_before["changes"][session], 0)
     due, ended = compute_cut_times(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
     here = ended | (due <= clock.now[session])
     cuts = create_cuts(int(here.sum()))
@@ -167,33 +167,33 @@ def find_cuts_in_batch(
     cuts["changes"] = changes[here]
     highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
     highest = compute_running_maximum(highest, np.cumsum(is_first))
-    cuts["last_seq"] = np.maximum(highest, before["last_seq"][session])[here]
+    cuts["last_seq"] = np.maximum(highest, cursors_before["last_seq"][session])[here]
     cuts["offset"] = np.where(ended, applied.by[last], clock.find_offsets_before(session, due))[here]
     earlier = np.flatnonzero((waits <= clock.now) & ~goes_on)
-    waiting = _create_interval_cuts(before, earlier, interval)
+    waiting = _create_interval_cuts(cursors_before, earlier, interval)
     waiting["offset"] = clock.find_offsets_before(earlier, waiting["at"])
-    after = np.where(waits > clock.now, before["changed_at"], NEVER)
+    after = np.where(waits > clock.now, cursors_before["changed_at"], NEVER)
     after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
-    count = before["changes"].copy()
+    count = cursors_before["changes"].copy()
     count[session[is_last]] = changes[is_last]
     return np.concatenate([waiting, cuts]), ChangesSinceCut(after, np.where(after == NEVER, 0, count))
 
 
-def _differs_from_previous(values: Int64s) -> Bools:
+def _mark_changed_values(values: Int64s) -> Bools:
     """Returns a boolean for each value: True if it differs from the value before it."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 class _LastOffsets:
-    """Finds the last message of each session that arrived before a given stream time.
+    """Finds a session's last message before a stream time.
 
     Attributes:
-        now: Stream time at each session's last message, ms.
-        life: First offset of each session's life. For a new session that is the offset of its first message.
+        now: The stream time at each session's last message, ms.
+        life: The first offset of each session's life. For a new session that is the offset of its first message.
     """
 
     def __init__(self, arrived: ArrivedMessages, before: Cursors) -> None:
-        starts = np.flatnonzero(_differs_from_previous(arrived.session))
+        starts = np.flatnonzero(_mark_changed_values(arrived.session))
         self._arrived, self._last = arrived, before["last_offset"]
         self._times = np.unique(arrived.now)
         self._keys = arrived.session * (len(self._times) + 1) + np.searchsorted(self._times, arrived.now)
@@ -202,7 +202,12 @@ class _LastOffsets:
         self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
 
     def find_offsets_before(self, session: Int64s, stream_times: Int64s) -> Int64s:
-        """Returns the offset of each session's last message that arrived before the stream time `stream_times` (ms)."""
+        """Returns, for each of these sessions, the offset of its last message that arrived before its stream time (ms).
+
+        Args:
+            session: The indices of the sessions' cursors.
+            stream_times: A stream time for each of these sessions, ms.
+        """
         keys = session * (len(self._times) + 1) + np.searchsorted(self._times, stream_times)
         place = np.searchsorted(self._keys, keys) - 1
         found = (place >= 0) & (self._arrived.session[place] == session)
@@ -210,7 +215,7 @@ class _LastOffsets:
 
 
 def make_cuts_due_by_time(cursors: Cursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
-    """Returns the cuts that are due by the given stream times, and updates the cursors for them.
+    """Returns the cuts that are due by these stream times, and records them in the cursors.
 
     The sessions must have no messages held back.
 
@@ -239,7 +244,7 @@ def make_cuts_due_by_time(cursors: Cursors, stream_times: Int64s, timeouts: Int6
 
 
 def _create_interval_cuts(cursors: Cursors, cursor_indices: Int64s, interval: int) -> Cuts:
-    """Returns the cuts of reason `interval` that are due, one for each cursor at the indices `cursor_indices`."""
+    """Returns the next interval cut of each cursor at these indices."""
     cuts, found = create_cuts(len(cursor_indices)), cursors[cursor_indices]
     cuts["session"], cuts["at"] = cursor_indices, compute_cut_times(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):

@@ -9,10 +9,10 @@ from sessionlake.settings.section import OnViolation
 
 
 def judge_due_gaps(cursor: Cursor, events: EventRecorder, now: int) -> None:
-    """Judges the gaps that are violations once stream time has reached `now` (ms), and closes them.
+    """Judges the session's gaps whose time limit is before stream time `now` (ms), and closes them.
 
     Raises:
-        ViolationError: The policy is `fail`.
+        ViolationError: A gap is a violation, and the policy is `fail`.
     """
     due = sorted((gap for gap in cursor.open_gaps if gap.due < now), key=lambda gap: gap.due)
     for gap in due:
@@ -23,7 +23,8 @@ def judge_due_gaps(cursor: Cursor, events: EventRecorder, now: int) -> None:
 
 
 def _judge_unfilled_gap(cursor: Cursor, events: EventRecorder, gap: OpenGap) -> None:
-    expected = next(cursor.taken.list_missing(gap.start, gap.end))
+    """Records a gap as a violation. If the policy is `isolate`, the session becomes broken."""
+    expected = next(cursor.taken.iterate_missing_seqs(gap.start, gap.end))
     policy = events.record_violation(gap, EventKind.GAP, (expected, gap.end))
     if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < gap.end:
         cursor.status = Status.BROKEN

@@ -17,16 +17,16 @@ from sessionlake.settings.section import Integrity
 
 
 class HeldMessages:
-    """The held messages of one session, in the order in which they are judged later, and their limits.
+    """The messages that a session holds back, in the order in which they will be judged.
 
     Args:
         messages: The messages that earlier batches held back, in any order.
-        rules: The rules of the session's topic.
+        rules: The rules of the session's topic, which have the limits.
     """
 
     def __init__(self, messages: Iterable[MessageHeader], rules: Rules) -> None:
         self._rules = rules
-        self._find_place = _find_event_time if rules.integrity is Integrity.WINDOW else _find_arrival
+        self._find_place = _get_event_time_order if rules.integrity is Integrity.WINDOW else _get_arrival_order
         self._messages = sorted(messages, key=self._find_place)
         self._bytes = sum(message.size for message in self._messages)
 
@@ -35,7 +35,7 @@ class HeldMessages:
 
     @property
     def first(self) -> MessageHeader:
-        """The message that is judged first; there must be one."""
+        """The message that will be judged first. There must be one."""
         return self._messages[0]
 
     @property
@@ -55,7 +55,7 @@ class HeldMessages:
         self._bytes -= message.size
 
     def pop_first(self) -> MessageHeader:
-        """Removes the message that is judged first, and returns it."""
+        """Removes the message that is to be judged first, and returns it."""
         message = self._messages.pop(0)
         self._bytes -= message.size
         return message
@@ -67,22 +67,22 @@ class HeldMessages:
 
 
 def waits_for_snapshot(cursor: Cursor, rules: Rules) -> bool:
-    """Returns True if the session holds back its messages until a snapshot arrives.
+    """Returns True if the session must hold its messages back until a snapshot arrives.
 
-    It does so before its first snapshot, and while it is broken.
+    With a feed's `hold`, that is so before its first snapshot, and while it is broken.
     """
     lacks_snapshot = cursor.last_seq == NO_SEQ and cursor.status == Status.OPEN
     return rules.hold > 0 and (lacks_snapshot or cursor.status == Status.BROKEN)
 
 
-def must_wait(message: MessageHeader, cursor: Cursor, rules: Rules) -> bool:
+def must_wait_for_snapshot(message: MessageHeader, cursor: Cursor, rules: Rules) -> bool:
     """Returns True if a message must be held back until a snapshot arrives. A snapshot or an `end` never waits."""
     return waits_for_snapshot(cursor, rules) and message.type not in {MessageType.SNAPSHOT, MessageType.END}
 
 
-def _find_event_time(message: MessageHeader) -> tuple[int, int]:
+def _get_event_time_order(message: MessageHeader) -> tuple[int, int]:
     return message.ts, message.seq
 
 
-def _find_arrival(message: MessageHeader) -> tuple[int, int]:
+def _get_arrival_order(message: MessageHeader) -> tuple[int, int]:
     return message.offset, 0

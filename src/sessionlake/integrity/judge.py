@@ -34,7 +34,7 @@ from sessionlake.integrity.chains import ChainGap
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursor, OpenGap, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
 from sessionlake.integrity.gaps import judge_due_gaps
-from sessionlake.integrity.holding import HeldMessages, must_wait, waits_for_snapshot
+from sessionlake.integrity.holding import HeldMessages, must_wait_for_snapshot, waits_for_snapshot
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Decision, Rules
@@ -80,10 +80,10 @@ class SessionJudge:
         self._applied_at, self._applied_by = NO_TIME, NO_OFFSET
 
     def judge_message(self, message: MessageHeader) -> None:
-        """Judges the session's next message in offset order.
+        """Judges the session's next message in offset order: sets its verdict, and updates the cursor.
 
         Raises:
-            ViolationError: The session violated its class under `fail`.
+            ViolationError: The message violates the session's class, and the policy is `fail`.
         """
         self.judge_chain_gaps(message.offset)
         self.advance_time(message.now)
@@ -93,7 +93,7 @@ class SessionJudge:
             self._events.record_skip(message)
             self._quarantine_message(message, Reason.SKIPPED)
             return
-        if self._starts_new_life(message):
+        if self._is_first_of_new_life(message):
             self._release_held_messages()
             judge_due_gaps(self._cursor, self._events, NEVER)  # what this life misses can no longer arrive
             self._cursor.start_new_life()
@@ -102,7 +102,7 @@ class SessionJudge:
         if self.rules.modulo is not None and not self.rules.has_chains:
             message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
             self.outcome.unwrapped_seqs[message.index] = message.seq
-        self._cursor.note_arrival(message.lane, message.partition, message.offset, message.time)
+        self._cursor.record_arrival(message.lane, message.partition, message.offset, message.time)
         self.outcome.life[message.index] = self._cursor.first_offset
         self._judge_arrived_message(message, message.offset)
         if self.held_messages and self.rules.hold and not waits_for_snapshot(self._cursor, self.rules):
@@ -112,14 +112,14 @@ class SessionJudge:
             self._expire_session(message.now)
 
     def _judge_arrived_message(self, message: MessageHeader, releasing_offset: int) -> None:
-        """Judges a message that arrives, or one held back that can be judged now; drops it if it is a duplicate."""
+        """Judges a message that has just arrived or was held back for a snapshot. A duplicate is dropped."""
         if self._is_duplicate(message):
             self._cursor.duplicates += 1
             self._events.record_event(message, EventKind.DUPLICATE, Action.DROPPED)
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
             self._hold_back_message(message)
-        elif must_wait(message, self._cursor, self.rules):
+        elif must_wait_for_snapshot(message, self._cursor, self.rules):
             self._hold_until_snapshot(message)
         else:
             if message.type == MessageType.END and self.rules.hold:
@@ -145,7 +145,7 @@ class SessionJudge:
                 self._events.record_chain_gap(gap)
 
     def record_cut(self, reason: CutReason, stream_time: int) -> None:
-        """Records a cut of the session's table as it is now, at stream time `stream_time` (ms)."""
+        """Records a cut of the session's table, with the changes so far, at this stream time (ms)."""
         cursor, offset = self._cursor, self._cursor.last_offset
         if reason is CutReason.EXPIRY:
             cursor.cut_position = cursor.position
@@ -163,12 +163,12 @@ class SessionJudge:
 
     @property
     def _next_cut_time(self) -> int:
-        """Stream time (ms) at which the table is cut; `NEVER` if it has not changed since its last cut."""
+        """The stream time (ms) of the table's next cut; `NEVER` if the table has not changed since its last cut."""
         changed_at = self._cursor.changed_at
         return NEVER if changed_at == NEVER else compute_next_cut_time(changed_at, self.rules.snapshot_interval)
 
     def _expire_session(self, stream_time: int) -> None:
-        """Lets the session expire: releases held messages, and records a cut unless an earlier cut contains it all."""
+        """Marks the session as expired: judges its held messages, and cuts its table if it has changed."""
         cursor = self._cursor
         self._release_held_messages()
         ended = cursor.status == Status.ENDED
@@ -176,15 +176,15 @@ class SessionJudge:
             self.record_cut(CutReason.EXPIRY, stream_time)
         cursor.marked = int(not ended)
 
-    def applies_rest_of_run(self, message: MessageHeader) -> bool:
-        """Returns True if the messages after this judged one in its run will all be applied, whatever their type."""
+    def can_apply_rest_of_run(self, message: MessageHeader) -> bool:
+        """Returns True if later messages that continue this judged one will all be applied, whatever their type."""
         cursor, integrity = self._cursor, self.rules.integrity
         applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
         is_plain = integrity is not Integrity.WINDOW and not self._decisions and self._rows is None
         return bool(applied and latest and is_plain)
 
-    def _starts_new_life(self, message: MessageHeader) -> bool:
+    def _is_first_of_new_life(self, message: MessageHeader) -> bool:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
         return last != NO_TIME and (message.time - last > timeout or message.now - last > 2 * timeout)
 
@@ -201,8 +201,8 @@ class SessionJudge:
         is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
         return message.seq <= last and message.link != Link.RESTART and not is_keep_alive
 
-    def _has_gap_before(self, message: MessageHeader) -> bool:
-        """Returns True if a message is missing between the session's last one and this one, which is no duplicate."""
+    def _misses_messages_before(self, message: MessageHeader) -> bool:
+        """Returns True if messages are missing before this one, which is not a duplicate."""
         last = self._cursor.last_seq
         if message.link == Link.LINK:
             return message.after != last
@@ -221,7 +221,7 @@ class SessionJudge:
             return
         if self._is_rejected_by_gap_limit(message):
             return
-        cursor.mark_taken(message.seq, message.seq, rules.max_gaps)
+        cursor.record_seqs(message.seq, message.seq, rules.max_gaps)
         self._add_held_message(message)
         while self.held_messages and self.held_messages.first.ts < watermark:
             self._judge_new_message(self.held_messages.pop_first(), message.offset)
@@ -254,8 +254,11 @@ class SessionJudge:
             self._quarantine_waiting_message(self.held_messages.pop_first())
 
     def _quarantine_waiting_message(self, message: MessageHeader) -> None:
-        """Quarantines a held message to which no snapshot came. In a session without any, this is a violation."""
-        cursor, seqs = self._cursor, self._events.list_seqs(message)
+        """Quarantines a message that waited for a snapshot in vain.
+
+        If the session has had no snapshot yet, it is a violation.
+        """
+        cursor, seqs = self._cursor, self._events.find_expected_and_actual_seq(message)
         if cursor.last_seq != NO_SEQ:
             self._quarantine_message(message, Reason.SESSION_BROKEN)
             return
@@ -279,7 +282,7 @@ class SessionJudge:
             if self._is_applied_despite_violation(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply_message(message, releasing_offset)
         elif cursor.status == Status.BROKEN:
-            self._judge_in_broken_session(message, releasing_offset)
+            self._judge_message_of_broken_session(message, releasing_offset)
         elif integrity is Integrity.NONE:
             self._apply_message(message, releasing_offset)
         elif integrity is Integrity.ONCE and self._is_rejected_by_gap_limit(message):
@@ -289,12 +292,12 @@ class SessionJudge:
             may_begin |= message.type == MessageType.SNAPSHOT
             if may_begin or self._is_applied_despite_violation(message, EventKind.ORPHAN, Reason.ORPHAN):
                 self._apply_message(message, releasing_offset)
-        elif self._has_gap_before(message):
-            self._judge_after_gap(message, releasing_offset)
+        elif self._misses_messages_before(message):
+            self._judge_message_after_gap(message, releasing_offset)
         else:
             self._apply_message(message, releasing_offset)
 
-    def _judge_in_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
+    def _judge_message_of_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
         is_new = message.seq > self._cursor.last_seq or message.link in {Link.RESTART, Link.CHAINED}
         if message.type == MessageType.SNAPSHOT and is_new:
             self._events.record_event(message, EventKind.HEALED, Action.APPLIED)
@@ -302,7 +305,7 @@ class SessionJudge:
         else:
             self._quarantine_message(message, Reason.SESSION_BROKEN)
 
-    def _judge_after_gap(self, message: MessageHeader, releasing_offset: int) -> None:
+    def _judge_message_after_gap(self, message: MessageHeader, releasing_offset: int) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.gaps += 1
         if rules.integrity is Integrity.STRICT:
@@ -342,9 +345,9 @@ class SessionJudge:
             out.late_fills.add(out.session_number)
         if message.link in {Link.RESTART, Link.CHAINED}:
             cursor.last_seq = NO_SEQ
-        apply_message(cursor, message.seq, message.ts, position, ends=ends)
+        apply_message(cursor, message.seq, message.ts, position, is_end=ends)
         if self.rules.integrity is Integrity.ONCE:
-            cursor.mark_taken(message.seq, message.seq, self.rules.max_gaps)
+            cursor.record_seqs(message.seq, message.seq, self.rules.max_gaps)
         cursor.changes += message.changes
         if self._rows is not None:
             self._apply_to_rows(message, self._rows)
@@ -354,7 +357,7 @@ class SessionJudge:
             cursor.changed_at = self._applied_at
 
     def _apply_to_rows(self, message: MessageHeader, rows: SessionRows) -> None:
-        """Applies a message to the rows. A check that fails is a violation, but the message stays applied."""
+        """Applies a message to the rows in memory. A failed check is a violation, but the message stays applied."""
         found, cursor = rows.apply_message(message.index), self._cursor
         cursor.changes += found.added_changes
         cursor.checks += found.checks
@@ -376,11 +379,14 @@ class SessionJudge:
 
     def _is_applied_despite_violation(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
         """Records a violation. Returns True if the message is applied despite it, False if it was quarantined."""
-        if self._events.record_violation(message, kind, self._events.list_seqs(message)) is OnViolation.RECORD:
+        if (
+            self._events.record_violation(message, kind, self._events.find_expected_and_actual_seq(message))
+            is OnViolation.RECORD
+        ):
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
-        if must_wait(message, self._cursor, self.rules):
+        if must_wait_for_snapshot(message, self._cursor, self.rules):
             self._hold_until_snapshot(message)
         else:
             self._quarantine_message(message, reason)

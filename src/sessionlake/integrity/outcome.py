@@ -70,7 +70,7 @@ class MessageHeader:
         changes: Number of table changes that the message makes.
         after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY_SEQ` follows every seq.
         link: A `protocol.message.Link`: how strictly `after` must match the session's last seq.
-        index: Index of the message in the outcome, in which the messages held back before the batch come first.
+        index: Index of the message in the batch's outcome. There, messages held back by earlier batches come first.
     """
 
     type: int
@@ -93,9 +93,9 @@ class MessageHeader:
         return choose_message_time(self.kafka_ts, self.now)
 
     def unwrap_seq(self, last_seq: int, modulo: int) -> MessageHeader:
-        """Returns the message with a seq that rises for ever instead of starting again at 0 after `modulo - 1`.
+        """Returns the message with a seq that rises for ever, if the producer's counter restarts after `modulo - 1`.
 
-        A seq up to half of the circle ahead of the session's last one is new, the others are duplicates.
+        A seq at most half of `modulo` ahead of `last_seq` is new; all others are duplicates.
         """
         if NO_SEQ in {self.seq, last_seq} or self.link == Link.RESTART:
             return self
@@ -105,9 +105,9 @@ class MessageHeader:
 
 
 def unwrap_counter(value: int, last_seq: int, modulo: int) -> int:
-    """Returns the seq, which rises for ever, of a counter that starts again at 0 after `modulo - 1`.
+    """Converts a counter that starts again at 0 after `modulo - 1` into a seq that rises for ever.
 
-    The seq is at most half of the circle ahead of `last_seq`, or less than half of it behind.
+    The seq is at most half of `modulo` ahead of `last_seq`, or less than half of it behind.
     """
     steps = (value - last_seq) % modulo
     return last_seq + (steps if steps <= modulo // 2 else steps - modulo)
@@ -139,7 +139,9 @@ class IntegrityEvent:
 
 
 class JudgingOutcome:
-    """The result of judging a batch: arrays with a value for each message, then lists of events, cuts and sessions.
+    """The result of judging a batch.
+
+    The arrays have a value for each message: those held back before the batch, then the new ones.
 
     The arrays `epoch`, `position`, `applied_at` and `applied_by` are set only for applied messages.
 
@@ -155,7 +157,7 @@ class JudgingOutcome:
         late_fills: Numbers of the sessions in which a message was applied after messages with higher seqs (class
             `once`).
         followed_decisions: Session number and message offset of each operator's decision that was followed.
-        unwrapped_seqs: By index of the message, the seq that rises for ever, for a counter that starts again at 0.
+        unwrapped_seqs: If a counter starts again at 0: the seq that rises for ever, by the message's index.
         session_number: Number of the session that is being judged.
     """
 
@@ -180,7 +182,7 @@ class JudgingOutcome:
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
     def clear_unknown_times(self, message_timed_offsets: Int64s, session_timed_offsets: Int64s) -> None:
-        """Marks times as unknown in `at` and in the cuts, where the topic-partition had no stream time yet.
+        """Replaces times of application and cuts by `NO_KAFKA_TIME` where the topic-partition had no stream time yet.
 
         Args:
             message_timed_offsets: For each message, the first offset at which its topic-partition had a stream time.
@@ -194,5 +196,5 @@ class JudgingOutcome:
             cuts["changed_at"][early & (cuts["changed_at"] != NEVER)] = NO_KAFKA_TIME
 
     def add_cuts(self, cuts: Cuts) -> None:
-        """Records cuts; their `session` is the session's number in the batch."""
+        """Adds cuts of tables. Their field `session` is the session's number in the batch."""
         self._cuts.append(cuts)

@@ -17,7 +17,7 @@ Seqs = tuple[int | None, int | None]
 
 
 class ViolationError(Exception):
-    """Raised when a session violates its class under `fail`. The violation is already recorded; judging stops here."""
+    """A session violates its class, and the policy is `fail`. The violation is already recorded; judging stops here."""
 
 
 class EventRecorder:
@@ -36,12 +36,14 @@ class EventRecorder:
         self._cursor, self._rules, self._outcome, self._decisions = cursor, rules, outcome, decisions
 
     def record_event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
-        """Records an event about a message."""
-        self._append_event(kind, action, message, self.list_seqs(message))
+        """Records an event that a message has caused, and what was done about it."""
+        self._append_event(kind, action, message, self.find_expected_and_actual_seq(message))
 
     def record_skip(self, message: MessageHeader) -> None:
-        """Records that an operator had a message skipped. It is not judged, so no seq is expected."""
-        self._append_event(EventKind.SKIPPED, Action.QUARANTINED, message, (None, self.list_seqs(message)[1]))
+        """Records that an operator decided to skip a message. It is not judged, so the event has no expected seq."""
+        self._append_event(
+            EventKind.SKIPPED, Action.QUARANTINED, message, (None, self.find_expected_and_actual_seq(message)[1])
+        )
 
     def record_chain_gap(self, gap: ChainGap) -> None:
         """Records a gap of the session's chain if the session is open. Under class `strict` it is a violation.
@@ -76,15 +78,15 @@ class EventRecorder:
             raise ViolationError
         return policy
 
-    def list_seqs(self, message: MessageHeader) -> Seqs:
-        """Returns the seq that is expected before a message, and the message's own."""
+    def find_expected_and_actual_seq(self, message: MessageHeader) -> Seqs:
+        """Returns the seq that the session expects next (None: any, or unknown), and a message's own (None: none)."""
         last = self._cursor.last_seq
         # The highest possible seq is its own successor: tables cannot hold a higher one.
         expected = None if last == NO_SEQ or message.link in _WITHOUT_NEXT_SEQ else min(last + 1, INT64_MAX)
         return expected, None if message.seq == NO_SEQ else message.seq
 
     def choose_policy(self, offset: int) -> OnViolation:
-        """Returns the policy for a violation at an offset: an operator's decision, or the rule of the topic."""
+        """Returns the policy for a violation by the message at this offset: an operator's decision, or the topic's."""
         decision = self._decisions.get(offset)
         if decision is None or decision.policy is None:
             return self._rules.on_violation
@@ -92,6 +94,7 @@ class EventRecorder:
         return decision.policy
 
     def _choose_action(self, offset: int, policy: OnViolation) -> Action:
+        """Returns what an event says was done about a violation."""
         if policy is OnViolation.RECORD:
             return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
         return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
@@ -99,5 +102,6 @@ class EventRecorder:
     def _append_event(
         self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap | ChainGap, seqs: Seqs
     ) -> None:
-        what, place = (self._outcome.session_number, kind, action), (cause.partition, cause.offset)
-        self._outcome.events.append(IntegrityEvent(*what, *place, *seqs, cause.kafka_ts))
+        """Adds an event about a message or gap to the outcome."""
+        session_and_kind, place = (self._outcome.session_number, kind, action), (cause.partition, cause.offset)
+        self._outcome.events.append(IntegrityEvent(*session_and_kind, *place, *seqs, cause.kafka_ts))

@@ -14,7 +14,7 @@ from sessionlake.protocol.types import Bools, TopicPartition
 
 
 def list_session_keys(state: ShardState) -> list[str]:
-    """Returns the keys of the sessions and chains in a state, each once. Some sessions have only held messages."""
+    """Returns the keys of all sessions and chains in a shard's state. Some sessions have only held messages."""
     held = [] if state.held_messages is None else build_session_keys(state.held_messages).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held, *state.chains]))
 
@@ -22,18 +22,18 @@ def list_session_keys(state: ShardState) -> list[str]:
 def select_sessions(
     state: ShardState, keys: Collection[str], extra_partitions: Collection[TopicPartition] = ()
 ) -> ShardState:
-    """Returns a state with only some sessions of another state.
+    """Returns a shard's state with only some of the sessions of another state.
 
     Args:
         state: The state with all sessions; it is not changed.
         keys: The keys of the sessions and chains to copy.
         extra_partitions: Topic-partitions whose stream times are copied although none of these sessions is in them.
     """
-    mine = _is_among(state.keys, keys)
+    mine = _mark_keys_in(state.keys, keys)
     held = (
         None
         if state.held_messages is None
-        else state.held_messages.filter(pa.array(_is_among(build_session_keys(state.held_messages), keys)))
+        else state.held_messages.filter(pa.array(_mark_keys_in(build_session_keys(state.held_messages), keys)))
     )
     part = ShardState(
         keys=state.keys.filter(pa.array(mine)),
@@ -48,9 +48,9 @@ def select_sessions(
 
 
 def join_states(parts: Iterable[ShardState]) -> ShardState:
-    """Returns one state with the sessions of all parts. Each session must be in only one part.
+    """Returns one state with the sessions of all these states. Each session must be in only one of them.
 
-    All parts must come from the same batch: then a topic-partition has the same stream time in every part.
+    All states must be from the end of the same batch: then they have the same stream time of a topic-partition.
     """
     joined = ShardState()
     for part in parts:
@@ -77,6 +77,6 @@ def group_by_shard(keys: Iterable[str], shard_by_key: Mapping[str, int]) -> dict
     return found
 
 
-def _is_among(session_keys: pa.Array, keys: Collection[str]) -> Bools:
-    wanted = set(keys)
+def _mark_keys_in(session_keys: pa.Array, selected_keys: Collection[str]) -> Bools:
+    wanted = set(selected_keys)
     return np.array([key in wanted for key in session_keys.to_pylist()], np.bool_)

@@ -34,7 +34,7 @@ DecisionKey = tuple[str, int, str, int]
 
 @dataclass(frozen=True)
 class Rules:
-    """How the sessions of one topic are judged. Times are in milliseconds; the `max_` limits apply to each session."""
+    """How the sessions of one topic are judged. Times are in milliseconds. The `max_` limits apply to each session."""
 
     integrity: Integrity
     on_violation: OnViolation
@@ -75,11 +75,11 @@ NEVER_EXPIRES = 1 << 60
 
 @dataclass
 class RuleLookup:
-    """Looks up a topic's rules: its feed's, then those of the first matching entry of `by_topic`, then the defaults.
+    """Looks up a topic's rules: from its feed, else from the first matching entry of `by_topic`, else the defaults.
 
     Attributes:
-        capture: The capture settings, which contain the defaults and `by_topic`.
-        snapshot_interval: Time between snapshots of a session's table, in ms; the same for all topics.
+        capture: The capture settings, which have the feeds, `by_topic` and the defaults.
+        snapshot_interval: The time between snapshots of a session's table, in ms; the same for all topics.
     """
 
     capture: CaptureSettings
@@ -94,7 +94,7 @@ class RuleLookup:
         return self._known[topic]
 
     def find_feed(self, topic: str) -> Feed:
-        """Returns the feed that reads this topic, which must be one of the configured."""
+        """Returns the feed that reads this topic. The configuration must have one."""
         if topic not in self._feeds:
             self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).build()
         return self._feeds[topic]
@@ -125,7 +125,7 @@ class RuleLookup:
 
 @dataclass(frozen=True)
 class IsSeqOptional:
-    """A function that says whether messages of a topic may lack a `seq`: only under class `none`. Picklable."""
+    """A picklable function that says whether messages of a topic may lack a `seq`. They may only under class `none`."""
 
     capture: CaptureSettings
 
@@ -135,6 +135,6 @@ class IsSeqOptional:
 
 
 def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
-    """Returns the rules by which a Kafka value is accepted as a message, from the capture settings."""
+    """Returns the rules for decoding messages, such as the declared columns and the maximum size."""
     skew = milliseconds(capture.max_future_skew)
     return DecodeRules(capture.declared, capture.max_message_bytes, skew, IsSeqOptional(capture))

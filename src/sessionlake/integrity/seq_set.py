@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 
 class SeqSet:
-    """A set of seqs, stored as ascending inclusive intervals with at least one missing seq between two of them.
+    """A set of seqs, stored as ascending intervals. At least one seq is missing between two intervals.
 
     Args:
-        bounds: First and last seq of each interval: `first, last, first, last, …`.
+        bounds: The first and last seq of each interval, both included: `first, last, first, last, …`.
     """
 
     __slots__ = ("_firsts", "_lasts")
@@ -30,27 +30,27 @@ class SeqSet:
 
     @property
     def gap_count(self) -> int:
-        """The number of gaps between the lowest and the highest seq. A run of missing seqs is one gap."""
+        """The number of gaps between the lowest and the highest seq. A series of missing seqs is one gap."""
         return max(len(self._firsts) - 1, 0)
 
     def count_gaps_with(self, seq: int) -> int:
-        """Returns the number of gaps that the set would have with this seq, which must not be in it yet.
+        """Returns how many gaps the set would have after adding this seq. The set must not contain it yet.
 
-        A run of missing seqs is one gap.
+        A series of missing seqs is one gap.
         """
         place = bisect_left(self._lasts, seq)
         below = place > 0 and self._lasts[place - 1] == seq - 1
         above = place < len(self._firsts) and self._firsts[place] == seq + 1
         return len(self._firsts) - below - above
 
-    def add_range(self, first: int, last: int | None = None) -> None:
-        """Adds all seqs from `first` to `last`, both included; only `first` if `last` is None."""
-        last = first if last is None else last
-        low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
+    def add_range(self, first: int, last_seq: int | None = None) -> None:
+        """Adds all seqs from `first` to `last_seq`, both included. If `last_seq` is None, adds only `first`."""
+        last_seq = first if last_seq is None else last_seq
+        low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last_seq + 1)
         if low < high:
-            first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
+            first, last_seq = min(first, self._firsts[low]), max(last_seq, self._lasts[high - 1])
         self._firsts[low:high] = [first]
-        self._lasts[low:high] = [last]
+        self._lasts[low:high] = [last_seq]
 
     def remove_seq(self, seq: int) -> None:
         """Removes a seq if the set contains it."""
@@ -62,10 +62,10 @@ class SeqSet:
         self._lasts[place : place + 1] = [seq - 1] * (first < seq) + [last] * (seq < last)
 
     def close_lowest_gap(self) -> None:
-        """Fills the lowest gap by adding its seqs. The set must have a gap."""
+        """Adds the seqs of the lowest gap to the set. The set must have a gap."""
         del self._firsts[1], self._lasts[0]
 
-    def list_missing(self, first: int, last: int) -> Iterator[int]:
+    def iterate_missing_seqs(self, first: int, last: int) -> Iterator[int]:
         """Yields the seqs from `first` to `last`, both included, that are not in the set, ascending."""
         seq = first
         for place in range(bisect_left(self._lasts, first), len(self._lasts)):
@@ -75,7 +75,7 @@ class SeqSet:
                 return
         yield from range(seq, last + 1)
 
-    def contains_all(self, first: int, last: int) -> bool:
+    def contains_range(self, first: int, last: int) -> bool:
         """Returns True if the set contains every seq from `first` to `last`, both included."""
         place = bisect_left(self._lasts, first)
         return place < len(self._lasts) and self._firsts[place] <= first and self._lasts[place] >= last

@@ -18,12 +18,13 @@ from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
 class RowsOutcome(NamedTuple):
-    """What applying a message to the rows of its session showed.
+    """The result of applying a message to the rows of its session.
 
     Attributes:
-        added_changes: Number of changes that the message makes beyond its own, such as rows beyond the limit of `keep`.
-        checks: Number of checksums and expectations of the message that were compared.
-        failed: A violation for each that did not hold.
+        added_changes: The number of changes in addition to the message's own, such as removed rows beyond the limit of
+            `keep`.
+        checks: The number of checksums and expectations of the message that were compared.
+        failed: A violation for each checksum or expectation that was wrong.
     """
 
     added_changes: int
@@ -35,7 +36,7 @@ class SessionRows(Protocol):
     """The rows of a session, kept in memory while its messages are judged, for feeds that need them."""
 
     def apply_message(self, index: int) -> RowsOutcome:
-        """Applies the changes of a message, which has this index in the outcome."""
+        """Applies a message's changes to the rows. `index` is the message's index in the batch's outcome."""
         ...
 
     def encode(self) -> bytes:
@@ -92,7 +93,7 @@ class MessageArrays:
         return choose_message_times(self.kafka_ts, self.now)
 
     def build_header(self, index: int, outcome_base: int = 0) -> MessageHeader:
-        """Returns the message at `index` as a `MessageHeader`, whose index in the outcome is `base + index`."""
+        """Returns the message at an index. Its index in the batch's outcome is `outcome_base + index`."""
         columns: Any = (getattr(self, name)[index].item() for name in MESSAGE_ARRAY_NAMES)
         return MessageHeader(*(*columns, outcome_base + index))
 
@@ -104,9 +105,9 @@ MESSAGE_ARRAY_NAMES = (
 
 @dataclass
 class ShardBatch:
-    """The sessions of a shard to judge in one batch: first those with messages, then others with something due by time.
+    """A shard's sessions to judge in a batch: those with new messages, then those with something due by time.
 
-    A session's index in these sequences is its number in the batch. Sessions with messages are in the stream's order.
+    A session's number in the batch is its index in these sequences. Sessions with messages are in the stream's order.
     In the outcome, held messages come first. The index of a new message is its index in `new_messages` plus the number
     of held messages.
 
@@ -117,8 +118,8 @@ class ShardBatch:
         rules: The rules of each session.
         ends: Stream time (ms) of each session's topic-partition at the end of the batch.
         held_messages: Messages held back by earlier batches, sorted by session and then by (`ts`, `seq`).
-        held_bounds: Index of each session's first message in `held_messages`; the next value is the index after the
-            session's last one.
+        held_bounds: For each session, the index of its first message in `held_messages`, and as the last value their
+            number.
         decisions: Operators' decisions by session number and then by offset.
         chain_gaps: Gaps of the sessions' chains, by session number, each session's in order of their offsets.
         open_rows: Opens the rows of a session whose rules say `holds_rows`; None if no session has such rules.

@@ -30,7 +30,7 @@ _MAX_UNCOMPRESSED_CURSORS = 1_000
 
 
 class _Stored(msgspec.Struct):
-    """The stored form of a state: Arrow IPC for cursors and held messages, inside MessagePack."""
+    """The stored form of a shard's state, encoded with MessagePack. Cursors and held messages are in Arrow IPC form."""
 
     format: str
     cursors: bytes
@@ -49,8 +49,8 @@ class ShardState:
     """Everything a shard remembers about its sessions between batches.
 
     Attributes:
-        keys: The session key of each cursor, made by `protocol.arrow.session_key`.
-        cursors: One record of `CURSOR` per session.
+        keys: The session key of each cursor, made of topic, partition and session id.
+        cursors: An array with a cursor for each session.
         memories: The encoded `SeqMemory` of each cursor; None for most.
         clock: Stream times of the topic-partitions that have sessions.
         held_messages: Messages held back, as rows of decoded messages; None if there are none.
@@ -71,7 +71,17 @@ class ShardState:
         return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
 
     def store_cursors(self, cursor_indices: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
-        """Replaces the cursors at `cursor_indices` and appends the cursors with index -1; returns the index of each."""
+        """Replaces or appends cursors.
+
+        Args:
+            cursor_indices: For each cursor, the index of the one that it replaces; -1 to append it.
+            keys: The session key of each cursor.
+            cursors: The new cursors.
+            memories: The encoded memory of each cursor, or None.
+
+        Returns:
+            The index of each cursor after that.
+        """
         known = cursor_indices >= 0
         count = len(self.cursors)
         self._stored = None
@@ -85,8 +95,12 @@ class ShardState:
         indices[~known] = count + np.arange(int((~known).sum()))
         return indices
 
-    def set_first_times(self) -> Int64s:
-        """Sets unknown times of sessions whose topic-partition got its first stream time; returns their indices."""
+    def replace_unknown_session_times(self) -> Int64s:
+        """Sets times that were unknown because a topic-partition had no stream time yet, and has one now.
+
+        Returns:
+            The indices of the cursors in these topic-partitions.
+        """
         found = [np.zeros(0, np.int64)]
         for lane, (time, _) in self.clock.first_times.items():
             places = np.flatnonzero(self.cursors["lane"] == lane)
@@ -125,7 +139,11 @@ class ShardState:
         return cuts
 
     def keep_sessions(self, is_kept: Bools) -> None:
-        """Keeps the sessions where `is_kept` is True and drops the cursors and keys of all others."""
+        """Drops all sessions where `is_kept` is False.
+
+        Args:
+            is_kept: A boolean for each cursor.
+        """
         if not is_kept.all():
             gone = set(self.keys.filter(pa.array(~is_kept)).to_pylist()) if self.chains else set()
             for chain in self.chains.values():
@@ -135,7 +153,7 @@ class ShardState:
             self.cursors, self.memories = self.cursors[is_kept], self.memories[is_kept]
 
     def drop_unused_partitions(self, extra_partitions: Collection[TopicPartition] = ()) -> None:
-        """Removes topic-partitions without sessions and chains from the clock, except those in `extra_partitions`."""
+        """Removes topic-partitions without sessions and chains from the clock, except `extra_partitions`."""
         lanes = self.clock.partition_times
         extra_partitions = {*extra_partitions, *(split_session_key(key)[:2] for key in self.chains)}
         used = np.array([(lane.topic, lane.partition) in extra_partitions for lane in lanes], np.bool_)
@@ -155,15 +173,15 @@ class ShardState:
         is_selected: Callable[[str, int, str], bool],
         extra_partitions: Collection[TopicPartition] = (),
     ) -> None:
-        """Replaces the selected sessions of this state by the selected sessions of another state.
+        """Replaces selected sessions of this state by those of another state.
 
         Args:
-            source: A state of the same shard after the same messages. An empty one removes the selected sessions.
+            source: A state of the same shard after the same messages. An empty state removes the selected sessions.
             is_selected: Called with topic, partition and session id; returns True if that session is to be replaced.
             extra_partitions: Topic-partitions whose stream times are kept although no session is in them.
         """
-        self.keep_sessions(~_mark_selected(self.keys, is_selected))
-        chosen = np.flatnonzero(_mark_selected(source.keys, is_selected))
+        self.keep_sessions(~_mark_selected_keys(self.keys, is_selected))
+        chosen = np.flatnonzero(_mark_selected_keys(source.keys, is_selected))
         cursors = source.cursors[chosen]
         lanes = [self.clock.add_partition(lane) for lane in source.clock.partition_times]
         cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
@@ -172,7 +190,7 @@ class ShardState:
         parts = [
             None
             if held is None
-            else held.filter(pa.array(_mark_selected(build_session_keys(held), is_selected) == wanted))
+            else held.filter(pa.array(_mark_selected_keys(build_session_keys(held), is_selected) == wanted))
             for held, wanted in ((self.held_messages, False), (source.held_messages, True))
         ]
         used = [part for part in parts if part is not None]
@@ -230,7 +248,13 @@ class ShardState:
 
 
 def find_changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
-    """Returns name and type, as text, of a stored column that `columns` lacks in this form; None if there is none.
+    """Returns a column of a stored state that is not declared any more in the same way, as a text with name and type.
+
+    Returns None if all its columns are declared, or if there is no state.
+
+    Args:
+        stored: The encoded state; None if there is none.
+        columns: The columns declared now.
 
     Raises:
         LakeError: The state has a format that this version does not read.
@@ -254,7 +278,8 @@ def _require_columns(stored: _Stored, columns: tuple[Column, ...]) -> None:
         )
 
 
-def _mark_selected(keys: pa.Array, is_selected: Callable[[str, int, str], bool]) -> Bools:
+def _mark_selected_keys(keys: pa.Array, is_selected: Callable[[str, int, str], bool]) -> Bools:
+    """Returns a boolean for each session key: True if the function selects its topic, partition and session id."""
     return np.array([is_selected(*split_session_key(key)) for key in keys.to_pylist()], np.bool_)
 
 

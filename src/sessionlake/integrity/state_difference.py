@@ -38,15 +38,15 @@ _PRESENT = "present"
 
 @dataclass(frozen=True)
 class StateDifference:
-    """One difference between a stored state and the same state rebuilt from the messages.
+    """One difference between a shard's stored state and the state rebuilt from the messages.
 
     Attributes:
         topic: The topic of the session or topic-partition that differs.
-        partition: The session's partition; None if a topic-partition's clock differs, which `field` then names.
-        session_id: The session's id; None if a topic-partition's clock differs.
-        field: Name of the field, or description of the part of the state.
+        partition: The session's partition; None if a stream time or a chain differs, which `field` then names.
+        session_id: The session's id; None if a stream time or a chain differs.
+        field: The name of the differing field, or a text that describes the differing part of the state.
         found: The stored value, as text.
-        rebuilt: The value it should have, as text.
+        rebuilt: The rebuilt value, as text.
     """
 
     topic: str
@@ -82,7 +82,7 @@ def _compare_chains(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDi
         one, other = stored.chains.get(key), rebuilt.chains.get(key)
         what = f"chain {name!r} of partition {partition}"
         if one is None or other is None:
-            yield _describe_missing(topic, None, None, what, is_stored=one is not None)
+            yield _build_missing_difference(topic, None, None, what, is_stored=one is not None)
         elif one != other:
             yield StateDifference(topic, None, None, what, _describe_chain(one), _describe_chain(other))
 
@@ -93,7 +93,7 @@ def _describe_chain(chain: ChainCursor) -> str:
 
 
 def _compare_clocks(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """Yields differences in stream time, by topic-partition: its index in the two clocks can differ."""
+    """Yields the differences in stream times and last offsets of topic-partitions."""
     sides = [
         {(lane.topic, lane.partition): lane for lane in state.clock.partition_times} for state in (stored, rebuilt)
     ]
@@ -102,7 +102,9 @@ def _compare_clocks(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDi
         one, other = (side.get((topic, partition)) for side in sides)
         if one is None or other is None:
             if (topic, partition) in needed:
-                yield _describe_missing(topic, None, None, f"clock of partition {partition}", is_stored=one is not None)
+                yield _build_missing_difference(
+                    topic, None, None, f"clock of partition {partition}", is_stored=one is not None
+                )
             continue
         for name in PartitionTime.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
@@ -111,7 +113,10 @@ def _compare_clocks(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDi
 
 
 def _list_partitions_with_sessions(state: ShardState) -> set[TopicPartition]:
-    """Returns the topic-partitions that have sessions. An older version also stored unused ones without sessions."""
+    """Returns the topic-partitions of a state that have sessions.
+
+    Older versions also stored topic-partitions without.
+    """
     lanes = state.clock.partition_times
     return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
@@ -121,13 +126,13 @@ def _compare_sessions(stored: ShardState, rebuilt: ShardState) -> Iterator[State
     extra = stored.keys.filter(pc.invert(pc.is_in(stored.keys, value_set=rebuilt.keys)))
     apart = [(key, False) for key in missing_keys.to_pylist()] + [(key, True) for key in extra.to_pylist()]
     for key, is_stored in sorted(apart):
-        yield _describe_missing(*split_session_key(key), "session", is_stored=is_stored)
+        yield _build_missing_difference(*split_session_key(key), "session", is_stored=is_stored)
 
 
 def _compare_cursors(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    order, other_order = _sort_by_key(stored), _sort_by_key(rebuilt)
+    order, other_order = _sort_cursors_by_key(stored), _sort_cursors_by_key(rebuilt)
     one, other = _reset_earlier_positions(stored.cursors[order]), _reset_earlier_positions(rebuilt.cursors[other_order])
-    other["lane"] = _map_clock_indices(rebuilt, stored)[other["lane"]]
+    other["lane"] = _match_clock_indices(rebuilt, stored)[other["lane"]]
     differs = np.stack([one[name] != other[name] for name in CURSOR_FIELDS], axis=1)
     for row, column in np.argwhere(differs).tolist():
         name = CURSOR_FIELDS[column]
@@ -135,21 +140,24 @@ def _compare_cursors(stored: ShardState, rebuilt: ShardState) -> Iterator[StateD
         yield StateDifference(*split_session_key(stored.keys[order[row]].as_py()), name, *values)
 
 
-def _compare_memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    order, other_order = _sort_by_key(found), _sort_by_key(rebuilt)
+def _compare_memories(stored_state: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    order, other_order = _sort_cursors_by_key(stored_state), _sort_cursors_by_key(rebuilt)
     for place, other_place in zip(order.tolist(), other_order.tolist(), strict=True):
-        stored, other_stored = found.memories[place], rebuilt.memories[other_place]
+        stored, other_stored = stored_state.memories[place], rebuilt.memories[other_place]
         if stored == other_stored:
             continue
         one, other = (decode_memory(memory) or SeqMemory() for memory in (stored, other_stored))
         for name in SeqMemory.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
                 values = (repr(getattr(one, name)), repr(getattr(other, name)))
-                yield StateDifference(*split_session_key(found.keys[place].as_py()), name, *values)
+                yield StateDifference(*split_session_key(stored_state.keys[place].as_py()), name, *values)
 
 
 def _compare_held_messages(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """Yields differences in held messages, after sorting both states: the stored order depends on the batches."""
+    """Yields the differences in held messages.
+
+    They are sorted first, because their stored order depends on the batches.
+    """
     sides = [_sort_messages(state.held_messages) for state in (stored, rebuilt)]
     longest = max((side.num_rows for side in sides if side is not None), default=0)
     for start in range(0, longest, _LOOKED_AT):
@@ -160,7 +168,7 @@ def _compare_held_messages(stored: ShardState, rebuilt: ShardState) -> Iterator[
 
 
 def _compare_held_rows(stored: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
-    """Yields differences between two sorted lists of messages; stops at the first message that only one list has.
+    """Yields the differences between two sorted lists of messages, up to the first message that only one list has.
 
     After that message, the rows of the two lists no longer correspond.
     """
@@ -170,7 +178,7 @@ def _compare_held_rows(stored: list[dict[str, Any]], rebuilt: list[dict[str, Any
         where = f"held message at offset {ahead['offset']}"
         session = (str(ahead["topic"]), int(str(ahead["partition"])), str(ahead["session_id"]))
         if any(row is None or _get_message_key(row) != _get_message_key(ahead) for row in sides):
-            yield _describe_missing(*session, where, is_stored=sides[0] is ahead)
+            yield _build_missing_difference(*session, where, is_stored=sides[0] is ahead)
             return
         one, other = (row or {} for row in sides)
         for name in one:
@@ -178,51 +186,54 @@ def _compare_held_rows(stored: list[dict[str, Any]], rebuilt: list[dict[str, Any
                 yield StateDifference(*session, f"{where}, {name}", repr(one[name]), repr(other[name]))
 
 
-def _describe_missing(
-    topic: str, partition: int | None, session: str | None, part: str, *, is_stored: bool
+def _build_missing_difference(
+    topic: str, partition: int | None, session: str | None, what: str, *, is_stored: bool
 ) -> StateDifference:
+    """Returns the difference that only one of the two states has something.
+
+    Args:
+        what: The name of what is missing in the other state.
+        is_stored: True if the stored state has it, False if the rebuilt one has it.
+    """
     return StateDifference(
-        topic, partition, session, part, *((_PRESENT, _NOTHING) if is_stored else (_NOTHING, _PRESENT))
+        topic, partition, session, what, *((_PRESENT, _NOTHING) if is_stored else (_NOTHING, _PRESENT))
     )
 
 
-def _sort_by_key(state: ShardState) -> Int64s:
-    """Returns the indices of the cursors in order of session key, which is the same in every correct state."""
+def _sort_cursors_by_key(state: ShardState) -> Int64s:
+    """Returns the indices of a state's cursors in the order of their session keys."""
     order: Int64s = pc.array_sort_indices(state.keys).to_numpy().astype(np.int64)
     return order
 
 
 def _reset_earlier_positions(cursors: Cursors) -> Cursors:
-    """Sets positions that belong to an earlier life of their session to `NO_POSITION`, in place.
-
-    Returns the same cursors.
-    """
+    """Replaces positions from an earlier life of a session by `NO_POSITION`, in place. Returns the same cursors."""
     for name in _OF_PRESENT_LIFE:
         cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
     return cursors
 
 
-def _map_clock_indices(state: ShardState, other_state: ShardState) -> Int64s:
-    """Returns for each topic-partition of `state`'s clock its index in the other state's clock; -1 if it is missing."""
+def _match_clock_indices(state: ShardState, other_state: ShardState) -> Int64s:
+    """Returns, for each topic-partition in a state's clock, its index in another state's clock; -1 if absent."""
     number = {(lane.topic, lane.partition): number for number, lane in enumerate(other_state.clock.partition_times)}
     return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.partition_times], np.int64)
 
 
-def _format_value(state: ShardState, name: str, value: int) -> str:
-    if name == "lane" and 0 <= value < len(state.clock.partition_times):
+def _format_value(state: ShardState, field_name: str, value: int) -> str:
+    if field_name == "lane" and 0 <= value < len(state.clock.partition_times):
         return f"{state.clock.partition_times[value].topic}/{state.clock.partition_times[value].partition}"
-    return _NOTHING if value == INITIAL_VALUES.get(name) else str(value)
+    return _NOTHING if value == INITIAL_VALUES.get(field_name) else str(value)
 
 
-def _sort_messages(held: pa.Table | None) -> pa.Table | None:
-    if held is None:
+def _sort_messages(held_messages: pa.Table | None) -> pa.Table | None:
+    if held_messages is None:
         return None
-    rows = held.drop_columns([_NOT_COMPARED_OF_HELD])
+    rows = held_messages.drop_columns([_NOT_COMPARED_OF_HELD])
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _COORDINATES]))
 
 
-def _list_rows(held: pa.Table | None) -> list[dict[str, Any]]:
-    return [] if held is None else held.to_pylist()
+def _list_rows(held_messages: pa.Table | None) -> list[dict[str, Any]]:
+    return [] if held_messages is None else held_messages.to_pylist()
 
 
 def _get_message_key(row: dict[str, Any]) -> tuple[str, int, int]:

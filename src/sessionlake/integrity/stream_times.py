@@ -40,11 +40,15 @@ def _create_empty_notes() -> pa.Table:
 
 @dataclass(frozen=True)
 class StreamTimeNotes:
-    """The notes in memory, as tables of `SCHEMA`: at least the last two notes of each topic-partition.
+    """Notes of stream time: each says what a topic-partition's stream time was at an offset.
+
+    At least the last two of each.
+
+    The tables have the columns `topic_partition`, `offset` and `time` (ms).
 
     Attributes:
         settled: Most of the notes; rewritten only when there are too many recent ones.
-        recent: The notes written since `settled` was made. A note can be in both.
+        recent: The notes written since then. A note can be in both tables.
     """
 
     settled: pa.Table = field(default_factory=_create_empty_notes)
@@ -61,7 +65,7 @@ class StreamTimeNotes:
             For each topic-partition, stream time (ms) and offset of the note; `NO_TIME` and `BEGINNING` without one.
         """
         time, offset = np.full(len(partitions), NO_TIME), np.full(len(partitions), BEGINNING, np.int64)
-        wanted = pa.array([_partition_key(*name) for name in partitions], pa.string())
+        wanted = pa.array([_build_partition_key(*name) for name in partitions], pa.string())
         for notes in (self.settled, self.recent):
             place = pc.fill_null(pc.index_in(notes["topic_partition"], value_set=wanted), -1).to_numpy()
             found = np.flatnonzero(place >= 0)
@@ -77,12 +81,12 @@ class StreamTimeNotes:
         return time, offset
 
     def add_notes(self, partition_times: Iterable[PartitionTime]) -> StreamTimeNotes:
-        """Returns these notes and new ones.
+        """Returns the notes with new ones added.
 
         Args:
-            partition_times: Stream time and last offset of each topic-partition after a batch.
+            partition_times: The stream time and last offset of each topic-partition after a batch.
         """
-        rows = [(_partition_key(end.topic, end.partition), end.offset, end.time) for end in partition_times]
+        rows = [(_build_partition_key(end.topic, end.partition), end.offset, end.time) for end in partition_times]
         columns = zip(*rows, strict=True) if rows else [()] * len(NOTES_SCHEMA)
         added = pa.table([pa.array(c, f.type) for c, f in zip(columns, NOTES_SCHEMA, strict=True)], schema=NOTES_SCHEMA)
         recent = pa.concat_tables([self.recent, added]).combine_chunks()
@@ -91,12 +95,15 @@ class StreamTimeNotes:
         return StreamTimeNotes(_select_last_notes(pa.concat_tables([self.settled, recent])))
 
 
-def _partition_key(topic: str, partition: int) -> str:
+def _build_partition_key(topic: str, partition: int) -> str:
     return f"{topic}\0{partition}"
 
 
 def _select_last_notes(notes: pa.Table) -> pa.Table:
-    """Returns the last `_KEPT` notes of each topic-partition, with only the latest of those with the same offset."""
+    """Returns the last two notes of each topic-partition.
+
+    Of notes with the same offset, only the one with the latest time.
+    """
     code, offset = encode_as_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]

@@ -18,7 +18,7 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
 class UpdateRule(Enum):
-    """How a column of the cursor is updated from the values of applied messages."""
+    """How a value of the cursor is updated from the values of applied messages, such as to the greatest of them."""
 
     LEAST = 0
     GREATEST = 1
@@ -28,12 +28,12 @@ class UpdateRule(Enum):
 
 
 class CursorStep(NamedTuple):
-    """The rule that updates one column of the cursor from the applied messages.
+    """The rule by which one field of the cursor is updated from the applied messages.
 
     Attributes:
-        column: The column of the cursor.
-        how: How the column is updated.
-        value: The field of `Run` that the column is computed from.
+        column: The field of the cursor.
+        how: How the field is updated.
+        value: The field of `AppliedRun` from which it is computed.
         least: Lower values count as this one.
         greatest: Higher values count as this one.
     """
@@ -59,7 +59,9 @@ STEPS = (
 
 
 class AppliedRun(NamedTuple):
-    """Runs of applied messages as arrays, each run after the one before. An `end` can only be the last of its run.
+    """Applied messages of one or more sessions as arrays.
+
+    A session's messages are a run; only its last one can be an `end`.
 
     Attributes:
         starts: Index of the first message of each run.
@@ -77,7 +79,7 @@ class AppliedRun(NamedTuple):
 
 
 def apply_runs(cursors: Cursors, run: AppliedRun) -> None:
-    """Updates the cursors of open sessions in place; the cursor at index n gets the messages of run n."""
+    """Updates the cursors of open sessions in place. The cursor at index n gets the messages of run n."""
     last = np.append(run.starts[1:], len(run.seq)) - 1
     ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
     for column, how, name, least, greatest in STEPS:
@@ -100,7 +102,10 @@ def apply_runs(cursors: Cursors, run: AppliedRun) -> None:
 
 
 def apply_run(cursor: Cursor, run: AppliedRun) -> None:
-    """Updates the cursor of one open session in place with the messages in `run`, which are all of this session."""
+    """Updates the cursor of one open session in place with applied messages.
+
+    All messages in `run` are of this session.
+    """
     ended = int(run.type[-1]) == MessageType.END
     for step in STEPS:
         values, how = getattr(run, step.value), step.how
@@ -113,26 +118,33 @@ def apply_run(cursor: Cursor, run: AppliedRun) -> None:
                 value = len(values)
             case _:
                 value = int(values[-1])
-        _update_column(cursor, step, value, ended=ended)
+        _update_column(cursor, step, value, is_end=ended)
     if ended:
         cursor.status = Status.ENDED
 
 
-def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, ends: bool) -> None:
-    """Updates a session's cursor in place with one applied message; `ends` is True if the message is an `end`."""
+def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, is_end: bool) -> None:
+    """Updates the cursor of one session in place with one applied message.
+
+    `is_end` is True if the message is an `end`.
+    """
     values = {"seq": seq, "ts": ts, "position": position}
     for step in STEPS:
-        _update_column(cursor, step, 1 if step.how is UpdateRule.COUNT else values[step.value], ended=ends)
-    if ends:
+        _update_column(cursor, step, 1 if step.how is UpdateRule.COUNT else values[step.value], is_end=is_end)
+    if is_end:
         cursor.status = Status.ENDED
 
 
-def _update_column(cursor: Cursor, step: CursorStep, value: int, *, ended: bool) -> None:
+def _update_column(cursor: Cursor, step: CursorStep, value: int, *, is_end: bool) -> None:
+    """Updates one field of a cursor by its rule.
+
+    `value` is the applied message's value; `is_end` says if it is an `end`.
+    """
     before, how = getattr(cursor, step.column), step.how
     if how is UpdateRule.COUNT:
         value += before
     elif how is UpdateRule.AT_END:
-        if not ended:
+        if not is_end:
             return
         value = min(max(value, step.least), step.greatest)
     elif cursor.messages and how is UpdateRule.LEAST:

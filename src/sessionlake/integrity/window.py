@@ -25,12 +25,12 @@ from sessionlake.settings.section import Integrity
 
 
 def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
-    """Judges the sessions that the fast path can handle and updates their cursors.
+    """Judges all sessions of class `window` that array operations can judge, and updates their cursors.
 
     Returns:
         A boolean for each session with messages: True if it was judged.
     """
-    wanted = _find_candidates(batch)
+    wanted = _find_window_candidates(batch)
     if not wanted.any():
         return wanted
     arrivals = _Arrivals(batch, wanted)
@@ -43,7 +43,11 @@ def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
     return wanted
 
 
-def _find_candidates(batch: ShardBatch) -> Bools:
+def _find_window_candidates(batch: ShardBatch) -> Bools:
+    """Returns a boolean for each session with messages: True if its cursor allows the fast path.
+
+    That needs class `window`, an open session, no gaps and no operator's decisions.
+    """
     busy = len(batch.new_messages.starts)
     cursors = batch.cursors[:busy]
     wanted = np.array([rules.integrity is Integrity.WINDOW for rules in batch.rules[:busy]], np.bool_)
@@ -54,24 +58,30 @@ def _find_candidates(batch: ShardBatch) -> Bools:
     return wanted
 
 
-def _list_rule_values(batch: ShardBatch, name: str) -> Int64s:
-    return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
+def _list_rule_values(batch: ShardBatch, rule_name: str) -> Int64s:
+    """Returns, for each session with messages, the value of the rule with this name."""
+    return np.array([getattr(rules, rule_name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
 def _compute_release_times(ts: Int64s, batch: ShardBatch, session_numbers: Int64s) -> Int64s:
-    """Returns the event time (ms) that a session must exceed to release each message; the highest int64 means never."""
+    """Returns the event time (ms) that a session must exceed to release each message. The highest int64: never.
+
+    Args:
+        ts: The event time of each message, ms.
+        session_numbers: The number of each message's session in the batch.
+    """
     lateness = _list_rule_values(batch, "lateness")[session_numbers]
     return np.minimum(ts, INT64_MAX - lateness) + lateness
 
 
 class _Arrivals:
-    """The messages of candidate sessions, which the fast path may be able to handle, in order of arrival.
+    """New messages of sessions that the fast path may be able to judge, in order of arrival.
 
     Attributes:
-        sessions: Number of sessions that have messages in the batch.
-        place: Index of each message in the stream.
-        owner: Session number of each message.
-        highest: Highest event time (ms) of the session up to each message.
+        sessions: The number of sessions that have messages in the batch.
+        place: The index of each message in the batch's new messages.
+        owner: The session number of each message.
+        highest: The highest event time (ms) of the session up to each message.
     """
 
     def __init__(self, batch: ShardBatch, is_candidate: Bools) -> None:
@@ -98,6 +108,7 @@ class _Arrivals:
         )
 
     def _mark_sessions(self, is_faulty: Bools) -> Bools:
+        """Returns a boolean for each session: True if one of its messages is marked in `is_faulty`."""
         found = np.zeros(self.sessions, np.bool_)
         found[self.owner[is_faulty]] = True
         return found
@@ -141,13 +152,13 @@ class _Arrivals:
 
 
 class _Releases:
-    """The messages that candidate sessions of the fast path release, by session and then in order of release.
+    """The messages that sessions of the fast path release in the batch, by session and then in order of release.
 
     Attributes:
-        owner: Session number of each message.
-        index: Index of each message in the outcome.
-        releasing: Offset of the message whose arrival released it.
-        at: Stream time (ms) at that arrival.
+        owner: The session number of each message.
+        index: The index of each message in the outcome.
+        releasing: The offset of the message whose arrival released it.
+        at: The stream time (ms) at that arrival.
     """
 
     def __init__(self, batch: ShardBatch, is_candidate: Bools, arrivals: _Arrivals) -> None:
@@ -179,11 +190,11 @@ class _Releases:
             setattr(self, name, getattr(self, name)[selection])
 
     def _find_releasing_arrivals(self, arrivals: _Arrivals) -> Int64s:
-        """Returns for each released message the index, among the arrivals, of the message that released it."""
-        passed = _compute_release_times(self.ts, self._batch, self.owner)
-        times = np.unique(np.concatenate([arrivals.highest, passed]))
+        """Returns, for each released message, the index in `arrivals` of the message that released it."""
+        release_times = _compute_release_times(self.ts, self._batch, self.owner)
+        times = np.unique(np.concatenate([arrivals.highest, release_times]))
         come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
-        gone = self.owner * len(times) + np.searchsorted(times, passed)
+        gone = self.owner * len(times) + np.searchsorted(times, release_times)
         return np.searchsorted(come, gone, side="right")
 
     @property
@@ -218,6 +229,13 @@ class _Releases:
 def _apply_fast_sessions(
     batch: ShardBatch, is_fast: Bools, arrivals: _Arrivals, releases: _Releases, outcome: JudgingOutcome
 ) -> None:
+    """Applies the released messages of some sessions, and updates their cursors.
+
+    Args:
+        is_fast: For each session with messages, True if the fast path judges it.
+        arrivals: The new messages of these sessions.
+        releases: The messages that they release.
+    """
     stream, cursors = batch.new_messages, batch.cursors[: len(is_fast)]
     last = stream.ends[is_fast] - 1
     moved = cursors[is_fast]
@@ -269,6 +287,7 @@ class _SessionGroups:
 
 
 def _apply_released_messages(batch: ShardBatch, releases: _Releases, outcome: JudgingOutcome) -> None:
+    """Sets the verdicts of released messages, records their gaps, and updates the cursors."""
     starts = np.flatnonzero(releases.is_first_of_session)
     ends = np.append(starts[1:], len(releases.owner))
     groups = _SessionGroups(starts, ends, releases.owner[starts])
@@ -297,7 +316,10 @@ def _apply_released_messages(batch: ShardBatch, releases: _Releases, outcome: Ju
 
 
 def _record_gaps(releases: _Releases, last_seq: Int64s, outcome: JudgingOutcome) -> Bools:
-    """Records an event for each released message whose seq is higher than expected.
+    """Records an event for each released message before which seqs are missing.
+
+    Args:
+        last_seq: For each message, the highest seq that its session had applied before the batch.
 
     Returns:
         A boolean for each released message: True if it has such an event.

@@ -35,7 +35,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
 
 
-def kafka_package(jvm: Any) -> Any:
+def find_kafka_package(jvm: Any) -> Any:
     """Returns the JVM package of Kafka's Java client: the original one, or the renamed copy in Databricks' runtime.
 
     Raises:
@@ -58,21 +58,21 @@ def kafka_package(jvm: Any) -> Any:
 class KafkaAdmin:
     """An open Kafka admin client. Call `close` when done.
 
+    Every method raises a `BrokerError` if Kafka does not answer, an `AccessError` if it rejects this client, and an
+    `UnknownTopicError` if it does not have a topic that was named.
+
     Attributes:
         away: True if Kafka did not answer the last request.
 
     Raises:
         MachineError: Spark has no accessible Kafka client.
-        BrokerError: From every method, if Kafka does not answer.
-        UnknownTopicError: From every method that takes topics, if Kafka does not have one of them.
-        AccessError: From every method, if Kafka rejects this client.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
         self._settings = settings
         self.away = False
-        self._kafka = kafka_package(self._jvm)
+        self._kafka = find_kafka_package(self._jvm)
         properties = self._jvm.java.util.Properties()
         for key, value in build_java_client_options(settings).items():
             properties.setProperty(key, value)
@@ -97,19 +97,21 @@ class KafkaAdmin:
         return {name: None if topic_id == _NO_ID else topic_id for name, topic_id in found.items()}
 
     def list_partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
-        """Returns topic and partition number of each partition of the topics, which must exist."""
+        """Returns topic and partition number of each partition of these topics. All topics must exist."""
         with self._translate_errors():
-            described = self._wait_for_result(self._client.describeTopics(self._to_java_list(topics)).allTopicNames())
+            described = self._wait_for_result(
+                self._client.describeTopics(self._create_java_list(topics)).allTopicNames()
+            )
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
     def read_offsets(
         self, places: Iterable[TopicPartition], *, committed: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Returns the first offset and the end, one past the last offset, of each partition, which must exist.
+        """Returns the first offset and the end offset of each topic-partition. The end is one past the last offset.
 
         Args:
-            places: Topics and partition numbers.
-            committed: If true, the end is the last stable offset: where the first open transaction starts.
+            places: The topic-partitions, which must exist.
+            committed: True for the last stable offset as the end: where the first open transaction starts.
         """
         asked = list(places)
         spec = self._kafka.clients.admin.OffsetSpec
@@ -118,7 +120,7 @@ class KafkaAdmin:
         return {place: (firsts[place], ends[place]) for place in asked}
 
     def read_last_stable_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the last stable offset of each partition, which must exist.
+        """Returns the last stable offset of each of these topic-partitions, which must exist.
 
         A `read_committed` consumer reads the messages before this offset. Open transactions start at it or after it.
         """
@@ -127,7 +129,7 @@ class KafkaAdmin:
         return dict(self._list_offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
 
     def is_compacted(self, topic: str) -> bool:
-        """Returns True if the topic, which must exist, is compacted: Kafka may then remove messages between others.
+        """Returns True if the topic is compacted: Kafka may then remove messages between others. The topic must exist.
 
         Raises:
             AccessError: This client may not read the topic's settings.
@@ -135,10 +137,17 @@ class KafkaAdmin:
         with self._translate_errors():
             config = self._kafka.common.config
             resource = config.ConfigResource(getattr(config, "ConfigResource$Type").TOPIC, topic)
-            found = self._wait_for_result(self._client.describeConfigs(self._to_java_list([resource])).all())
+            found = self._wait_for_result(self._client.describeConfigs(self._create_java_list([resource])).all())
             return "compact" in found[resource].get("cleanup.policy").value()
 
     def _list_offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
+        """Returns, by topic-partition, the offset that Kafka reports.
+
+        Args:
+            places: The topic-partitions.
+            spec: Kafka's `OffsetSpec`: the earliest or the latest offset.
+            options: Kafka's `ListOffsetsOptions`, or nothing.
+        """
         with self._translate_errors():
             request = self._jvm.java.util.HashMap()
             for topic, number in places:
@@ -146,17 +155,19 @@ class KafkaAdmin:
             found = self._wait_for_result(self._client.listOffsets(request, *options).all())
             return {(item.topic(), item.partition()): found[item].offset() for item in found}
 
-    def _to_java_list(self, items: Iterable[Any]) -> Any:
+    def _create_java_list(self, items: Iterable[Any]) -> Any:
         listed = self._jvm.java.util.ArrayList()
         for item in items:
             listed.add(item)
         return listed
 
     def _wait_for_result(self, future: Any) -> Any:
+        """Returns the result of a Java future. Raises a `Py4JError` if it is not there within 20 seconds."""
         return future.get(_SECONDS, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Turns py4j's errors in the block into a `BrokerError`, `AccessError` or `UnknownTopicError`."""
         from py4j.protocol import Py4JError
 
         if self.away:  # a connection attempt fails at once, where the client would wait for its timeout
@@ -186,7 +197,7 @@ class KafkaAdmin:
         self.away = False
 
     def _has_cause(self, error: Py4JError, names: Iterable[str]) -> bool:
-        """Returns True if the error or one of its causes is one of these error classes of Kafka."""
+        """Returns True if the error or one of its causes has one of these classes of Kafka's `common.errors`."""
         kinds = [f"{self._kafka._fqn}.common.errors.{name}" for name in names]  # noqa: SLF001  (py4j's own name)
         cause = getattr(error, "java_exception", None)
         while cause is not None:

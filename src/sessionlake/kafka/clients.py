@@ -58,7 +58,7 @@ _SHARED = {
 
 
 def build_java_client_options(settings: Settings) -> dict[str, str]:
-    """Returns the options with which a Java client connects to the broker.
+    """Returns the options with which a Java client connects to Kafka, by Kafka's names.
 
     Raises:
         ConfigError: A certificate or key cannot be used.
@@ -84,11 +84,12 @@ def build_spark_kafka_options(settings: Settings) -> dict[str, str]:
 
 
 def build_spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -> dict[str, str]:
-    """Returns the options of Spark's Kafka source: those of `build_spark_kafka_options`, and a limit for each poll.
+    """Returns the options of Spark's Kafka source: for the connection, and a limit for the messages of each poll.
 
     Args:
         settings: The pipeline's settings.
-        polled_bytes: Limit of one poll in bytes. It holds even if all messages have `capture.max_message_bytes`.
+        polled_bytes: The largest size of one poll's messages in bytes. It holds even if all messages have the maximum
+            size.
     """
     records = max(1, polled_bytes // settings.capture.max_message_bytes)
     limit = {"kafka.max.poll.records": str(min(records, _KAFKA_POLLED))}
@@ -102,7 +103,7 @@ def build_consumer_config(settings: Settings, group: str) -> dict[str, str | int
 
     Args:
         settings: The pipeline's settings.
-        group: Suffix of the consumer group's name, which appears in the broker's log.
+        group: The end of the consumer group's name, which appears in the broker's log.
     """
     consumer: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
     consumer["log_level"] = 2  # errors are raised as exceptions, so they need not be logged
@@ -140,7 +141,7 @@ def require_broker(settings: Settings) -> None:
         AccessError: The broker rejects this client, or its certificate is not trusted.
         ConfigError: `kafka.bootstrap_servers` is not `host:port`, or the security settings cannot be used.
     """
-    host, port = _find_listener(settings)
+    host, port = _find_listening_server(settings)
     failure = _request_metadata(settings)
     if failure is None:
         return
@@ -171,7 +172,7 @@ def require_listener(settings: Settings) -> None:
         AccessError: The server's certificate is not trusted, or is for another host.
         ConfigError: `kafka.bootstrap_servers` is not `host:port`, or a certificate cannot be used.
     """
-    _find_listener(settings)
+    _find_listening_server(settings)
 
 
 def create_rejected_error(settings: Settings, message: str) -> AccessError:
@@ -201,6 +202,11 @@ def create_rejected_error(settings: Settings, message: str) -> AccessError:
 
 
 def _build_certificate_store_options(options: dict[str, str]) -> dict[str, str]:
+    """Returns librdkafka's properties for the trust store and key store in `kafka.options`.
+
+    Raises:
+        ConfigError: A store has a format that only Java reads.
+    """
     config = {}
     for store, target in (("truststore", "ssl.ca.location"), ("keystore", "ssl.keystore.location")):
         location = options.get(f"ssl.{store}.location")
@@ -219,10 +225,10 @@ def _build_certificate_store_options(options: dict[str, str]) -> dict[str, str]:
     return config
 
 
-def _find_listener(settings: Settings) -> tuple[str, int]:
+def _find_listening_server(settings: Settings) -> tuple[str, int]:
     """Returns host and port of the first configured server that accepts a connection.
 
-    If TLS is configured, also checks the server's TLS.
+    Also checks its TLS, if TLS is used.
     """
     failures = []
     for host, port in parse_bootstrap_servers(settings):
@@ -235,6 +241,7 @@ def _find_listener(settings: Settings) -> tuple[str, int]:
 
 
 def _try_to_connect(host: str, port: int) -> str | None:
+    """Connects to a server. Returns None if it accepts, else the reason why not."""
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
             return None
@@ -243,6 +250,7 @@ def _try_to_connect(host: str, port: int) -> str | None:
 
 
 def _require_tls(settings: Settings, host: str, port: int) -> None:
+    """Checks that a server uses TLS with a trusted certificate, if the settings require TLS."""
     options = build_java_client_options(settings)
     found = find_tls_fault(host, port, options, _CONNECT_SECONDS) if uses_tls(options) else None
     if found is None:
@@ -267,6 +275,7 @@ def _require_tls(settings: Settings, host: str, port: int) -> None:
 
 
 def _request_metadata(settings: Settings) -> MetadataFailure | None:
+    """Asks Kafka for its topics. Returns None if it answers, or if librdkafka cannot be used here; else the failure."""
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 

@@ -24,12 +24,12 @@ _SHOWN = 5
 
 
 def read_last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecord]:
-    """Returns the last messages of a topic, oldest first. Those of a partition are in the order of their offsets.
+    """Returns the last messages of a topic, oldest first. Those of one partition are in the order of their offsets.
 
     Args:
         settings: The pipeline's settings.
         topic: The topic.
-        count: Most messages of all partitions together. So many are in memory.
+        count: The largest number of messages from all partitions together.
 
     Raises:
         MachineError: The package `confluent_kafka` is missing.
@@ -49,10 +49,12 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
     try:
         partitions = _list_partitions(consumer, settings, topic)
         latest = heapq.nlargest(
-            count, _read_ends(consumer, settings, topic, partitions, count), key=lambda one: (one.timestamp, one.offset)
+            count,
+            _read_partition_ends(consumer, settings, topic, partitions, count),
+            key=lambda one: (one.timestamp, one.offset),
         )
     except KafkaException as error:
-        raise _make_no_answer_error(settings, topic, hide_secrets(settings, str(error))[:300]) from error
+        raise _create_no_answer_error(settings, topic, hide_secrets(settings, str(error))[:300]) from error
     finally:
         consumer.close()
     by_partition: dict[int, list[KafkaRecord]] = {}
@@ -62,6 +64,7 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
 
 
 def _list_partitions(consumer: Consumer, settings: Settings, topic: str) -> list[int]:
+    """Returns the partition numbers of a topic. Raises an `UnknownTopicError` if Kafka does not have the topic."""
     topics = consumer.list_topics(timeout=_SECONDS).topics
     if topic not in topics or not topics[topic].partitions:
         known = sorted(name for name in topics if not name.startswith("_"))
@@ -74,10 +77,10 @@ def _list_partitions(consumer: Consumer, settings: Settings, topic: str) -> list
     return sorted(topics[topic].partitions)
 
 
-def _read_ends(
+def _read_partition_ends(
     consumer: Consumer, settings: Settings, topic: str, partitions: list[int], count: int
 ) -> Iterator[KafkaRecord]:
-    """Yields up to `count` messages at the end of each partition."""
+    """Yields the last `count` messages of each of these partitions, or all if it has fewer."""
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     starts, ends = [], {}
@@ -93,18 +96,18 @@ def _read_ends(
         if messages:
             deadline = time.monotonic() + _SECONDS
         elif time.monotonic() > deadline:
-            raise _make_no_answer_error(settings, topic, f"no message within {_SECONDS:.0f} s")
+            raise _create_no_answer_error(settings, topic, f"no message within {_SECONDS:.0f} s")
         for message in messages:
             error, number, offset = message.error(), message.partition(), message.offset()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name
                 raise KafkaException(error)
             if error is None and offset is not None and offset < ends.get(number or 0, 0):
-                yield _make_record(message)
+                yield _create_record(message)
             if error is not None or (offset is not None and offset + 1 >= ends.get(number or 0, 0)):
                 ends.pop(number or 0, None)
 
 
-def _make_record(message: Any) -> KafkaRecord:
+def _create_record(message: Any) -> KafkaRecord:
     kind, milliseconds = message.timestamp()
     headers = dict(message.headers() or ())
     return KafkaRecord(
@@ -113,8 +116,8 @@ def _make_record(message: Any) -> KafkaRecord:
     )  # fmt: skip
 
 
-def _make_no_answer_error(settings: Settings, topic: str, why: str) -> BrokerError:
+def _create_no_answer_error(settings: Settings, topic: str, reason: str) -> BrokerError:
     return BrokerError(
-        f"Kafka at {settings.kafka.bootstrap_servers} does not send the messages of topic {topic} ({why})",
+        f"Kafka at {settings.kafka.bootstrap_servers} does not send the messages of topic {topic} ({reason})",
         fix="Check that the broker runs and that this client may read the topic",
     )

@@ -64,7 +64,9 @@ class RegistrySchemas:
     auth: str | None = field(default=None, repr=False)
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Returns the schemas with these ids, each after the schemas that it refers to. Unknown ids are absent.
+        """Returns, by id, the texts of each schema: first those of the schemas that it refers to.
+
+        Unknown ids are absent.
 
         Raises:
             RegistryError: The registry does not answer, or its answer is not valid.
@@ -73,7 +75,10 @@ class RegistrySchemas:
 
 
 class _SchemaCache:
-    """Cache of a registry's schemas in one process. Its size is limited so that invented ids cannot fill the memory."""
+    """The schemas that a process has read from one registry.
+
+    Limited in size, so that invented ids cannot fill the memory.
+    """
 
     def __init__(self, ask: Callable[[int], Definition | None]) -> None:
         self._ask = ask
@@ -81,7 +86,7 @@ class _SchemaCache:
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Returns the schemas with these ids. Asks the registry for those that are not cached, a few at a time."""
+        """Returns, by id, the schemas that are cached or that the registry has. Asks the registry a few at a time."""
         oldest = time.monotonic() - _UNKNOWN_SECONDS
         found = {schema: self._known[schema] for schema in ids if schema in self._known}
         for schema in found:
@@ -97,12 +102,16 @@ class _SchemaCache:
                 pool.shutdown(cancel_futures=True)
         return found
 
-    def _store_definition(self, schema: int, definition: Definition | None) -> None:
+    def _store_definition(self, schema_id: int, definition: Definition | None) -> None:
+        """Caches a schema, or, if it is None, that the registry does not know the id.
+
+        Drops the oldest entries if there are too many.
+        """
         if definition is None:
-            self._unknown.pop(schema, None)
-            self._unknown[schema] = time.monotonic()
+            self._unknown.pop(schema_id, None)
+            self._unknown[schema_id] = time.monotonic()
         else:
-            self._known[schema] = definition
+            self._known[schema_id] = definition
         for cached, limit in ((self._known, _MAX_KNOWN), (self._unknown, _MAX_UNKNOWN)):
             if len(cached) > limit:
                 cached.popitem(last=False)
@@ -111,15 +120,15 @@ class _SchemaCache:
 _caches: dict[RegistrySchemas, _SchemaCache] = {}
 
 
-def _get_schema_cache(source: RegistrySchemas) -> _SchemaCache:
-    if source not in _caches:
-        _caches[source] = _SchemaCache(_RegistryClient(source).fetch_definition)
-    return _caches[source]
+def _get_schema_cache(registry: RegistrySchemas) -> _SchemaCache:
+    if registry not in _caches:
+        _caches[registry] = _SchemaCache(_RegistryClient(registry).fetch_definition)
+    return _caches[registry]
 
 
 @contextmanager
-def _close_after_timeout(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
-    """Closes the connection after a time limit, so that a read from it in the block fails.
+def _close_after_timeout(connection: http.client.HTTPConnection, timeout_seconds: float) -> Iterator[None]:
+    """Closes the connection once the time limit is over, so that a read in the block fails.
 
     Raises:
         TimeoutError: The block took longer than the limit.
@@ -132,7 +141,7 @@ def _close_after_timeout(connection: http.client.HTTPConnection, seconds: float)
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, close_connection)
+    timer = threading.Timer(timeout_seconds, close_connection)
     timer.daemon = True
     timer.start()
     try:
@@ -144,48 +153,52 @@ def _close_after_timeout(connection: http.client.HTTPConnection, seconds: float)
 
 
 class _RegistryClient:
+    """Sends requests to a schema registry."""
+
     def __init__(self, source: RegistrySchemas) -> None:
         self._source = source
         # Registries store Protobuf schemas as source text. The serialized form needs no compiler.
         self._query = "?format=serialized" if source.format is PayloadFormat.PROTOBUF else ""
 
-    def fetch_definition(self, schema: int) -> Definition | None:
-        """Returns a schema, preceded by the schemas that it refers to.
+    def fetch_definition(self, schema_id: int) -> Definition | None:
+        """Returns the texts of a schema: first those of the schemas that it refers to, then its own.
 
         None if the registry does not know the id, or the schema has another format or exceeds the limits.
         """
-        if schema > _GREATEST_ID:
+        if schema_id > _GREATEST_ID:
             return None
         try:
-            answer = self._fetch_json(f"/schemas/ids/{schema}")
+            answer = self._fetch_json(f"/schemas/ids/{schema_id}")
             if answer.get("schemaType", "AVRO") != self._source.format.upper():
                 return None
             parts: dict[str, bytes] = {}
             self._add_references(answer, parts)
         except _NoSuchSchemaError:
             return None
-        return (*parts.values(), self._read_schema_text(answer, f"schema-{schema}.proto"))
+        return (*parts.values(), self._read_schema_text(answer, f"schema-{schema_id}.proto"))
 
-    def _add_references(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
-        """Adds to `parts`, by name, the schemas to which a schema refers. A schema comes after those that it refers to.
+    def _add_references(self, answer: dict[str, Any], schemas: dict[str, bytes]) -> None:
+        """Adds the schemas to which a schema refers to `schemas`, by name.
+
+        Each comes after those that it refers to itself.
 
         Args:
             answer: The registry's answer for the schema.
-            parts: The schemas that were added so far.
+            schemas: The texts of the schemas that were added so far.
         """
         for name, subject, version in self._parse_references(answer):
-            if name in parts:
+            if name in schemas:
                 continue
-            if len(parts) >= _MAX_REFERENCES:
+            if len(schemas) >= _MAX_REFERENCES:
                 raise _NoSuchSchemaError
             inner = self._fetch_json(f"/subjects/{subject}/versions/{version}")
-            parts[name] = b""  # marks the name as seen, so that circular references end here
-            self._add_references(inner, parts)
-            del parts[name]
-            parts[name] = self._read_schema_text(inner, name)
+            schemas[name] = b""  # marks the name as seen, so that circular references end here
+            self._add_references(inner, schemas)
+            del schemas[name]
+            schemas[name] = self._read_schema_text(inner, name)
 
     def _parse_references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
-        """Returns name, subject (quoted for a URL) and version of each schema to which the schema refers."""
+        """Returns name, subject (quoted for a URL) and version of each schema to which an answer's schema refers."""
         try:
             return [
                 (str(one["name"]), quote(str(one["subject"]), safe=""), int(one["version"]))
@@ -195,11 +208,16 @@ class _RegistryClient:
             raise self._make_error("it sent a reference without name, subject or version") from None
 
     def _read_schema_text(self, answer: dict[str, Any], name: str) -> bytes:
+        """Returns the text of the schema in an answer; with Protobuf, its serialized descriptor under this name.
+
+        Raises:
+            RegistryError: The answer has no usable schema.
+        """
         text = answer.get("schema")
         if not isinstance(text, str):
             raise self._make_error("it sent a schema without its text")
         if self._source.format is PayloadFormat.PROTOBUF:
-            return self._parse_descriptor(text, name)
+            return self._rename_descriptor_file(text, name)
         try:
             return text.encode()
         except UnicodeEncodeError:
@@ -207,7 +225,8 @@ class _RegistryClient:
                 "it sent a schema that is not valid text, with half of a surrogate pair in it"
             ) from None
 
-    def _parse_descriptor(self, text: str, name: str) -> bytes:
+    def _rename_descriptor_file(self, text: str, name: str) -> bytes:
+        """Decodes a Protobuf descriptor from base64, and returns it serialized with another file name."""
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
         from google.protobuf.message import DecodeError
 
@@ -265,7 +284,7 @@ class _RegistryClient:
             connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_SECONDS)
         try:
             with _close_after_timeout(connection, _ANSWER_SECONDS):
-                connection.request("GET", parts.path + path + self._query, headers=self._make_headers())
+                connection.request("GET", parts.path + path + self._query, headers=self._build_headers())
                 response = connection.getresponse()
                 body = response.read(_MAX_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
@@ -281,7 +300,7 @@ class _RegistryClient:
             body = b""  # for an error, only the status matters
         return response.status, body
 
-    def _make_headers(self) -> dict[str, str]:
+    def _build_headers(self) -> dict[str, str]:
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
         auth = self._source.auth
         if auth is not None:
@@ -289,9 +308,9 @@ class _RegistryClient:
             headers["Authorization"] = basic if ":" in auth else f"Bearer {auth}"
         return headers
 
-    def _make_error(self, why: str) -> RegistryError:
+    def _make_error(self, reason: str) -> RegistryError:
         return RegistryError(
-            f"schema registry {self._source.url}: {why}",
+            f"schema registry {self._source.url}: {reason}",
             why="Nothing of the batch was committed",
             fix="Start the registry, or correct capture.payload.registry_url and registry_auth, and run again",
         )

@@ -78,13 +78,13 @@ def build_librdkafka_security_options(security: KafkaSecurity) -> dict[str, str]
     return {name: _read_secret(value) for name, value in given.items() if value is not None}
 
 
-def parse_credentials(login: str) -> dict[str, str]:
-    """Returns the options, such as user name and password, in a value of `sasl.jaas.config`."""
-    return {found["name"]: re.sub(r"\\(.)", r"\1", found["value"]) for found in _OPTION.finditer(login)}
+def parse_credentials(jaas_config: str) -> dict[str, str]:
+    """Returns the options in a value of `sasl.jaas.config`, such as `username` and `password`, by name."""
+    return {found["name"]: re.sub(r"\\(.)", r"\1", found["value"]) for found in _OPTION.finditer(jaas_config)}
 
 
 def join_setting_names(settings: Settings, *keys: str) -> str:
-    """Returns a text that names the settings to correct: these keys of `kafka.security`.
+    """Returns a text that names the settings to correct: these keys of `kafka.security`, with commas and "and".
 
     If the configuration sets Kafka's own options instead, it names `kafka.options`.
     """
@@ -96,7 +96,7 @@ def join_setting_names(settings: Settings, *keys: str) -> str:
 
 
 def hide_secrets(settings: Settings, text: str) -> str:
-    """Returns a Kafka client's text with all configured secrets hidden. A client may repeat its options in errors."""
+    """Returns a text of a Kafka client with all configured secrets replaced by "(hidden)". Errors may repeat them."""
     security, options = settings.kafka.security, settings.kafka.options
     secrets = [value for name, value in options.items() if any(word in name for word in _SECRET_OPTIONS)]
     login = parse_credentials(options.get("sasl.jaas.config", ""))
@@ -115,6 +115,7 @@ def _read_secret(value: str | SecretStr) -> str:
 
 
 def _format_credentials(security: KafkaSecurity) -> str:
+    """Returns the login settings in the form of `sasl.jaas.config`, such as `username="u" password="p"`."""
     given: Mapping[str, str | SecretStr | None]
     if security.mechanism is Mechanism.OAUTHBEARER:
         given = {"clientId": security.client_id, "clientSecret": security.client_secret, "scope": security.scope}
@@ -124,15 +125,16 @@ def _format_credentials(security: KafkaSecurity) -> str:
 
 
 def _quote_value(value: str) -> str:
+    """Returns a value in double quotes, as `sasl.jaas.config` needs it."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def _read_pem_text(key: str, value: str) -> str:
-    """Returns PEM text of a certificate or key.
+    """Returns the PEM text of a certificate or key.
 
     Args:
-        key: The setting in `kafka.security`, for errors.
+        key: The setting's name in `kafka.security`, for errors.
         value: The PEM text itself, or the path of a file that has it.
     """
     if value.lstrip().startswith(PEM):
@@ -152,6 +154,7 @@ def _read_pem_text(key: str, value: str) -> str:
 
 
 def _read_private_key(security: KafkaSecurity) -> str:
+    """Returns the PEM text of the client's private key. Raises a `ConfigError` if it is not in the format PKCS#8."""
     given = "" if security.key is None else security.key.get_secret_value()
     text = _read_pem_text("key", given)
     if "PRIVATE KEY-----" not in text or not any(f"{PEM}{kind}" in text for kind in ("PRIVATE", "ENCRYPTED PRIVATE")):

@@ -17,9 +17,9 @@ _FIX = "Check the broker and the topic's settings, and send the file to a new to
 
 
 def send_messages(settings: Settings, records: Iterable[KafkaRecord]) -> int:
-    """Sends messages in order, each to its partition, and returns their number after Kafka has stored them all.
+    """Sends messages in order, each to its partition. Returns their number after Kafka has stored them all.
 
-    Messages without a time get the present one.
+    A message whose timestamp is -1 gets the present time.
 
     Raises:
         BrokerError: Kafka cannot be reached, or does not accept a message.

@@ -19,8 +19,11 @@ def uses_tls(options: Mapping[str, str]) -> bool:
     return options.get("security.protocol", "").upper() in {"SSL", "SASL_SSL"}
 
 
-def probe_tls(host: str, port: int, seconds: float) -> str | None:
-    """Tries a TLS handshake without a client certificate. The timeout is in seconds.
+def probe_tls(host: str, port: int, timeout_seconds: float) -> str | None:
+    """Tries a TLS handshake with a server, without a client certificate.
+
+    Args:
+        timeout_seconds: The longest time to wait for the connection.
 
     Returns:
         `open` if the server accepts the client, `certificate` if it requires a client certificate. None if the server
@@ -28,8 +31,8 @@ def probe_tls(host: str, port: int, seconds: float) -> str | None:
     """
     try:
         with (
-            socket.create_connection((host, port), seconds) as plain,
-            _make_context_without_checks().wrap_socket(plain) as secured,
+            socket.create_connection((host, port), timeout_seconds) as plain,
+            _create_context_without_checks().wrap_socket(plain) as secured,
         ):
             secured.settimeout(_ALERT_SECONDS)
             with suppress(TimeoutError):
@@ -41,7 +44,7 @@ def probe_tls(host: str, port: int, seconds: float) -> str | None:
         return None
 
 
-def find_tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) -> tuple[str, str] | None:
+def find_tls_fault(host: str, port: int, options: Mapping[str, str], timeout_seconds: float) -> tuple[str, str] | None:
     """Checks a server's TLS and certificate by a handshake.
 
     Args:
@@ -49,16 +52,19 @@ def find_tls_fault(host: str, port: int, options: Mapping[str, str], seconds: fl
         port: Port to connect to.
         options: Options of a Java client. If they name no trusted certificates in PEM format, the server's certificate
             is not checked.
-        seconds: Timeout of the connection in seconds.
+        timeout_seconds: Timeout of the connection in seconds.
 
     Returns:
         The kind of fault and OpenSSL's message; None if no fault was found. The kind is `plain` (the server does not
         use TLS), `untrusted` or `other_host` (its certificate is not trusted, or is for another host). Faults of the
         client's certificate are not found.
     """
-    context = _make_verifying_context(options)
+    context = _create_verifying_context(options)
     try:
-        with socket.create_connection((host, port), seconds) as plain, context.wrap_socket(plain, server_hostname=host):
+        with (
+            socket.create_connection((host, port), timeout_seconds) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
             return None
     except ssl.SSLCertVerificationError as error:
         return "other_host" if error.verify_code in _HOST_MISMATCH else "untrusted", error.verify_message.rstrip(".")
@@ -70,16 +76,21 @@ def find_tls_fault(host: str, port: int, options: Mapping[str, str], seconds: fl
         return None  # another check reports a server that does not answer
 
 
-def _make_context_without_checks() -> ssl.SSLContext:
+def _create_context_without_checks() -> ssl.SSLContext:
+    """Returns a TLS context that accepts every certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-def _make_verifying_context(options: Mapping[str, str]) -> ssl.SSLContext:
+def _create_verifying_context(options: Mapping[str, str]) -> ssl.SSLContext:
+    """Returns a TLS context that accepts only the certificates which the Java client's options name as trusted.
+
+    If the options name none in PEM format, it accepts every certificate.
+    """
     trusted = options.get("ssl.truststore.certificates")
     location = options.get("ssl.truststore.location")
-    context = _make_context_without_checks()
+    context = _create_context_without_checks()
     try:
         if location is not None and options.get("ssl.truststore.type", "").upper() == "PEM":
             trusted = Path(location).read_text(encoding="ascii")

@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import AccessError, BrokerError
-from sessionlake.kafka.admin import KafkaAdmin, kafka_package
+from sessionlake.kafka.admin import KafkaAdmin, find_kafka_package
 from sessionlake.kafka.clients import READ_COMMITTED, build_java_client_options
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -51,7 +51,7 @@ _ONE_BATCH = {"max.partition.fetch.bytes": "1", "fetch.max.bytes": "1", "isolati
 def find_runs_of_transactions(
     spark: SparkSession, settings: Settings, runs: Mapping[TopicPartition, Iterable[OffsetRun]]
 ) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns the runs of offsets that have no message because of transactions, by topic-partition.
+    """Returns, by topic-partition, those runs of offsets that have no message because of transactions.
 
     Args:
         spark: The session whose JVM has Kafka's client.
@@ -73,19 +73,23 @@ def find_runs_of_transactions(
             some, rest = asked[:FEW_RUNS], asked[FEW_RUNS:]
             beginning = each.assign_partition(place)
             committed.assign_partition(place)
-            found[place] = [run for run in some if run[0] >= beginning and _has_no_message(each, committed, run)]
+            found[place] = [
+                run for run in some if run[0] >= beginning and _is_run_of_transactions(each, committed, run)
+            ]
             if rest and len(found[place]) == len(some):
-                together = _have_no_messages(spark, settings, place, rest)
-                found[place] += rest if together else [run for run in rest if _has_no_message(each, committed, run)]
+                together = _are_runs_explained_by_count(spark, settings, place, rest)
+                found[place] += (
+                    rest if together else [run for run in rest if _is_run_of_transactions(each, committed, run)]
+                )
         return found
 
 
-def _have_no_messages(
+def _are_runs_explained_by_count(
     spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[OffsetRun]
 ) -> bool:
-    """Returns True if Kafka's number of messages shows that all runs are without a message because of transactions.
+    """Returns True if Kafka's count of messages shows that these runs lack messages because of transactions.
 
-    Kafka must have exactly one message per offset between the first run and the last one, except in the runs.
+    That is so if Kafka has exactly one message per offset between the first run and the last one, except in the runs.
 
     Only compaction removes messages from the middle of a partition. In a topic that is not compacted, all other offsets
     without a message belong to transactions. Returns False if the topic is compacted or its settings are not readable.
@@ -102,7 +106,14 @@ def _have_no_messages(
         return committed.count_records(first, end) == end - first - sum(after - before for before, after in runs)
 
 
-def _has_no_message(uncommitted_reader: _Consumer, committed_reader: _Consumer, run: OffsetRun) -> bool:
+def _is_run_of_transactions(uncommitted_reader: _Consumer, committed_reader: _Consumer, run: OffsetRun) -> bool:
+    """Returns True if transactions are the reason why the offsets of a run have no message.
+
+    Args:
+        uncommitted_reader: A consumer that also reads records of aborted transactions, one batch at a time.
+        committed_reader: A consumer that reads only committed records.
+        run: The offsets `[first, end)`.
+    """
     first, end = run
     aborted = False
     at = first
@@ -114,13 +125,14 @@ def _has_no_message(uncommitted_reader: _Consumer, committed_reader: _Consumer, 
         if not offsets and position != at + 1:
             return False
         aborted, at = aborted or bool(offsets), position
-    return not aborted or _has_no_committed_message(committed_reader, first, end)
+    return not aborted or _lacks_committed_messages(committed_reader, first, end)
 
 
-def _has_no_committed_message(committed_reader: _Consumer, first: int, end: int) -> bool:
-    committed_reader.seek_to_offset(first)
-    while first < end:
-        offsets, first = committed_reader.poll_offsets()
+def _lacks_committed_messages(committed_reader: _Consumer, start: int, end: int) -> bool:
+    """Returns True if the consumer finds no committed record with an offset in `[start, end)`."""
+    committed_reader.seek_to_offset(start)
+    while start < end:
+        offsets, start = committed_reader.poll_offsets()
         if offsets and offsets[0] < end:
             return False
     return True
@@ -143,7 +155,7 @@ class _Consumer:
         return int(self._consumer.beginningOffsets(places)[self._place])
 
     def seek_to_offset(self, offset: int) -> None:
-        """Continues reading at this offset."""
+        """Makes the consumer read from this offset next."""
         self._consumer.seek(self._place, offset)
         self._at = offset
 
@@ -165,10 +177,10 @@ class _Consumer:
         return found - last.size() + inside
 
     def poll_offsets(self) -> tuple[list[int], int]:
-        """Waits until the position, the next offset to read, has advanced.
+        """Reads the next records. Waits until the position, the next offset to read, has advanced.
 
         Returns:
-            Offsets of the records that were read, which can be none, and the new position.
+            The offsets of the records, which can be none, and the new position.
 
         Raises:
             BrokerError: The position has not advanced for some seconds.
@@ -178,6 +190,10 @@ class _Consumer:
         return offsets, self._at
 
     def _poll_records(self) -> Any:
+        """Returns the Java client's next records, as soon as the position has advanced.
+
+        Raises a `BrokerError` after 20 seconds.
+        """
         deadline = time.monotonic() + _SECONDS
         while time.monotonic() < deadline:
             records = self._consumer.poll(self._wait)
@@ -193,10 +209,20 @@ class _Consumer:
 
 @contextmanager
 def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str]) -> Iterator[_Consumer]:
+    """Opens a Java consumer for the block.
+
+    Args:
+        spark: The session whose JVM has Kafka's client.
+        settings: The pipeline's settings.
+        options: Options of the consumer, in addition to those for the connection.
+
+    Raises:
+        BrokerError: Kafka does not answer.
+    """
     from py4j.protocol import Py4JError
 
     jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
-    kafka = kafka_package(jvm)
+    kafka = find_kafka_package(jvm)
     properties = jvm.java.util.Properties()
     for key, value in {**build_java_client_options(settings), **_OPTIONS, **options}.items():
         properties.setProperty(key, value)

@@ -84,8 +84,7 @@ class StoredSums(NamedTuple):
         """Conditions of the reads that together cover the ledger: one list of conditions per read.
 
         If retention has removed old entries, the first read gets the entries since `removed_before`. The second read
-        gets
-        older entries whose removal was interrupted.
+        gets older entries whose removal was interrupted.
         """
         if self.removed_before is None:
             return [[]]
@@ -150,8 +149,7 @@ class LedgerReader:
         reader: reads the tables.
         columns: further columns of the ledger, or `batches`, `unaccounted` or `table_versions`, which only sums have.
         before: a batch that its query will run again. This batch and later ones of the query are left out. None to
-            leave
-            out no batch.
+            leave out no batch.
         every_entry: True to read each entry that the ledger still has, instead of sums of such entries.
         include_carried: False to leave out the sums that replace entries which retention removed.
 

@@ -149,8 +149,7 @@ class Ledger:
         """Returns the earliest commit time that the entry may get.
 
         An entry of a rebuild must be later than all entries of its layer and all rebuilds. Other entries must be later
-        than
-        the last rebuild of their layer.
+        than the last rebuild of their layer.
         """
         if entry.txn.app_id.startswith(REBUILD):
             books = LedgerReader(self._lake.reader(spark))

@@ -135,8 +135,7 @@ def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]
     """Drops the stored sums of the layers whose ledger entries a rebuild is writing again.
 
     Also drops all sums of entries that are still in the ledger; `update_ledger_sums` computes them again. The caller
-    must
-    hold `retained.CLAIM`.
+    must hold `retained.CLAIM`.
 
     Args:
         spark: the session to write with.
@@ -178,8 +177,7 @@ def sum_ledger_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: 
 
     Args:
         entries: a function that yields all ledger rows that meet the conditions passed to it. It is called twice. Rows
-            may
-            themselves be sums of older entries.
+            may themselves be sums of older entries.
         until: only rows with an earlier commit time are summed.
     """
     before = ("committed_at", lt, until)

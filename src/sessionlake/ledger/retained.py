@@ -105,8 +105,8 @@ class RemovedRows:
         removed: number of rows whose removal is complete.
         pending: number of rows that are being removed now.
         limits: for each topic-partition or session, the last removed offset, position or batch, with the schema
-            `LIMITS`.
-            For bronze also the highest Kafka timestamp among the removed messages. Empty if limits were not read.
+            `LIMITS`. For bronze also the highest Kafka timestamp among the removed messages. Empty if limits were not
+            read.
     """
 
     table: str
@@ -133,8 +133,7 @@ def read_removed_rows(reader: TableReader, tables: Collection[str] | None = None
     Args:
         reader: reads `ops.retained`.
         tables: names of the tables to include; None for all. Prefer few: a table may have a limit for every session
-            that
-            ever existed.
+            that ever existed.
 
     Raises:
         LakeError: `ops.retained` has a format that this version of sessionlake does not read.
@@ -269,8 +268,8 @@ class PartitionStart:
 
     Attributes:
         last_removed: offset of the last removed message.
-        highest_ms: highest Kafka timestamp of the removed messages, in milliseconds since 1970; `NOT_COUNTED` if
-            none of them had one.
+        highest_ms: highest Kafka timestamp of the removed messages, in milliseconds since 1970; `NOT_COUNTED` if none
+            of them had one.
     """
 
     last_removed: int

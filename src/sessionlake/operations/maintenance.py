@@ -24,10 +24,10 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
-from sessionlake.streaming.journal import read_building_version
+from sessionlake.streaming.journal import read_bronze_version_of_rebuild
 from sessionlake.streaming.pause_requests import read_pause_reason
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Maintenance:
     def __init__(
         self, spark: SparkSession, settings: Settings, on_done: Callable[[TableMaintenance], None] | None = None
     ) -> None:
-        self._spark = separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
+        self._spark = create_separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
         self._settings = settings
         self._lake = Lake(settings)
         self._retention = RetentionRunner(self._spark, settings)
@@ -147,9 +147,10 @@ class Maintenance:
                 if stop.wait(pause) or read_pause_reason(self._settings) is not None:
                     return
                 if name:
-                    self._maintain_in_turn(name)
+                    self._maintain_and_report(name)
 
-    def _maintain_in_turn(self, table: str) -> None:
+    def _maintain_and_report(self, table: str) -> None:
+        """Maintains one table. In the background thread, an error is stored in `error` instead of raised."""
         try:
             self._on_done(self._maintain_table(table, only_if_worth=True))
         except Exception as error:
@@ -175,7 +176,7 @@ class Maintenance:
             only_if_worth: True to save work: old rows are looked for only from time to time, and unused files are
                 removed only if there are many.
         """
-        reading = list_readers(self._settings, table)
+        reading = list_table_readers(self._settings, table)
         if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
             # A new stream reads the first snapshot in the order of file times, which merging would change.
             return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
@@ -195,18 +196,22 @@ class Maintenance:
         return TableMaintenance(table, compacted, vacuumed, removed.rows, reasons)
 
     def _choose_history(self, readers: Sequence[TableReaderProgress]) -> HistoryToKeep:
-        """Returns which of a table's history must stay for its readers and for queries."""
+        """Returns how much of a table's history must stay: for its readers, and for queries of older versions."""
         needed = [reader.oldest_needed_version for reader in readers if reader.oldest_needed_version is not None]
         return HistoryToKeep(self._settings.maintain.keep, min(needed, default=None), self._settings.maintain.versions)
 
     def _vacuum_table(self, table: str, kept: HistoryToKeep, *, only_if_worth: bool) -> VacuumResult | None:
+        """Removes unused files of a table; None if `only_if_worth` and there are few."""
         storage = self._lake.storage
         if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum_table(self._spark, table, kept)
 
     def _compact_table(self, table: str) -> CompactionResult | None:
-        """Merges files until few small ones are left."""
+        """Merges small files of a table until few are left.
+
+        Returns the files before and after; None if there was nothing to merge.
+        """
         first: CompactionResult | None = None
         while not self._stop.is_set():
             done = self._lake.storage.compact_table(self._spark, table)
@@ -216,9 +221,9 @@ class Maintenance:
         return first
 
     def _describe_wrong_retention(self, table: str) -> str:
-        """Returns why removed files cannot be deleted yet: Delta does not remember them for as long as `maintain.keep`.
+        """Returns why removed files cannot be deleted yet: Delta's log keeps them for less than `maintain.keep`.
 
-        Also adds missing settings to a table that an earlier version of sessionlake created.
+        Else empty. Also sets missing properties of a table that an earlier version of sessionlake created.
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
@@ -230,8 +235,8 @@ class Maintenance:
         return f"its property {RETENTION} is not yet {format_interval(wanted)}: the next start of its layer sets it"
 
 
-def list_readers(settings: Settings, table: str) -> list[TableReaderProgress]:
-    """Returns the layers, processors and publications that read a table, with their progress.
+def list_table_readers(settings: Settings, table: str) -> list[TableReaderProgress]:
+    """Returns the streams that read a table, with their progress: layers, processors and publications.
 
     Raises:
         LakeError: The progress of a stream cannot be read.
@@ -245,28 +250,32 @@ def list_readers(settings: Settings, table: str) -> list[TableReaderProgress]:
     ] + stateful
     checkpoints = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(checkpoints)]
-    begins = {name: handover.read_active(settings, name) for name in stateful}
+    begins = {name: handover.read_active_handover(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
-    return [_read_progress(settings, name, firsts.get(name)) for name in names]
+    return [_read_reader_progress(settings, name, firsts.get(name)) for name in names]
 
 
-def _read_progress(settings: Settings, name: str, first: int | None = None) -> TableReaderProgress:
+def _read_reader_progress(settings: Settings, name: str, first_version: int | None = None) -> TableReaderProgress:
     """Reads a stream's progress from its checkpoint.
 
     Args:
         name: The stream's layer, processor or publication.
-        first: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
+        first_version: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
     """
     checkpoint = Path(settings.checkpoint(name))
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
-        if first is None and (rebuilt := read_building_version(settings, name)) is not None:
-            first = rebuilt + 1
-        return TableReaderProgress(name, first is not None or read_last_planned_batch(checkpoint) is not None, first)
+        if first_version is None and (rebuilt := read_bronze_version_of_rebuild(settings, name)) is not None:
+            first_version = rebuilt + 1
+        return TableReaderProgress(
+            name, first_version is not None or read_last_planned_batch(checkpoint) is not None, first_version
+        )
     try:
         place = read_delta_offset(checkpoint, batch)
         # A first batch has no start in its checkpoint. Spark loads the table as it was one version before the end.
-        last_start = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
+        last_start = (
+            read_delta_offset(checkpoint, batch - 1).version if batch else first_version or max(place.version - 1, 0)
+        )
     except (OSError, ValueError) as error:
         raise LakeError(
             f"{checkpoint / 'offsets'}: file {batch}, or the one before, cannot be read ({error!r})",

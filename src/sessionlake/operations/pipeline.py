@@ -39,7 +39,7 @@ _MAINTENANCE = "maintenance"
 
 
 class Layer(StrEnum):
-    """The values that `sessionlake run` accepts."""
+    """What `sessionlake run` can run: one layer, all processors, or everything."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -56,13 +56,16 @@ class Layer(StrEnum):
 
 
 def list_layers_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
-    """Returns the names of the layers to run, and with `all` and `processor` also of every configured processor."""
+    """Returns the names of the layers to run.
+
+    For `all` and `processor`, the layer of each configured processor is included.
+    """
     chosen = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
     return (*layer.single_layers, *(processor.layer for processor in chosen))
 
 
-def require_settings(settings: Settings, layer: Layer) -> None:
-    """Checks what can be checked before Spark is started.
+def require_runnable_settings(settings: Settings, layer: Layer) -> None:
+    """Checks, before Spark is started, that the chosen layers can run with these settings.
 
     Raises:
         BrokerError: Bronze is to run, and Kafka does not answer.
@@ -76,7 +79,7 @@ def require_settings(settings: Settings, layer: Layer) -> None:
         if processor.layer in list_layers_to_run(settings, layer):
             processors.require_usable(settings, processor.name)
     if Layer.BRONZE in layer.single_layers:
-        bronze.require_source(settings)
+        bronze.require_readable_source(settings)
 
 
 def run_once(
@@ -259,26 +262,31 @@ class Pipeline:
                 self._merger.wait_for_merges()
                 self.check_layers()
 
-    def _record_failure(self, part: str, error: SessionlakeError) -> None:
+    def _record_failure(self, layer_name: str, error: SessionlakeError) -> None:
         """Adds a processor's error to `failed` if all layers run, so that they continue. Raises any other error."""
-        if self._layer is not Layer.ALL or part in self._layer.single_layers:
+        if self._layer is not Layer.ALL or layer_name in self._layer.single_layers:
             raise error
-        self.failed[part] = error
+        self.failed[layer_name] = error
         self._on_failure(error)
 
-    def _start_layer(self, part: str) -> LayerQuery:
+    def _start_layer(self, layer_name: str) -> LayerQuery:
+        """Starts one layer. During the checks before its start, tables are read only once."""
         with storage_of(self._settings).cache_reads():
-            return self._start_checked_layer(part)
+            return self._start_checked_layer(layer_name)
 
-    def _start_checked_layer(self, part: str) -> LayerQuery:
+    def _start_checked_layer(self, layer_name: str) -> LayerQuery:
+        """Checks one layer, or a processor, and starts its query.
+
+        With silver, also starts the merging of its tables.
+        """
         spark, settings = self._spark, self._settings
-        require_startable(spark, settings, part)
+        require_startable(spark, settings, layer_name)
         for processor in settings.processors:
-            if processor.layer == part:
+            if processor.layer == layer_name:
                 return processors.start(spark, settings, processor.name)
-        if part == Layer.BRONZE:
-            return bronze.start(spark, settings, on_batch=self._on_commit, on_wait=self._on_wait)
-        if part == Layer.GOLD:
+        if layer_name == Layer.BRONZE:
+            return bronze.start_bronze(spark, settings, on_batch=self._on_commit, on_wait=self._on_wait)
+        if layer_name == Layer.GOLD:
             return gold.start(spark, settings)
         self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
         query = silver.start(spark, settings, on_batch=self._report_silver_batch)
@@ -286,11 +294,18 @@ class Pipeline:
         return query
 
     def _report_silver_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
+        """Passes a batch that silver has committed to the thread that merges tables, and to the caller of the pipeline.
+
+        Args:
+            entry: The batch's ledger entry.
+            rows: The rows that it has appended, by table name.
+        """
         if self._merger is not None:
             self._merger.report_batch(entry, rows)
         self._on_commit(entry)
 
     def _stop_layers(self) -> None:
+        """Stops maintenance, the queries of all layers, and the merging of silver's tables."""
         if self._maintenance is not None:
             self._maintenance.stop()
         for query in self.queries.values():
@@ -299,7 +314,7 @@ class Pipeline:
             self._merger.stop()
 
 
-def run_layer_to_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+def run_layer_to_end(spark: SparkSession, settings: Settings, layer_name: str, stop: threading.Event) -> bool:
     """Runs a layer until all input that is available now is processed. This process must have claimed the layer.
 
     Returns:
@@ -309,23 +324,23 @@ def run_layer_to_end(spark: SparkSession, settings: Settings, part: str, stop: t
         IntegrityViolationError: Silver stopped at a message that needs a decision. The batches before it are merged.
     """
     start: dict[str, Callable[..., LayerQuery]] = {
-        Layer.BRONZE: bronze.start,
+        Layer.BRONZE: bronze.start_bronze,
         Layer.SILVER: silver.start,
         Layer.GOLD: gold.start,
         **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},
     }
     try:
         with storage_of(settings).cache_reads():
-            require_startable(spark, settings, part)
-            query = start[part](spark, settings, once=True)
+            require_startable(spark, settings, layer_name)
+            query = start[layer_name](spark, settings, once=True)
         if not _wait_for_end(query, settings, stop):
             return False
     except IntegrityViolationError:
-        if part == Layer.SILVER:
+        if layer_name == Layer.SILVER:
             with suppress(Exception):  # the violation must be reported; the next run merges what this one could not
                 TableMerger(spark, settings).catch_up()
         raise
-    if part == Layer.SILVER:
+    if layer_name == Layer.SILVER:
         TableMerger(spark, settings).catch_up()
     return True
 
@@ -351,7 +366,7 @@ def claim_layers(
     Args:
         action: What this process does, as in "rebuilds silver", for the error text in other processes. None means that
             it runs the layers.
-        others: Names of further claims to hold.
+        others: Names of further claims to hold during the block.
 
     Raises:
         ClaimedError: Another process holds one of the claims, or takes one over during the block.

@@ -27,7 +27,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
 from sessionlake.streaming.checkpoint import build_recovery_hint
 from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -61,7 +61,7 @@ class PreflightCheck(NamedTuple):
 
 
 def list_layers(settings: Settings) -> tuple[str, ...]:
-    """Returns the layers and processors that have a checkpoint."""
+    """Returns the names of the layers that have a checkpoint: bronze, silver, gold, and each processor's."""
     return (BRONZE, SILVER, GOLD, *(processor.layer for processor in settings.processors))
 
 
@@ -76,7 +76,7 @@ def require_startable(spark: SparkSession, settings: Settings, layer: str) -> No
             check.require(spark)
 
 
-def require_subject(
+def require_checks_of_subject(
     spark: SparkSession | None, settings: Settings, subject: CheckSubject, layers: Iterable[str]
 ) -> None:
     """Makes all checks of a subject for each of these layers, including those that only `doctor` makes.
@@ -91,13 +91,14 @@ def require_subject(
 
 
 def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
-    yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
+    """Yields the checks of a layer or processor, in the order in which they are made."""
+    yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
     yield PreflightCheck(
         CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer)
     )
-    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query_id(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
-    yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_states(settings, layer))
+    yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_handover_states(settings, layer))
     if layer not in {
         BRONZE,
         *(processor.layer for processor in settings.processors if processor.key),
@@ -118,14 +119,15 @@ def require_newest_tables(spark: SparkSession | None, settings: Settings, layers
     refuse_restored_tables(spark, Lake(settings), tables)
 
 
-def _require_query(settings: Settings, layer: str) -> None:
+def _require_query_id(settings: Settings, layer: str) -> None:
+    """Checks that a checkpoint folder, if it exists, has the file with the query's id."""
     folder = Path(settings.checkpoint(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
         raise LakeError(f"{folder} has no metadata file", fix=build_recovery_hint(layer))
 
 
 def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:
-    """Returns the tables that a layer depends on: the tables that it reads, and those that are written for it."""
+    """Returns the tables that a layer or processor reads, and those that are written for it."""
     for processor in settings.processors:
         if processor.layer == layer:
             read = processor.source if processor.key else MESSAGES

@@ -49,9 +49,9 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.journal import discard_building, require_uninterrupted
-from sessionlake.streaming.manifest import record_commit, record_stop
-from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.journal import discard_record_of_building, refuse_interrupted_operations
+from sessionlake.streaming.manifest import record_commit, record_stopping_message
+from sessionlake.streaming.operation import create_processor_rebuild_operation
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
 
@@ -118,23 +118,26 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
             stored state cannot be read. Nothing was processed.
     """
     config = find_processor_settings(settings, name)
-    require_uninterrupted(settings, config.layer)
+    refuse_interrupted_operations(settings, config.layer)
     if config.key:
         return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: build_table_schema(config, processor.loaded_processor.output)})
     lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
-    discard_building(settings, create_processor_rebuild(config))
+    discard_record_of_building(settings, create_processor_rebuild_operation(config))
     _refuse_filled_table(spark, lake, config)
-    checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
+    checkpoint, begin = settings.checkpoint(config.layer), handover.read_active_handover(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
     fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
-        fold = handover.ResumedFold(fold, str(handover.find_active_folder(settings, config.layer)))
+        fold = handover.ResumedFold(fold, str(handover.find_active_handover_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = load_offset_log(spark, lake, settings, config.layer, first_batch)
-    last_batch, topics = handover.read_next_batch(settings, config.layer) - 1, {topic for topic, _ in log.last_offsets}
+    last_batch, topics = (
+        handover.read_next_batch_number(settings, config.layer) - 1,
+        {topic for topic, _ in log.last_offsets},
+    )
     refuse_changed_feeds(lake.reader(spark), settings, last_batch, topics, config.layer)
     times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
@@ -156,7 +159,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
     )
     if (
         not begun
-        and handover.read_active(lake.settings, config.layer) is None
+        and handover.read_active_handover(lake.settings, config.layer) is None
         and lake.reader(spark).has_rows(config.output_table)
     ):
         raise LossError(
@@ -226,7 +229,7 @@ class _ProcessorBatch:
             reports = [read_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
-                record_stop(self._settings, violation.violation, config.layer)
+                record_stopping_message(self._settings, violation.violation, config.layer)
                 raise violation
             refuse_failures(config.name, reports)
             ranges = list_offset_ranges(partitions)

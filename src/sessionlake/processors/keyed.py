@@ -47,7 +47,7 @@ from sessionlake.streaming.source_columns import (
     read_last_planned_offset,
     read_table_id,
 )
-from sessionlake.streaming.stores import archive_folders
+from sessionlake.streaming.stores import archive_checkpoint_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -168,7 +168,7 @@ class KeyedTable:
             or not can_read_last_version(*place)
             or find_changed_column(*place) is not None
         ):
-            archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
+            archive_checkpoint_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
         """Marks an outdated output table of a product as incomplete, and drops it if its key has changed."""

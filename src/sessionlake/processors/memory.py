@@ -80,7 +80,7 @@ class ProcessorMemory:
     due: dict[TopicPartition, int] = field(default_factory=dict)
     sessions: dict[str, SessionState] = field(default_factory=dict)
 
-    def set_first_times(self, begun: Mapping[TopicPartition, int]) -> None:
+    def replace_unknown_session_times(self, begun: Mapping[TopicPartition, int]) -> None:
         """Sets `last` of sessions that had no known Kafka timestamp yet.
 
         Args:

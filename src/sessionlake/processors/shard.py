@@ -166,7 +166,7 @@ class _ShardBatch:
     def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: JudgedBatch) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.stream_times_by_partition
-        self.memory.set_first_times(judged.clock.first_known_times)
+        self.memory.replace_unknown_session_times(judged.clock.first_known_times)
         self._keys = build_session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = BatchResults()

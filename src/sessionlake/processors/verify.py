@@ -11,7 +11,7 @@ from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.spark.compare import TableComparison, compare_rows
-from sessionlake.streaming.handover import read_last_version
+from sessionlake.streaming.handover import read_last_processed_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def _has_unread_changes(
     A newer version alone does not mean that: not every version adds or changes rows.
     """
     feed = table.lake.storage.read_properties(spark, config.source).get(CHANGE_FEED) == "true"
-    version = read_last_version(settings, config.layer, is_change_feed=feed)
+    version = read_last_processed_version(settings, config.layer, reads_change_feed=feed)
     if version is None:
         return not table.read_source(spark, now).isEmpty()
     if version >= now:

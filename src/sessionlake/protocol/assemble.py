@@ -144,7 +144,7 @@ def assemble_chunk(
         raw["partition"],
         raw["offset"],
         raw["kafka_ts"],
-        _read_session_ids(raw, reasons),
+        _read_known_session_ids(raw, reasons),
         pa.array(kind),
         pa.array(seq, mask=seq == NO_SEQ),
         pa.array(ts),
@@ -160,7 +160,7 @@ def assemble_chunk(
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
 
 
-def _read_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
+def _read_known_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
     """Returns the session id of each message, which is its key as a text.
 
     Args:

@@ -173,7 +173,7 @@ class ProtobufDecoder:
         return to_json_object
 
     def _read_plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
-        if _is_repeated(field) and field.message_type is not None and not _is_map(field):
+        if _is_chain_repeat(field) and field.message_type is not None and not _is_map(field):
             return [self.convert_row_to_json(row) for row in message.rows]
         return _read_value(message, field)
 
@@ -249,7 +249,7 @@ class _MessageFields:
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.holds = {field.name: _find_value_kind(field) for field in descriptor.fields}
-        self.repeated = {field.name: _is_repeated(field) for field in descriptor.fields}
+        self.repeated = {field.name: _is_chain_repeat(field) for field in descriptor.fields}
         self.type: dict[str, FieldDescriptor] = dict(descriptor.fields_by_name)
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
 
@@ -304,7 +304,7 @@ def _find_value_kind(field: FieldDescriptor) -> ValueKind:
     return _VALUE_KINDS.get(field.type, ValueKind.OTHER)
 
 
-def _is_repeated(field: FieldDescriptor) -> bool:
+def _is_chain_repeat(field: FieldDescriptor) -> bool:
     return field.name in _list_repeated_fields(field.containing_type)
 
 
@@ -332,7 +332,7 @@ def _read_value(message: Any, field: FieldDescriptor) -> Any:
         return {_format_map_key(key): _convert_single_value(value[key], of_value) for key in value}
     return (
         [_convert_single_value(item, field) for item in value]
-        if _is_repeated(field)
+        if _is_chain_repeat(field)
         else _convert_single_value(value, field)
     )
 

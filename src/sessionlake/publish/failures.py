@@ -29,15 +29,15 @@ class PublishQuery(LayerQuery):
             "run the command again"
         )
 
-    def _explain(self, error: BaseException) -> SessionlakeError:
+    def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised or error, SessionlakeError):
-            return super()._explain(error)
+            return super()._explain_query_error(error)
         failure = parse_failure(error)
         for cause in _CAUSES:
             if cause.matches_failure(failure):
                 meaning = cause.remedy.format(topic=self._topic, restart_hint=self.restart_hint)
                 return cause.error_class(f"{self.layer}: {meaning}\n  Spark says: {failure}")
-        return super()._explain(error)
+        return super()._explain_query_error(error)
 
 
 _KAFKA = "org.apache.kafka.common.errors"

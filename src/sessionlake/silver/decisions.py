@@ -241,7 +241,7 @@ def _list_layers_with_stops(settings: Settings) -> list[str]:
 
 def _read_stops(settings: Settings) -> dict[str, Violation]:
     """Returns the violation at which each stopped layer has stopped, by layer."""
-    found = {layer: read_stop(settings, layer) for layer in _list_layers_with_stops(settings)}
+    found = {layer: read_stopping_message(settings, layer) for layer in _list_layers_with_stops(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
@@ -380,9 +380,9 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
 # -- where a layer stopped
 
 
-def read_stop(settings: Settings, layer: str = SILVER) -> Violation | None:
+def read_stopping_message(settings: Settings, layer: str = SILVER) -> Violation | None:
     """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
-    return manifest.read_stop(settings, layer, Violation)
+    return manifest.read_stopping_message(settings, layer, Violation)
 
 
 def list_ledger_decisions(

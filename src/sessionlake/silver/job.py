@@ -49,8 +49,8 @@ from sessionlake.streaming.folded import FoldedBatch, collect_reports
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import discard_building, require_uninterrupted
-from sessionlake.streaming.manifest import record_commit, record_shard_count, record_stop
+from sessionlake.streaming.journal import discard_record_of_building, refuse_interrupted_operations
+from sessionlake.streaming.manifest import record_commit, record_shard_count, record_stopping_message
 from sessionlake.streaming.operation import REBUILD_SILVER
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
@@ -91,11 +91,11 @@ def start(
     """
     lake = Lake(settings)
     _prepare_tables(spark, lake)
-    resume_from = handover.read_active(settings)
+    resume_from = handover.read_active_handover(settings)
     decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
     log = load_offset_log(spark, lake, settings, LAYER, first_batch)
-    last_batch = handover.read_next_batch(settings, LAYER) - 1
+    last_batch = handover.read_next_batch_number(settings, LAYER) - 1
     refuse_changed_feeds(lake.reader(spark), settings, last_batch, {topic for topic, _ in log.last_offsets})
     times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
@@ -107,12 +107,12 @@ def start(
 def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that the stream may resume in this lake, and creates missing tables of silver."""
     settings = lake.settings
-    require_uninterrupted(settings, LAYER)
-    discard_building(settings, REBUILD_SILVER)
+    refuse_interrupted_operations(settings, LAYER)
+    discard_record_of_building(settings, REBUILD_SILVER)
     lake.prepare_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_removed_history(lake.reader(spark), settings)
-    handover.refuse_changed_shards(settings)
+    handover.refuse_changed_shard_count(settings)
     record_shard_count(settings)
 
 
@@ -128,7 +128,7 @@ def build_folded_stream(
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared, capture, decisions, interval)
     if resume_from is not None:
-        fold = handover.ResumedFold(fold, str(handover.find_active_folder(settings)))
+        fold = handover.ResumedFold(fold, str(handover.find_active_handover_folder(settings)))
     return fold_shards(build_packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
 
 
@@ -215,7 +215,7 @@ class _SilverBatchWriter:
         """
         error = build_stop_error(reports)
         if error is not None:
-            record_stop(self._settings, error.violation)
+            record_stopping_message(self._settings, error.violation)
             raise error
 
     def _append_rows(
@@ -270,7 +270,7 @@ def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str
     """
     from pyspark.sql import functions as F
 
-    payloads = folded.find_inline_payloads([kind])
+    payloads = folded.find_collected_payloads([kind])
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")

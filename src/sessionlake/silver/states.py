@@ -65,7 +65,9 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
 
 def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str, shards: list[int]) -> DataFrame:
     frame = spark.createDataFrame([(number,) for number in shards], "shard int")
-    return frame.mapInPandas(handover.StateReader(str(handover.find_active_folder(settings, layer))), PACKED_SCHEMA)
+    return frame.mapInPandas(
+        handover.HandoverStateReader(str(handover.find_active_handover_folder(settings, layer))), PACKED_SCHEMA
+    )
 
 
 def has_state(settings: Settings, layer: str) -> bool:
@@ -81,7 +83,7 @@ def read_last_batches(spark: SparkSession, settings: Settings, layer: str = SILV
     They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
     last = read_last_batch_number(Lake(settings).reader(spark), layer)
-    return handover.read_next_batch(settings, layer) - 1, -1 if last is None else last
+    return handover.read_next_batch_number(settings, layer) - 1, -1 if last is None else last
 
 
 def compute_shard(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:

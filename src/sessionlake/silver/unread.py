@@ -48,7 +48,7 @@ def read_unread_silences(
     last = read_last_batch_number(lake.reader(spark), layer)
     if last is None or not any(one.behind == last_offsets.get(one.place) for one in read_silences(lake.reader(spark))):
         return frozenset()
-    following = handover.read_next_version(settings, layer, last)
+    following = handover.read_next_version_after_batch(settings, layer, last)
     if following > lake.latest_version(spark, MESSAGES):
         return frozenset()
     return _read_silences_after(spark, lake, following, f"{settings.checkpoint(layer)}.unread")

@@ -1,4 +1,7 @@
-"""Ends the Python threads that serve calls from Spark's JVM. py4j ends a thread only when its connection closes."""
+"""Ends the Python threads that serve calls from Spark's JVM.
+
+By itself, py4j ends such a thread only when its connection closes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
+def create_callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
     """Returns a function that ends the calling thread by closing its connection to the JVM.
 
     Call the function once the Java thread on the other side has made its last call. Each Java thread has its own

@@ -18,19 +18,22 @@ _FOUND, _TRUTH, _OFTEN, _DUE = map(internal, ("found", "truth", "often", "due"))
 
 
 def build_magnitude_column_name(name: str) -> str:
-    """Returns the name of the column with a result's magnitude: the same sum or average, over absolute values."""
+    """Returns the name of the column that has the magnitude of a result column.
+
+    The magnitude is the same sum or average, but of absolute values. It bounds the rounding error of the result.
+    """
     return internal(f"size:{name}")
 
 
 @dataclass(frozen=True)
 class TableComparison:
-    """Result of comparing a table with its expected content.
+    """The result of comparing a table with its expected rows.
 
     Attributes:
-        table: Name of the table.
-        rows: Number of expected rows.
-        different: Number of rows that differ, are missing or are unexpected.
-        first: Description of one differing row; None if all rows are equal.
+        table: The table's name.
+        expected_rows: The number of expected rows.
+        different_rows: The number of rows that differ, are missing or are unexpected.
+        first_difference: A text about one differing row; None if all rows are equal.
     """
 
     table: str
@@ -53,12 +56,12 @@ def compare_rows(
     """Compares the rows of a table with the expected rows.
 
     Args:
-        table: Name of the table, for the result.
-        key_columns: Columns that identify a row.
-        compared_columns: Columns to compare. They must be equal, unless `expected` has a column with the magnitude of
-            the values (`build_magnitude_column_name`): then they may differ by the tolerance times the magnitude.
-        actual: Rows of the table.
-        expected: Expected rows.
+        table: The table's name, for the result.
+        key_columns: The columns that identify a row.
+        compared_columns: The columns to compare. Numbers may differ by 1e-9 of their magnitude if `expected` also has
+            the column that `build_magnitude_column_name` names. All other values must be equal.
+        actual: The rows of the table.
+        expected: The expected rows.
     """
     from pyspark.sql import functions as F
 
@@ -75,7 +78,10 @@ def compare_rows(
     kinds = dict(expected.dtypes)
     same = reduce(
         lambda a, b: a & b,
-        (_values_are_equal(name, build_magnitude_column_name(name) in sizes, kinds[name]) for name in compared_columns),
+        (
+            _build_equality_condition(name, build_magnitude_column_name(name) in sizes, kinds[name])
+            for name in compared_columns
+        ),
     )
     wrong = F.col(_OFTEN).isNull() | (F.col(_OFTEN) > 1) | F.col(_DUE).isNull() | ~same
     rows, different = both.select(F.count(_DUE), F.count_if(wrong)).collect()[0]
@@ -88,20 +94,30 @@ def compare_rows(
     return TableComparison(table, rows, different, f"{table}: {named}: is {is_}{often}, should be {should}")
 
 
-def _values_are_equal(name: str, has_magnitude: bool, kind: str) -> Column:
+def _build_equality_condition(column: str, has_magnitude: bool, sql_type: str) -> Column:
+    """Returns a Spark condition that is true if a column's actual and expected values count as equal.
+
+    Args:
+        column: The column's name.
+        has_magnitude: True if the expected rows have a column with the magnitude, so that numbers may differ a little.
+        sql_type: The column's Spark SQL type.
+    """
     from pyspark.sql import functions as F
 
-    a, b = F.col(_FOUND)[name], F.col(_TRUTH)[name]
+    a, b = F.col(_FOUND)[column], F.col(_TRUTH)[column]
     if not has_magnitude:
         return a.eqNullSafe(b)
     # Decimals are summed exactly, so they have no tolerance.
-    near = F.lit(col=False) if kind.startswith("decimal") else _is_near(name, a, b)
+    near = F.lit(col=False) if sql_type.startswith("decimal") else _build_nearness_condition(column, a, b)
     # Engines differ on sums that exceed the range of their type, so any value is accepted.
-    beyond = F.col(quote(build_magnitude_column_name(name))) == float("inf")
+    beyond = F.col(quote(build_magnitude_column_name(column))) == float("inf")
     return F.coalesce(near, F.lit(col=False)) | F.coalesce(beyond, F.lit(col=False)) | a.eqNullSafe(b)
 
 
-def _is_near(name: str, a: Column, b: Column) -> Column:
+def _build_nearness_condition(column: str, actual: Column, expected: Column) -> Column:
+    """Returns a Spark condition that is true if two numbers differ by at most 1e-9 of the column's magnitude."""
     from pyspark.sql import functions as F
 
-    return F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(build_magnitude_column_name(name))))
+    return F.abs(actual - expected) <= _TOLERANCE * F.greatest(
+        F.abs(actual), F.abs(expected), F.col(quote(build_magnitude_column_name(column)))
+    )

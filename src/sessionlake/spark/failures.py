@@ -65,9 +65,9 @@ class PythonException:
     """An exception that Python code raised, in a worker or in a callback from the JVM.
 
     Attributes:
-        type: Name of its class, with its module unless it is a built-in.
+        type: The name of its class, with its module unless it is a built-in.
         text: Its message.
-        places: Where it was raised, as recorded by `note_place`.
+        places: Texts that say where it was raised, such as the message being read. `errors.note_place` adds them.
     """
 
     type: str
@@ -83,8 +83,8 @@ class SparkFailure:
     """A parsed error of Spark, Delta or a Python worker.
 
     Attributes:
-        chain: The JVM's exceptions, from the outermost to the root cause.
-        raised: The Python exception that caused it; None if the cause is in the JVM.
+        jvm_exceptions: The JVM's exceptions, from the outermost to the root cause.
+        python_exception: The Python exception that caused them; None if the cause is in the JVM.
     """
 
     jvm_exceptions: tuple[JvmException, ...] = ()
@@ -99,15 +99,15 @@ class SparkFailure:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A failure with a known explanation, how to recognise it, and the error that replaces it.
+    """A failure whose meaning is known: how to recognise it, and the error that is raised in its place.
 
     Attributes:
-        error: Class of the error that the operator sees.
+        error_class: The class of the error that the operator sees.
         remedy: What the failure means and what to do.
         conditions: Error conditions of Spark and Delta. A condition without a sub-condition matches all its
             sub-conditions.
-        types: Classes of exceptions in the chain.
-        beginnings: Beginnings of exception messages, for exceptions that Spark passes on without their class.
+        types: Class names of JVM exceptions.
+        message_starts: Beginnings of exception messages, for exceptions that Spark passes on without their class.
     """
 
     error_class: type[SessionlakeError]
@@ -117,12 +117,13 @@ class KnownFailure:
     message_starts: tuple[str, ...] = ()
 
     def matches_failure(self, failure: SparkFailure) -> bool:
-        """Returns True if the failure is this known one."""
+        """Returns True if a JVM exception of the failure has the class, condition or message of this known one."""
         return failure.python_exception is None and any(
             self._matches_exception(exception) for exception in failure.jvm_exceptions
         )
 
     def _matches_exception(self, exception: JvmException) -> bool:
+        """Returns True if the exception has the class, condition or message of this known failure."""
         parts = exception.condition.split(".")
         names = {".".join(parts[: n + 1]) for n in range(len(parts))}
         known = exception.type.removeprefix(_SHADED) in self.types or not names.isdisjoint(self.conditions)
@@ -137,7 +138,7 @@ RESULT_TOO_BIG = KnownFailure(
 
 
 def parse_failure(error: BaseException) -> SparkFailure:
-    """Parses an error of Spark, Delta or a Python worker into its exceptions."""
+    """Returns the JVM and Python exceptions that an error of Spark, Delta or a Python worker consists of."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -156,14 +157,14 @@ def parse_failure(error: BaseException) -> SparkFailure:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     notes = [note for note in getattr(error, "__notes__", []) if isinstance(note, str)]
     text = str(error).partition(_RUST_TRACE)[0]
-    return SparkFailure(python_exception=PythonException(name, text, _find_places(notes)))
+    return SparkFailure(python_exception=PythonException(name, text, _select_place_notes(notes)))
 
 
 def parse_failure_text(text: str) -> SparkFailure:
-    """Parses the text of an error of Spark or py4j into its exceptions."""
+    """Returns the JVM and Python exceptions that the text of an error of Spark or py4j names."""
     chain: list[JvmException] = []
     raised = None
-    for part in _split_into_parts(text):
+    for part in _split_error_text(text):
         if not part.is_python:
             chain.extend(one for one in _parse_jvm_exceptions(part.text) if one != JvmException("", "", ""))
             continue
@@ -188,7 +189,8 @@ class _TextPart:
         return "\n".join(self.lines).strip()
 
 
-def _split_into_parts(text: str) -> Iterator[_TextPart]:
+def _split_error_text(text: str) -> Iterator[_TextPart]:
+    """Divides an error's text into JVM exceptions and Python tracebacks, without stack frames and query plans."""
     part, hidden = _TextPart(), False
     for line in text.splitlines():
         frame = _FRAME.match(line) is not None and (not part.is_python or line.startswith("\t"))
@@ -216,7 +218,10 @@ def _split_into_parts(text: str) -> Iterator[_TextPart]:
 
 
 def _parse_jvm_exceptions(text: str) -> Iterator[JvmException]:
-    """Yields the exceptions named at the start of a text. A message may begin with its cause's class and message."""
+    """Yields the JVM exceptions that a text names at its start, from the outermost to the cause.
+
+    The message of an exception may begin with the class and message of its cause.
+    """
     while text:
         kind = _TYPE.match(text)
         text = text[kind.end() :] if kind else text
@@ -241,7 +246,7 @@ def _parse_python_exception(lines: Sequence[str]) -> PythonException | None:
     message = block[first:]
     text = "\n".join(line for line in message if not line.startswith(PLACE)).strip()
     named = _PYTHON.match(_SQLSTATE.sub("", text))
-    places = _find_places(message)
+    places = _select_place_notes(message)
     return (
         PythonException(named[1], (named[2] or "").strip(), places)
         if named
@@ -249,16 +254,21 @@ def _parse_python_exception(lines: Sequence[str]) -> PythonException | None:
     )
 
 
-def _find_places(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(line.removeprefix(PLACE) for line in lines if line.startswith(PLACE))
+def _select_place_notes(notes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the notes, without their prefix, that say where an exception was raised."""
+    return tuple(line.removeprefix(PLACE) for line in notes if line.startswith(PLACE))
 
 
 def _shorten_to_one_line(text: str) -> str:
+    """Returns the text in one line of at most 400 characters."""
     return " ".join(text.split())[:_LONGEST]
 
 
 def summarize_spark_message(text: str) -> str:
-    """Returns Spark's message in one line, without the statement and the plan that follow it."""
+    """Returns Spark's error message in one line.
+
+    The SQL statement and the query plan that may follow it are left out.
+    """
     message = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
     at = re.search(r"line (\d+),? pos (\d+)", text)
     return " ".join(message.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in message else "")

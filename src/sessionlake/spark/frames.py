@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# Largest number of rows that `read_into_one_task` puts into one task.
+# Largest number of rows that `keep_small_frame_in_one_task` keeps in one task.
 _FEW = 2_000
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class UnappliedMap:
-    """A frame with a function of its Arrow batches that has not been applied yet.
-
-    The function runs in the tasks that use the rows.
+    """A Spark frame, and a function of its Arrow batches that Spark will apply when the rows are used.
 
     Attributes:
         frame: The input rows.
-        function: Maps Arrow batches. Its text columns may be dictionary-encoded.
-        ddl: Columns of the function's result.
+        function: Receives the input's Arrow batches and yields result batches. Text columns of the result may be
+            dictionary-encoded.
+        ddl: The columns of the result, as Spark DDL.
     """
 
     frame: DataFrame
@@ -38,15 +37,21 @@ class UnappliedMap:
     ddl: str
 
     def apply_with(self, function: ArrowFunction, ddl: str) -> DataFrame:
-        """Returns the frame with both functions applied in the same task.
+        """Returns the frame with the stored function and then a second one applied, both in the same task.
 
         Two calls of `mapInArrow` would convert the batches to Spark rows in between.
+
+        Args:
+            function: Receives the result batches of the stored function.
+            ddl: The columns of the second function's result, as Spark DDL.
         """
         return self.frame.mapInArrow(_ChainedFunctions(self.function, function), ddl)
 
 
 @dataclass(frozen=True)
 class _ChainedFunctions:
+    """Two functions of Arrow batches as one: the second receives what the first yields."""
+
     first: ArrowFunction
     second: ArrowFunction
 
@@ -72,8 +77,8 @@ def to_spark_frame(spark: SparkSession, rows: Rows) -> DataFrame:
     return spark.createDataFrame(rows.combine_chunks()) if isinstance(rows, pa.Table) else rows
 
 
-def read_into_one_task(frame: DataFrame) -> DataFrame:
-    """Returns a frame with the same rows, read once into one task if there are at most 2,000 of them.
+def keep_small_frame_in_one_task(frame: DataFrame) -> DataFrame:
+    """Returns the same rows, read once and kept in one task, if there are at most 2,000. Else returns the frame itself.
 
     Planning a read of a Delta table takes Spark longer than reading a small one, each time a query uses it. Rows in
     one task are also grouped, joined and sorted without a shuffle.
@@ -83,20 +88,26 @@ def read_into_one_task(frame: DataFrame) -> DataFrame:
 
 
 def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType) -> DataFrame:
-    """Applies a function to the frame's Arrow batches, whatever the names of its columns.
+    """Returns the result of a function that Spark's tasks apply to the frame's Arrow batches.
+
+    Column names may have dots.
 
     PySpark reads a name with a dot or a backtick as a path, so such columns are renamed on the way to Python.
     """
-    if all(map(_needs_no_quotes, frame.columns)):
+    if all(map(_is_plain_column_name, frame.columns)):
         return frame.mapInArrow(function, ddl)
-    return frame.toDF(*_number_columns(frame.columns)).mapInArrow(
+    return frame.toDF(*_create_plain_column_names(frame.columns)).mapInArrow(
         _FunctionWithRenamedColumns(function, tuple(frame.columns)), ddl
     )
 
 
 @dataclass(frozen=True)
 class PerBatchFunction:
-    """Applies a function of an Arrow table to each batch of a stream of Arrow batches."""
+    """Makes a function of one Arrow table usable with `mapInArrow`: it is called for each batch.
+
+    Attributes:
+        function: Returns the result rows of a table.
+    """
 
     function: Callable[[pa.Table], pa.Table]
 
@@ -107,7 +118,13 @@ class PerBatchFunction:
 
 
 def map_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
-    """Applies a function to rows: an Arrow table directly, a frame per Arrow batch in Spark's tasks."""
+    """Applies a function to rows. An Arrow table is mapped at once, a frame later, per batch in Spark's tasks.
+
+    Args:
+        rows: An Arrow table, or a Spark frame with or without an unapplied function.
+        function: Returns the result rows of a table.
+        ddl: The columns of the result, as Spark DDL.
+    """
     if isinstance(rows, pa.Table):
         return function(rows)
     if isinstance(rows, UnappliedMap):
@@ -116,16 +133,16 @@ def map_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> 
 
 
 def map_groups(
-    frame: DataFrame, keys: Iterable[str], groups: int, function: Callable[[pa.Table], pa.Table], ddl: str
+    frame: DataFrame, keys: Iterable[str], group_count: int, function: Callable[[pa.Table], pa.Table], ddl: str
 ) -> DataFrame:
-    """Applies a function to groups of keys, with all rows of a key in the same group.
+    """Divides the rows into groups and applies a function to each. All rows with the same key are in the same group.
 
     Args:
         frame: The input rows.
-        keys: Columns whose hash assigns a row to a group.
-        groups: Number of groups. The rows of each must fit into a worker's memory.
-        function: Called once per group.
-        ddl: Columns of the function's result.
+        keys: The columns that form the key. Its hash assigns a row to a group.
+        group_count: The number of groups. The rows of each must fit into a worker's memory.
+        function: Returns the result rows of a group.
+        ddl: The columns of the result, as Spark DDL.
     """
     from pyspark.sql import functions as F
 
@@ -134,17 +151,19 @@ def map_groups(
     def apply_to_group(rows: pa.Table) -> pa.Table:
         return function(rows.select(inside).rename_columns(names))
 
-    inside = names if all(map(_needs_no_quotes, names)) else _number_columns(names)
+    inside = names if all(map(_is_plain_column_name, names)) else _create_plain_column_names(names)
     renamed = (F.col(quote(name)).alias(other) for name, other in zip(names, inside, strict=True))
-    number = F.pmod(F.xxhash64(*map(quote, keys)), F.lit(groups)).alias(group)
+    number = F.pmod(F.xxhash64(*map(quote, keys)), F.lit(group_count)).alias(group)
     return frame.select(*renamed, number).groupBy(group).applyInArrow(apply_to_group, ddl)
 
 
-def _needs_no_quotes(name: str) -> bool:
+def _is_plain_column_name(name: str) -> bool:
+    """Returns True if a column name has no dot or backtick, so that Spark finds the column by the plain name."""
     return "." not in name and "`" not in name
 
 
-def _number_columns(names: Sequence[str]) -> list[str]:
+def _create_plain_column_names(names: Sequence[str]) -> list[str]:
+    """Returns a column name without dots for each of these names: its position in the list."""
     return [internal(str(place)) for place in range(len(names))]
 
 
@@ -160,11 +179,11 @@ class _FunctionWithRenamedColumns:
 
 
 @contextmanager
-def store_on_disk(frame: DataFrame) -> Iterator[DataFrame]:
-    """Yields a frame with the same rows, read once and stored on the executors' disks until the block ends.
+def stored_on_disk(frame: DataFrame) -> Iterator[DataFrame]:
+    """Reads the frame once, and yields a frame whose rows are on the executors' disks until the block ends.
 
-    This is a checkpoint and not a cache. Spark would fill a lost part of a cache from the source again, which may have
-    other rows by then. A lost part of a checkpoint is an error.
+    It is a checkpoint and not a cache. Spark fills a lost part of a cache from the source again, which may have other
+    rows by then. A lost part of a checkpoint is an error.
     """
     from pyspark import StorageLevel
 
@@ -187,7 +206,7 @@ def iterate_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
 
 def _serialize_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Serializes each batch as an Arrow stream. For use with `mapInArrow`."""
+    """Yields, for each batch, a batch with one row and the column `part`: the batch as an Arrow stream."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -204,7 +223,10 @@ def read_all_columns(frame: DataFrame) -> int:
 
 
 def convert_variants_to_json(frame: DataFrame) -> DataFrame:
-    """Returns the frame with columns that are or contain VARIANT as JSON text, because Arrow has no such type."""
+    """Returns the frame with all columns of type VARIANT, or that contain it, converted to JSON text.
+
+    Arrow has no such type.
+    """
     from pyspark.sql import functions as F
 
     kinds = [field.dataType.simpleString() for field in frame.schema.fields]

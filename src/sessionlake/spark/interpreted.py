@@ -18,15 +18,21 @@ _KEYS = {
 
 
 def without_code_generation(spark: SparkSession, *, enabled: bool = True) -> AbstractContextManager[None]:
-    """Runs the session's queries in the block without code generation and adaptive execution, if `enabled` is true."""
-    return temporary_spark_conf(spark, _KEYS if enabled else {})
+    """Returns a context manager.
+
+    In its block, the session's queries run without code generation and adaptive execution.
+
+    Args:
+        enabled: False to change nothing.
+    """
+    return use_temporary_spark_conf(spark, _KEYS if enabled else {})
 
 
 @contextmanager
-def temporary_spark_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+def use_temporary_spark_conf(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Sets the session's settings for the block and restores the previous values after it."""
-    before = {key: spark.conf.get(key, None) for key in values}
-    for key, value in values.items():
+    before = {key: spark.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
         spark.conf.set(key, value)
     try:
         yield

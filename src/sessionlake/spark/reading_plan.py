@@ -35,30 +35,31 @@ _ATTRIBUTE = f"{_ANALYSIS}UnresolvedAttribute"
 _TABLES = (f"{_ANALYSIS}UnresolvedTable", f"{_ANALYSIS}UnresolvedTableOrView")
 
 
-def _add_package(package: str, names: str) -> frozenset[str]:
+def _list_class_names(package: str, names: str) -> frozenset[str]:
+    """Returns these class names, which are separated by spaces, with a package's name before each."""
     return frozenset(package + name for name in names.split())
 
 
 LISTS = (
-    _add_package(
+    _list_class_names(
         _LOGICAL,
         "DescribeColumn DescribeFunction DescribeNamespace DescribeRelation ShowColumns ShowFunctions ShowNamespaces "
         "ShowPartitions ShowTableProperties ShowTables ShowViews",
     )
-    | _add_package(_DELTA, "DescribeDeltaDetailCommand DescribeDeltaHistory")
-    | _add_package(f"{_SPARK}execution.command.", "DescribeQueryCommand ExplainCommand")
+    | _list_class_names(_DELTA, "DescribeDeltaDetailCommand DescribeDeltaHistory")
+    | _list_class_names(f"{_SPARK}execution.command.", "DescribeQueryCommand ExplainCommand")
 )
 """Commands that describe tables and plans, and change nothing."""
 
 _ALLOWED = (
     LISTS
-    | _add_package(
+    | _list_class_names(
         _LOGICAL,
         "Aggregate Distinct Except Filter Generate GlobalLimit Intersect Join LateralJoin LocalLimit LocalRelation "
         "Offset OneRowRelation Pivot Project RepartitionByExpression Sample Sort SubqueryAlias Union Unpivot "
         "UnresolvedHint UnresolvedWith WithWindowDefinition",
     )
-    | _add_package(
+    | _list_class_names(
         _ANALYSIS,
         "CurrentNamespace$ MultiAlias NamedParameter PosParameter RelationTimeTravel UnresolvedAlias "
         "UnresolvedAttribute UnresolvedExtractValue UnresolvedFunction UnresolvedFunctionName UnresolvedGenerator "
@@ -67,7 +68,7 @@ _ALLOWED = (
         "UnresolvedSubqueryColumnAliases UnresolvedTable UnresolvedTableOrView UnresolvedTableValuedFunction "
         "UnresolvedTVFAliases",
     )
-    | _add_package(
+    | _list_class_names(
         _EXPRESSION,
         "Add Alias And AttributeReference BaseGroupingSets BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CaseWhen Cast "
         "Coalesce Collate Concat CreateNamedStruct CreateStruct Cube CurrentDate CurrentRow$ CurrentTime "
@@ -80,21 +81,24 @@ _ALLOWED = (
         "UnspecifiedFrame$ UnresolvedNamedLambdaVariable UnresolvedWindowExpression Upper Lower ILike WindowExpression "
         "WindowSpecDefinition",
     )
-    | _add_package(f"{_EXPRESSION}aggregate.", "AggregateExpression AnyValue First Last")
+    | _list_class_names(f"{_EXPRESSION}aggregate.", "AggregateExpression AnyValue First Last")
 )
 # Nodes that contain neither plans nor expressions.
-_LEAVES = _add_package(_EXPRESSION, "Literal AttributeReference UnresolvedNamedLambdaVariable") | _add_package(
+_LEAVES = _list_class_names(
+    _EXPRESSION, "Literal AttributeReference UnresolvedNamedLambdaVariable"
+) | _list_class_names(
     _ANALYSIS, "UnresolvedAttribute UnresolvedRelation UnresolvedTable UnresolvedTableOrView UnresolvedNamespace"
 )
 
 
 @dataclass(frozen=True)
 class NamesRead:
-    """Tables and functions that a statement uses.
+    """The tables and functions that a SQL statement uses.
 
     Attributes:
-        tables: Names of the tables it reads, as the statement writes them, without names that it defines by WITH.
-        functions: The caller's functions that it calls.
+        tables: The names of the tables it reads, as the statement writes them. Names that it defines by WITH are left
+            out.
+        functions: Those functions it calls that are not Spark's.
         lists: True if it lists or describes tables instead of reading them.
     """
 
@@ -103,8 +107,10 @@ class NamesRead:
     lists: bool
 
 
-def find_names_read(spark: SparkSession, sql: str, allowed_functions: AbstractSet[str] = frozenset()) -> NamesRead:
-    """Returns the tables and functions that a statement uses, without running it.
+def find_tables_and_functions(
+    spark: SparkSession, sql: str, allowed_functions: AbstractSet[str] = frozenset()
+) -> NamesRead:
+    """Returns the tables and functions that a SQL statement uses, without running it.
 
     Args:
         spark: The session whose parser is used.
@@ -121,16 +127,17 @@ def find_names_read(spark: SparkSession, sql: str, allowed_functions: AbstractSe
     return NamesRead(frozenset(walk.tables), frozenset(walk.functions), lists=_read_class_name(plan) in LISTS)
 
 
-def require_plain_condition(spark: SparkSession, option: str, condition: str) -> None:
-    """Checks that a condition on a table's rows only computes and reads no other table.
+def require_own_columns_only(spark: SparkSession, option: str, condition: str) -> None:
+    """Checks that a SQL condition only computes from a table's own columns.
 
     Args:
         spark: The session whose parser is used.
-        option: The option that has the condition; errors begin with it.
+        option: The command's option that has the condition; errors begin with it.
         condition: The SQL expression.
 
     Raises:
-        UsageError: Spark cannot parse the condition, or it does more than compute.
+        UsageError: Spark cannot parse the condition, it reads another table, or it calls a function that is not
+            allowed.
     """
     walk = _PlanWalker(spark, frozenset())
     try:
@@ -139,11 +146,20 @@ def require_plain_condition(spark: SparkSession, option: str, condition: str) ->
         raise UsageError(f"{option}: {error}") from None
     if walk.tables:
         raise UsageError(
-            f"{option}: {_join_name(min(walk.tables))} is another table", fix="Use only columns of the table itself"
+            f"{option}: {_join_name_parts(min(walk.tables))} is another table",
+            fix="Use only columns of the table itself",
         )
 
 
 def _parse_with_spark(spark: SparkSession, parser_method: str, text: str) -> Any:
+    """Returns the Java object into which Spark parses a text.
+
+    Args:
+        parser_method: The method of Spark's SQL parser: `parsePlan` or `parseExpression`.
+
+    Raises:
+        UsageError: The text is not valid SQL, or the session is one of Spark Connect.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -164,7 +180,14 @@ def _parse_with_spark(spark: SparkSession, parser_method: str, text: str) -> Any
 
 @dataclass
 class _PlanWalker:
-    """Walks through all nodes of a plan, checks them and collects the names they use."""
+    """Visits all nodes of a parsed plan, refuses those that are not allowed, and collects the names that they use.
+
+    Attributes:
+        spark: The session that has parsed the plan.
+        allowed_functions: Functions that the plan may call in addition to Spark's.
+        tables: The names of tables collected so far.
+        functions: The allowed functions collected so far.
+    """
 
     spark: SparkSession
     allowed_functions: AbstractSet[str]
@@ -197,54 +220,69 @@ class _PlanWalker:
             for part in self._list_child_parts(plan_part):
                 self.check_part(part, defined_names)
 
-    def _check_node(self, node: Any, kind: str, defined_names: frozenset[str]) -> None:
-        if kind not in _ALLOWED:
+    def _check_node(self, node: Any, class_name: str, defined_names: frozenset[str]) -> None:
+        """Checks one node of the plan, and all nodes below it.
+
+        Args:
+            node: The node's Java object.
+            class_name: The name of its Java class.
+            defined_names: Names that WITH has defined and that the node may use.
+        """
+        if class_name not in _ALLOWED:
             raise UsageError(
-                f"the statement has {_strip_package(kind)}, which may do more than read the lake's tables",
+                f"the statement has {_strip_package(class_name)}, which may do more than read the lake's tables",
                 why="Only statements that read are run",
                 fix="Leave that part out",
             )
-        if kind == _WITH:
-            self._check_with(node, defined_names)
+        if class_name == _WITH:
+            self._check_with_clause(node, defined_names)
             return
-        self._collect_names(node, kind, defined_names)
-        if kind not in _LEAVES:
+        self._collect_names(node, class_name, defined_names)
+        if class_name not in _LEAVES:
             for part in self._list_child_parts(node):
                 self.check_part(part, defined_names)
 
-    def _check_with(self, node: Any, defined_names: frozenset[str]) -> None:
-        """Checks WITH. Each query may use the queries before it, and a recursive query also itself."""
-        recursive = any(part is True for part in _iterate_scala(node.productIterator(), is_iterator=True))
-        for named in _iterate_scala(node.cteRelations()):
+    def _check_with_clause(self, with_node: Any, defined_names: frozenset[str]) -> None:
+        """Checks a WITH clause. Each of its queries may use the queries before it, and a recursive one also itself."""
+        recursive = any(part is True for part in _iterate_scala(with_node.productIterator(), is_iterator=True))
+        for named in _iterate_scala(with_node.cteRelations()):
             name = str(named.productElement(0)).lower()
             self.check_part(named.productElement(1), defined_names | {name} if recursive else defined_names)
             defined_names |= {name}
-        self.check_part(node.child(), defined_names)
+        self.check_part(with_node.child(), defined_names)
 
-    def _collect_names(self, node: Any, kind: str, defined_names: frozenset[str]) -> None:
-        if kind == _RELATION or kind in _TABLES:
-            name = _read_name(node.multipartIdentifier())
-            if kind == _RELATION and not node.options().isEmpty():
+    def _collect_names(self, node: Any, class_name: str, defined_names: frozenset[str]) -> None:
+        """Adds the names that a node uses to `tables` and `functions`.
+
+        Raises a `UsageError` for a name that is not allowed.
+        """
+        if class_name == _RELATION or class_name in _TABLES:
+            name = _read_lower_case_name(node.multipartIdentifier())
+            if class_name == _RELATION and not node.options().isEmpty():
                 raise UsageError(
-                    f"{_join_name(name)}: a query may not set options of a table",
+                    f"{_join_name_parts(name)}: a query may not set options of a table",
                     fix="Remove `WITH (…)` after the table's name",
                 )
             if not (len(name) == 1 and name[0] in defined_names):
                 self.tables.add(name)
-        elif kind == _ATTRIBUTE and (name := _read_name(node.nameParts())) in {(who,) for who in WHO}:
+        elif class_name == _ATTRIBUTE and (name := _read_lower_case_name(node.nameParts())) in {(who,) for who in WHO}:
             raise UsageError(
                 f"{name[0]} without a table's name may mean the user that the command runs as",
                 fix=f"For a column write t.{name[0]}",
             )
-        elif kind == _FUNCTION:
-            self._collect_function(_read_name(node.nameParts()))
-        elif kind == _TABLE_FUNCTION:
-            self._collect_function(_read_name(node.name()))
-        elif kind == _GENERATOR:
+        elif class_name == _FUNCTION:
+            self._collect_function(_read_lower_case_name(node.nameParts()))
+        elif class_name == _TABLE_FUNCTION:
+            self._collect_function(_read_lower_case_name(node.name()))
+        elif class_name == _GENERATOR:
             self._collect_function((str(node.name().unquotedString()).lower(),))
 
     def _collect_function(self, name: Name) -> None:
-        called = _join_name(name)
+        """Adds a called function to `functions`, unless it is Spark's.
+
+        Raises a `UsageError` if it may not be called.
+        """
+        called = _join_name_parts(name)
         if called in self.allowed_functions:
             self.functions.add(called)
         elif len(name) > 1 or called not in SAFE_FUNCTIONS:
@@ -255,6 +293,7 @@ class _PlanWalker:
             )
 
     def _list_child_parts(self, part: Any) -> Iterator[Any]:
+        """Yields the parts of a Java object: the items of a Scala collection, or the fields of a Scala case class."""
         if self._many.isInstance(part):
             yield from _iterate_scala(part)
         elif self._product.isInstance(part):
@@ -268,7 +307,8 @@ def _iterate_scala(collection: Any, *, is_iterator: bool = False) -> Iterator[An
         yield items.next()
 
 
-def _read_name(parts: Any) -> Name:
+def _read_lower_case_name(parts: Any) -> Name:
+    """Returns the parts of a table's or function's name, in lower case, from a Scala collection."""
     return tuple(str(part).lower() for part in _iterate_scala(parts))
 
 
@@ -276,10 +316,10 @@ def _read_class_name(java_object: Any) -> str:
     return str(java_object.getClass().getName())
 
 
-def _strip_package(kind: str) -> str:
+def _strip_package(class_name: str) -> str:
     """Returns a class name without its package, for example `InsertIntoDir`."""
-    return kind.rpartition(".")[2].rstrip("$")
+    return class_name.rpartition(".")[2].rstrip("$")
 
 
-def _join_name(name: Name) -> str:
+def _join_name_parts(name: Name) -> str:
     return ".".join(name)

@@ -41,9 +41,10 @@ def spark_session(
 
     Args:
         settings: The pipeline's settings.
-        app: Name of the log files in the home.
-        long_running: True if the process will run for many minutes, so that the JVM's optimising compiler pays off.
-        records_classes: True if `class_archive.write_archive` will be called on the session.
+        app: The name of the log files in the home, without suffix.
+        long_running: True if the process will run for many minutes, so that the JVM's optimising compiler is
+            worthwhile.
+        records_classes: True if the JVM is to record its classes, so that `class_archive.write_archive` can store them.
 
     Raises:
         MachineError: Java is missing or too old, the jars cannot be downloaded, or the home cannot be written.
@@ -60,10 +61,11 @@ def spark_session(
     )
 
 
-def separate_session(spark: SparkSession) -> SparkSession:
+def create_separate_session(spark: SparkSession) -> SparkSession:
     """Returns a new session in the same JVM, with its own settings and temporary views.
 
-    Spark starts a new session with the cluster's settings only, so this sets the settings that results depend on again.
+    Spark starts it with the cluster's settings only. So the settings that results depend on, such as the time zone, are
+    set again.
     """
     session = spark.newSession()
     for key, value in _ALWAYS.items():
@@ -102,8 +104,8 @@ def _restore_interrupt_handler() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def databricks_conf(settings: Settings) -> dict[str, str]:
-    """Returns the Spark settings that a Databricks session must have before any query starts."""
+def build_databricks_conf(settings: Settings) -> dict[str, str]:
+    """Returns, by key, the Spark settings that a session on Databricks must have before any query starts."""
     # Each shuffle partition has a state store, and a query's first checkpoint fixes their number for good. With Spark's
     # default of 200, most would stay empty and each would still cost a commit in every batch.
     shards = max(settings.silver.shards, settings.gold.shards)
@@ -116,7 +118,7 @@ def _get_databricks_session(settings: Settings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
-    for key, value in databricks_conf(settings).items():
+    for key, value in build_databricks_conf(settings).items():
         spark.conf.set(key, value)
     for key, value in _CHEAPER.items():
         with suppress(PySparkException):  # serverless compute accepts only a few settings
@@ -125,6 +127,7 @@ def _get_databricks_session(settings: Settings) -> SparkSession:
 
 
 def _start_local_session(settings: Settings, app: str, *, long_running: bool, records_classes: bool) -> SparkSession:
+    """Starts a Spark session on this machine, with a new JVM unless this process still has one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -164,6 +167,11 @@ def _cache_class_lookups(spark: SparkSession) -> None:
 def _prepare_jvm(
     settings: Settings, app: str, extra_flags: Sequence[str]
 ) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+    """Prepares the start of Spark's JVM.
+
+    Returns:
+        Spark settings for the session, and the context in which the session must be created.
+    """
     java, jars = require_java(), fetch_spark_jars()
     logs = create_home(settings, "warehouse", "logs") / "logs"
     flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *extra_flags, *build_logging_flags(logs / f"{app}.log")]

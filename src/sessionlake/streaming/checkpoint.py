@@ -31,7 +31,10 @@ RECOVERED = {
 
 
 def build_recovery_hint(layer: str) -> str:
-    """Returns advice about a checkpoint that is lost or cannot be read, as text. What keeps all data comes first."""
+    """Returns what the operator can do about a layer whose checkpoint is lost or cannot be read, as text.
+
+    The first advice keeps all data.
+    """
     named = SILVER if layer == SILVER_TABLES else layer
     if named in RECOVERED:
         return f"Run `sessionlake recover {named}`, which {RECOVERED[named]}; or restore the checkpoint from a backup"
@@ -47,15 +50,15 @@ def require_readable_checkpoint(checkpoint: str, layer: str, *, other_fix: str =
 
     Args:
         checkpoint: The folder of the checkpoint.
-        layer: The layer, for the error.
-        other_fix: What to do if there is no backup, for the error. Empty gives the usual advice for the layer.
+        layer: The layer's name, for the error's text.
+        other_fix: What the operator can do without a backup, for the error's text. Empty gives the usual advice.
 
     Raises:
         LossError: A file of the checkpoint is damaged. The error names it and says what to do.
     """
     folder = Path(checkpoint)
     for file in _list_log_entries(folder):
-        why = _find_fault(file)
+        why = _describe_fault_of_file(file)
         if why is not None:
             hint = f"Restore the checkpoint from a backup, or {other_fix}" if other_fix else build_recovery_hint(layer)
             place = file.relative_to(folder)
@@ -69,21 +72,27 @@ def require_readable_checkpoint(checkpoint: str, layer: str, *, other_fix: str =
 def read_last_committed_batch(checkpoint: str | Path) -> int | None:
     """Returns Spark's number of the last batch that the query has committed; None if it has committed none.
 
-    Spark plans a batch only after the previous one is committed. So a planned batch proves that the previous one was
-    committed, even if that commit's log entry is lost. Spark concludes the same.
+    Spark plans a batch only after the previous one is committed. So if batch n is planned, batch n - 1 counts as
+    committed, even if the log entry of its commit is lost.
     """
-    noted, following = _find_newest_number(Path(checkpoint) / "commits"), read_last_planned_batch(checkpoint)
+    noted, following = _find_highest_batch_number(Path(checkpoint) / "commits"), read_last_planned_batch(checkpoint)
     known = max(-1 if noted is None else noted, -1 if following is None else following - 1)
     return None if known < 0 else known
 
 
 def read_last_planned_batch(checkpoint: str | Path) -> int | None:
     """Returns Spark's number of the last batch that the query has planned; None if it has planned none."""
-    return _find_newest_number(Path(checkpoint) / "offsets")
+    return _find_highest_batch_number(Path(checkpoint) / "offsets")
 
 
-def read_planned_batch(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
-    """Returns what Spark wrote to its log when it planned a batch: the metadata, and the end offset of the only source.
+def read_metadata_and_offset_of_planned_batch(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
+    """Returns what Spark's log says about a planned batch: the metadata, and the end offset of the only source.
+
+    Both are parsed JSON. The metadata has the batch's watermark, time and settings.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        batch: Spark's number of the batch.
 
     Raises:
         OSError: There is no log entry for the batch.
@@ -101,7 +110,7 @@ class DeltaOffset:
 
     Attributes:
         table: Delta's id of the table. A table created later under the same name has another id.
-        version: The version of the table in which the stream stands.
+        version: The version of the table that the stream is reading, or reads next.
         index: Index of the last file read in that version; -1 if none was read.
         in_initial_snapshot: True if the stream still reads the rows that the table had when the stream started. These
             files are not read in order of their versions.
@@ -119,22 +128,22 @@ class DeltaOffset:
 
     @property
     def last_version(self) -> int:
-        """The last version of which the stream has read at least a part."""
+        """The last version of the table that the stream has read completely or in part."""
         return self.version - self.is_at_version_start
 
 
 def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
-    """Returns the point in a Delta table's history at which a batch of a stream ends.
+    """Returns the point in a Delta table's history up to which a stream has read after a batch.
 
     Args:
-        checkpoint: The folder of the checkpoint.
+        checkpoint: The folder of the stream's checkpoint.
         batch: Spark's number of the batch.
 
     Raises:
         OSError: There is no log entry for the batch.
         ValueError: The entry is incomplete or belongs to another kind of source.
     """
-    _, noted = read_planned_batch(checkpoint, batch)
+    _, noted = read_metadata_and_offset_of_planned_batch(checkpoint, batch)
     try:
         version, index = int(noted["reservoirVersion"]), int(noted["index"])
         return DeltaOffset(str(noted["reservoirId"]), version, index, bool(noted.get("isStartingVersion", False)))
@@ -144,11 +153,10 @@ def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
 
 
 def choose_starting_options(checkpoint: str | Path) -> dict[str, int]:
-    """Returns options for Delta's source that make a restart after a query's first batch cheap; later none (`{}`).
+    """Returns options for Delta's source that make a restart after the query's first batch cheap; otherwise `{}`.
 
     At every start, Spark plans the last batch again, even if it is committed and does not run. If that is the first
-    batch,
-    Delta sorts all files of the snapshot, unless the options name the batch's last version as the start.
+    batch, Delta sorts all files of the table, unless `startingVersion` names the last version that the batch read.
     """
     if read_last_planned_batch(checkpoint) != 0 or read_last_committed_batch(checkpoint) != 0:
         return {}
@@ -179,7 +187,7 @@ def write_atomically(file: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def _find_newest_number(log: Path) -> int | None:
+def _find_highest_batch_number(log: Path) -> int | None:
     return max((int(file.name) for file in log.glob("*") if file.name.isdecimal()), default=None)
 
 
@@ -191,10 +199,10 @@ def _list_log_entries(folder: Path) -> Iterator[Path]:
         yield from sorted(batches, key=lambda file: int(file.name))[-_LATEST:]
 
 
-def _find_fault(file: Path) -> str | None:
-    """Returns what is wrong with a file of JSON lines, as text; None if it is intact.
+def _describe_fault_of_file(file: Path) -> str | None:
+    """Returns what is wrong with a file of JSON lines in a checkpoint, as text; None if it is intact.
 
-    A log entry must also start with a line that has its format version.
+    Every file but `metadata` must also start with a line that has its format version.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

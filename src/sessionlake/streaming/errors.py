@@ -188,14 +188,14 @@ _NO_FILE = KnownFailure(
 
 
 def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
-    """Returns the error for the operator about whatever stopped a layer.
+    """Returns the error to show to the operator for an exception that stopped a layer.
 
-    An error that this package raised in a Spark worker is returned as it was raised there.
+    A `SessionlakeError` that was raised in a Spark worker is returned as an error of the same class.
 
     Args:
         error: The exception that stopped the layer.
-        layer: The layer, which the error text starts with.
-        checkpoint: The layer's checkpoint, which is checked for damage.
+        layer: The layer's name, which the error text starts with.
+        checkpoint: The folder of the layer's checkpoint, which is checked for damage.
     """
     known = _explain_dead_jvm(error) or error
     if isinstance(known, SessionlakeError):
@@ -225,27 +225,27 @@ def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> Se
 
 @contextmanager
 def explain_errors() -> Iterator[None]:
-    """Turns an error of Spark, the JVM, a table's file or the system that the block raises into one for the operator.
+    """Raises a `SessionlakeError` that an operator understands in place of certain exceptions of the block.
 
-    The block must end before Spark is stopped: the JVM's errors can only be read from the JVM.
+    These are exceptions of Spark, of the JVM, of the operating system, and about files of tables. The block must end
+    before Spark is stopped, because the JVM's errors can only be read from the JVM.
 
     Raises:
-        SessionlakeError: What stopped the work. Errors from elsewhere pass unchanged.
+        SessionlakeError: What happened and what to do. Other exceptions pass unchanged.
     """
     try:
         yield
     except Exception as error:
-        explanation = find_explanation(error)
+        explanation = build_operator_error(error)
         if explanation is None or explanation is error:
             raise
         raise explanation from error
 
 
-def find_explanation(error: Exception) -> SessionlakeError | None:
-    """Returns the error for the operator about an error of Spark, the JVM, a table's file or the system.
+def build_operator_error(error: Exception) -> SessionlakeError | None:
+    """Returns the error to show to the operator for an exception of Spark, the JVM, a file or the operating system.
 
-    Returns:
-        The error; None if `error` comes from elsewhere.
+    Returns None for any other exception. A `SessionlakeError` is returned unchanged.
     """
     if isinstance(error, SessionlakeError):
         return error
@@ -262,7 +262,7 @@ def find_explanation(error: Exception) -> SessionlakeError | None:
 
 
 def _explain_dead_jvm(error: BaseException) -> MachineError | None:
-    """Returns the error for a JVM that has ended; None if `error` does not come from that."""
+    """Returns an error that says why Spark's JVM has ended; None if `error` has another reason."""
     death = describe_jvm_failure() if _is_gateway_error(error) else None
     if death is None:
         return None
@@ -288,7 +288,10 @@ def _is_disk_full(text: str) -> bool:
 
 
 def _explain_reader_error(error: Exception) -> SessionlakeError:
-    """Returns the error for the operator about an error of delta-rs or Arrow, which describe errors only as text."""
+    """Returns the error to show to the operator for an exception of delta-rs or Arrow.
+
+    Both describe most errors only as text, so the text decides.
+    """
     text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
         return LakeError(f"another process changed a table meanwhile ({text})", fix="Run the command again")
@@ -311,16 +314,16 @@ def _is_spark_error(error: Exception) -> bool:
 
 
 def _explain_spark_error(error: Exception) -> SessionlakeError:
-    failure = _require_no_interrupt(parse_failure(error))
+    failure = _raise_if_interrupted(parse_failure(error))
     if failure.python_exception is not None:
         return _explain_python_error(failure.python_exception, "Spark")
     return _explain_known_failure(failure) or SessionlakeError(f"Spark failed: {failure}")
 
 
-def _require_no_interrupt(failure: SparkFailure) -> SparkFailure:
-    """Returns the failure unchanged, unless it was caused by Ctrl-C.
+def _raise_if_interrupted(failure: SparkFailure) -> SparkFailure:
+    """Returns the failure unchanged, unless Spark cancelled a job because of Ctrl-C.
 
-    On Ctrl-C, pyspark cancels all jobs. The thread that waits for a job may then see only that it was cancelled.
+    On Ctrl-C, pyspark cancels all jobs. The thread that waits for a job may then see only that the job was cancelled.
 
     Raises:
         KeyboardInterrupt: A job was cancelled.
@@ -341,11 +344,11 @@ def _explain_known_failure(failure: SparkFailure) -> SessionlakeError | None:
 
 
 def explain_sql_error(action: str, error: Exception) -> SessionlakeError:
-    """Returns the error for the operator about an error that Spark raised for SQL that the operator wrote.
+    """Returns the error to show to the operator if Spark fails to run SQL that the operator wrote.
 
     Args:
-        action: The start of the error text if the SQL itself is wrong.
-        error: What Spark raised.
+        action: The start of the error text if the SQL itself is wrong, such as what the command tried to do.
+        error: The exception that Spark raised.
 
     Returns:
         A `UsageError` if the SQL or one of its values is wrong; otherwise the error for what stopped Spark.
@@ -353,8 +356,8 @@ def explain_sql_error(action: str, error: Exception) -> SessionlakeError:
     from pyspark.errors import PySparkException
 
     if _is_gateway_error(error) and describe_jvm_failure() is not None:
-        return find_explanation(error) or SessionlakeError(str(error))
-    known = _explain_known_failure(_require_no_interrupt(parse_failure(error)))
+        return build_operator_error(error) or SessionlakeError(str(error))
+    known = _explain_known_failure(_raise_if_interrupted(parse_failure(error)))
     if known is not None:
         return known
     text = summarize_spark_message(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))

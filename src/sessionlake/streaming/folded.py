@@ -17,61 +17,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoldedBatch:
-    """The payloads that the folds of a batch emitted.
+    """What the folds of all shards emitted for one batch, as payloads (rows or bytes in binary form).
 
     Attributes:
-        frame: All payloads, `kind string, payload binary`, persisted or checkpointed.
-        inline_payloads_by_kind: The payloads that the driver has, by kind; None in place of each payload that was
-            too large to collect.
+        frame: All payloads, as a Spark frame `kind string, payload binary` that is persisted or checkpointed.
+        collected_payloads_by_kind: The payloads that were collected into the driver, by kind. None stands for a payload
+            that is too large and is only in `frame`.
     """
 
     frame: DataFrame
-    inline_payloads_by_kind: Mapping[str, Sequence[bytes | None]]
+    collected_payloads_by_kind: Mapping[str, Sequence[bytes | None]]
 
-    def find_inline_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
-        """Returns all payloads of these kinds (None: all kinds), or None if one of the payloads was not collected."""
+    def find_collected_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
+        """Returns all payloads of these kinds, if all of them were collected into the driver.
+
+        Args:
+            kinds: The kinds of payloads; None means all kinds.
+
+        Returns:
+            The payloads; None if at least one was too large to be collected.
+        """
         contents = [
             content
-            for kind in (self.inline_payloads_by_kind if kinds is None else kinds)
-            for content in self.inline_payloads_by_kind.get(kind, ())
+            for kind in (self.collected_payloads_by_kind if kinds is None else kinds)
+            for content in self.collected_payloads_by_kind.get(kind, ())
         ]
         collected = [content for content in contents if content is not None]
         return collected if len(collected) == len(contents) else None
 
 
-def collect_reports(frame: DataFrame, report: str, inline_bytes: int) -> tuple[FoldedBatch, list[bytes]]:
-    """Runs the fold in one job and collects the small payloads and all reports.
+def collect_reports(frame: DataFrame, report_kind: str, max_collected_bytes: int) -> tuple[FoldedBatch, list[bytes]]:
+    """Runs the fold in one Spark job, and collects all reports and the small payloads into the driver.
 
     Args:
-        frame: The payloads, `kind string, payload binary`, persisted or checkpointed.
-        report: The kind of the reports, which are collected whatever their size.
-        inline_bytes: Payloads of other kinds are collected up to this size.
+        frame: What the folds emit, `kind string, payload binary`, persisted or checkpointed.
+        report_kind: The kind of payloads that are reports. They are collected whatever their size.
+        max_collected_bytes: Payloads of other kinds are collected if they have at most this many bytes.
 
     Returns:
-        The folded payloads, and the collected reports.
+        The payloads that are not reports, and the content of each report.
     """
     from pyspark.sql import functions as F
 
     large = reduce(operator.or_, (F.startswith("payload", F.lit(begin)) for begin in LARGE_PREFIXES))
-    fits = (F.length("payload") <= inline_bytes) & ~large
-    is_small = fits | (F.col("kind") == report)
+    fits = (F.length("payload") <= max_collected_bytes) & ~large
+    is_small = fits | (F.col("kind") == report_kind)
     rows = frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect()
     collected = ((row["kind"], None if row["payload"] is None else bytes(row["payload"])) for row in rows)
-    return split_reports(frame, collected, report)
+    return split_reports(frame, collected, report_kind)
 
 
 def split_reports(
-    frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report: str
+    frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report_kind: str
 ) -> tuple[FoldedBatch, list[bytes]]:
-    """Separates the reports from other collected payloads; returns the payloads without reports, and the reports.
+    """Separates the reports from other payloads that were collected into the driver.
 
     Args:
-        frame: The payloads, `kind string, payload binary`.
+        frame: All payloads, `kind string, payload binary`.
         collected: Kind and payload of each row of `frame`; None for a payload that was too large to collect.
-        report: The kind of the reports.
+        report_kind: The kind of payloads that are reports.
+
+    Returns:
+        The payloads that are not reports, and the content of each report.
     """
     inline: dict[str, list[bytes | None]] = {}
     for kind, payload in collected:
         inline.setdefault(kind, []).append(payload)
-    reports = [bytes(decompress_if_compressed(content)) for content in inline.pop(report, []) if content is not None]
+    reports = [
+        bytes(decompress_if_compressed(content)) for content in inline.pop(report_kind, []) if content is not None
+    ]
     return FoldedBatch(frame, inline), reports

@@ -38,12 +38,12 @@ _FOLDER = "generations"
 _OF_ONE = re.compile(r"(\d+)(\.json)?")
 
 
-class _Note(msgspec.Struct, frozen=True):
-    """The content of a generation's note, the file `generations/N.json`.
+class _GenerationNote(msgspec.Struct, frozen=True):
+    """The content of the file `generations/N.json`, which says how generation N numbers its batches.
 
     Attributes:
         first_batch: The layer's number of the generation's first batch, which Spark counts as 0.
-        app_id: The query id of generation 0.
+        app_id: Spark's query id in generation 0.
         format: Version of the file's format.
     """
 
@@ -56,12 +56,15 @@ class _Note(msgspec.Struct, frozen=True):
 class Generation:
     """One checkpoint of a query, and how its batches are numbered.
 
+    A query that must resume from other offsets gets a new checkpoint. Its batch numbers continue those of the former
+    one.
+
     Attributes:
         number: The number of the generation; 0 is the first.
         folder: Spark's checkpoint folder.
         first_batch: The layer's number of the generation's first batch, which Spark counts as 0.
-        app_id: The query id of generation 0, used in the transactions of all generations; None before Spark has made
-            it.
+        app_id: Spark's query id in generation 0, which is in the transactions of all generations. None before Spark has
+            created it.
     """
 
     number: int
@@ -70,11 +73,16 @@ class Generation:
     app_id: str | None = None
 
     def build_txn(self, query_id: str, batch_id: int) -> Txn:
-        """Returns the transaction of a batch, given the id of Spark's query and Spark's number of the batch."""
+        """Returns the Delta transaction of a batch: the query id of generation 0, and the layer's number of the batch.
+
+        Args:
+            query_id: The id of Spark's query. It is used if generation 0 had no id yet.
+            batch_id: Spark's number of the batch.
+        """
         return Txn(self.app_id or query_id, self.first_batch + batch_id)
 
     def to_spark_batch_id(self, batch: int) -> int:
-        """Returns Spark's number of a batch, given the layer's number."""
+        """Converts the layer's number of a batch to Spark's number, which starts at 0 in each generation."""
         return batch - self.first_batch
 
     @property
@@ -85,16 +93,19 @@ class Generation:
 
     @property
     def next_batch(self) -> int:
-        """The layer's first batch number that is not used. Planned batches use theirs even if they never ran."""
+        """The lowest batch number of the layer that no batch has used.
+
+        A planned batch has used its number even if it never ran.
+        """
         return self.first_batch if self.last_planned_batch is None else self.last_planned_batch + 1
 
 
 class CheckpointGenerations:
-    """All generations of a query's checkpoint.
+    """All generations of a query's checkpoint: Spark's checkpoint folders that follow each other.
 
     Args:
         checkpoint: The folder of generation 0.
-        layer: The layer, for errors.
+        layer: The layer's name, for error texts.
     """
 
     def __init__(self, checkpoint: str, layer: str) -> None:
@@ -107,86 +118,96 @@ class CheckpointGenerations:
         """The generation in which the query continues.
 
         Raises:
-            LossError: The generation's note, or the metadata of generation 0, cannot be read.
+            LossError: The generation's file, or Spark's metadata of generation 0, cannot be read.
         """
-        number = max((number for number in self._list_numbers() if self._note_file(number).is_file()), default=0)
+        number = max(
+            (number for number in self._list_generation_numbers() if self._build_note_path(number).is_file()), default=0
+        )
         if not number:
-            return Generation(0, self._first, app_id=self._read_app_id())
+            return Generation(0, self._first, app_id=self._read_first_app_id())
         try:
-            note = msgspec.json.decode(self._note_file(number).read_bytes(), type=_Note)
+            note = msgspec.json.decode(self._build_note_path(number).read_bytes(), type=_GenerationNote)
         except (OSError, msgspec.MsgspecError) as error:
-            raise self._build_damaged_error(self._note_file(number), str(error)) from None
+            raise self._build_damaged_checkpoint_error(self._build_note_path(number), str(error)) from None
         return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
 
-    def read_last_known(self) -> tuple[str | None, int]:
-        """Returns the query's id (None if unknown) and last batch number (-1 if none), from all readable files."""
+    def read_last_known_app_id_and_batch(self) -> tuple[str | None, int]:
+        """Returns the query's id (None if unknown) and its highest batch number (-1 if none).
+
+        Reads all files of the checkpoint's generations that can be read, and ignores damaged ones.
+        """
         notes = [
             (number, note)
-            for number in sorted(self._list_numbers())
-            if (note := self._read_note_if_readable(number)) is not None
+            for number in sorted(self._list_generation_numbers())
+            if (note := self._read_generation_note(number)) is not None
         ]
-        numbers = [_find_latest_number(self._first)]
+        numbers = [_find_last_spark_batch(self._first)]
         for number, note in notes:
-            numbers.append(note.first_batch + _find_latest_number(self._folder / str(number)))
+            numbers.append(note.first_batch + _find_last_spark_batch(self._folder / str(number)))
         if notes:
             return notes[-1][1].app_id, max(numbers)
         with suppress(LossError):
-            return self._read_app_id(), max(numbers)
+            return self._read_first_app_id(), max(numbers)
         return None, max(numbers)
 
-    def start_generation(self, first_batch: int, app_id: str | None) -> Generation:
-        """Creates another generation and returns it. Reads nothing of the earlier ones, which may be damaged.
+    def create_next_generation(self, first_batch: int, app_id: str | None) -> Generation:
+        """Creates the next generation of the checkpoint and returns it.
 
-        The caller must give Spark the starting offsets when it first runs the query in the new generation.
+        Earlier generations may be damaged: they are not read.
+
+        When the query first runs in the new generation, the caller must give Spark the starting offsets.
 
         Args:
             first_batch: The layer's number of the generation's first batch.
-            app_id: The query id of generation 0; None if it is lost.
+            app_id: Spark's query id in generation 0; None if it is lost.
 
         Raises:
-            LossError: The id is lost. Under a new id, everything in the tables would be written again.
+            LossError: The id is lost. With a new id, Delta would write rows again that the tables already have.
         """
         if app_id is None:
-            raise self._build_damaged_error(self._first / "metadata", "it is missing")
-        number = max(self._list_numbers(), default=0) + 1
+            raise self._build_damaged_checkpoint_error(self._first / "metadata", "it is missing")
+        number = max(self._list_generation_numbers(), default=0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._note_file(number), msgspec.json.encode(_Note(first_batch, app_id)))
+        write_atomically(self._build_note_path(number), msgspec.json.encode(_GenerationNote(first_batch, app_id)))
         return self.current_generation
 
-    def remove_superseded(self) -> None:
-        """Deletes the folders of all former generations but the first, once the current one has committed a batch."""
+    def remove_superseded_generations(self) -> None:
+        """Deletes all former generations but the first. Does nothing until the current one has committed a batch."""
         current = self.current_generation
         if read_last_committed_batch(current.folder) is None:
             return
-        for number in self._list_numbers():
+        for number in self._list_generation_numbers():
             if number < current.number:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
-                self._note_file(number).unlink(missing_ok=True)
+                self._build_note_path(number).unlink(missing_ok=True)
 
-    def _read_note_if_readable(self, number: int) -> _Note | None:
+    def _read_generation_note(self, number: int) -> _GenerationNote | None:
         try:
-            return msgspec.json.decode(self._note_file(number).read_bytes(), type=_Note)
+            return msgspec.json.decode(self._build_note_path(number).read_bytes(), type=_GenerationNote)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _note_file(self, number: int) -> Path:
+    def _build_note_path(self, number: int) -> Path:
         return self._folder / f"{number}.json"
 
-    def _list_numbers(self) -> set[int]:
-        """Returns the numbers of all generations for which a file or folder exists, even a damaged one."""
+    def _list_generation_numbers(self) -> set[int]:
+        """Returns the numbers of all generations that have a file or folder, even a damaged one.
+
+        Generation 0 has none.
+        """
         found = (_OF_ONE.fullmatch(entry.name) for entry in self._folder.glob("*"))
         return {int(one[1]) for one in found if one}
 
-    def _read_app_id(self) -> str | None:
+    def _read_first_app_id(self) -> str | None:
         file = self._first / "metadata"
         try:
             return str(json.loads(file.read_text(encoding="utf-8"))["id"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError) as error:
-            raise self._build_damaged_error(file, str(error)) from None
+            raise self._build_damaged_checkpoint_error(file, str(error)) from None
 
-    def _build_damaged_error(self, file: Path, why: str) -> LakeError:
+    def _build_damaged_checkpoint_error(self, file: Path, why: str) -> LakeError:
         place = file.relative_to(self._first)
         return LossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
@@ -195,8 +216,8 @@ class CheckpointGenerations:
         )
 
 
-def _find_latest_number(folder: Path) -> int:
-    """Returns Spark's number of the last batch in a checkpoint folder; -1 if there is none."""
+def _find_last_spark_batch(folder: Path) -> int:
+    """Returns Spark's number of the last planned or committed batch in a checkpoint folder; -1 if there is none."""
     return max(
         (
             number

@@ -45,7 +45,9 @@ EVIDENCE_TABLES = {
 
 
 def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
-    """Refuses to run a job with a new checkpoint whose tables already have data: it would write everything twice.
+    """Refuses to start a layer with a new checkpoint if its tables have data. All data would be written twice.
+
+    A new checkpoint is allowed after a rebuild, which fills or empties the tables itself.
 
     Raises:
         LossError: The checkpoint is new and the tables are not empty. The error says what to do.
@@ -58,7 +60,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     # A rebuild may have filled the tables; then it has left a handover. Gold's rebuild empties the tables instead, so
     # data in gold with a handover is from a later batch.
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
-    if not all(of_rebuild) or (begins_empty and has_data(spark, lake, layer)):
+    if not all(of_rebuild) or (begins_empty and has_layer_data(spark, lake, layer)):
         raise LossError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data",
             why="Continuing would write everything twice",
@@ -66,13 +68,15 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         )
 
 
-def has_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Returns True if the layer's tables have rows, which shows that it has processed messages."""
+def has_layer_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
+    """Returns True if the layer's tables have rows, which shows that the layer has processed messages."""
     return any(lake.reader(spark).has_rows(table) for table in EVIDENCE_TABLES.get(layer, ()))
 
 
 def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
-    """Refuses to run a job that needs all changes of a session although retention has removed some of them.
+    """Refuses to start if a topic of class `once` lacks changes in `silver.session_changes` that retention has removed.
+
+    Under class `once`, a session is computed from its first change on.
 
     Raises:
         LakeError: A topic was set to class `once` after retention had removed some of its changes.

@@ -35,20 +35,22 @@ from sessionlake.streaming.checkpoint import (
 )
 from sessionlake.streaming.payload_files import Emissions
 from sessionlake.streaming.sharded import ShardFold
-from sessionlake.streaming.stores import archive_folders
+from sessionlake.streaming.stores import archive_checkpoint_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """The point from which a layer's stream starts a new checkpoint.
+    """What a rebuild leaves for the stream of a layer: where to continue to read.
+
+    The states of the shards lie beside it.
 
     Attributes:
-        bronze_version: The last processed version of the table that the layer reads (gold reads silver's changes).
-        first_batch: The number of the stream's first batch. It is above all earlier numbers, so that `_batch` keeps
-            rising.
-        shards: The number of shards that the states were made for.
+        bronze_version: The last version that the rebuild read of the table that the layer reads (for gold, of
+            `silver.session_changes`).
+        first_batch: The number of the stream's first batch. It is above all earlier batch numbers of the layer.
+        shards: The number of shards that the states are for.
         rebuild: The name of the operation that wrote the handover.
         stored: The numbers of the shards that have a state.
         query: The metadata of the query to continue, as in Spark's checkpoint; None starts a new query.
@@ -69,21 +71,21 @@ _METADATA = "metadata"
 """Spark's own file in a checkpoint."""
 
 
-def find_active_folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Returns the folder of the active handover, from which the layer's stream starts."""
+def find_active_handover_folder(settings: Settings, layer: str = SILVER) -> Path:
+    """Returns the folder of the handover (result of a rebuild) from which the layer's stream starts or has started."""
     return Path(f"{settings.checkpoint(layer)}.handover")
 
 
-def find_prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Returns the folder in which the next handover is prepared before it is activated."""
+def find_prepared_handover_folder(settings: Settings, layer: str = SILVER) -> Path:
+    """Returns the folder in which a rebuild writes the next handover, before it replaces the one in use."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
 def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
-    """Reads the handover in the folder `folder`; None if there is none.
+    """Reads the handover in a folder; returns None if there is none.
 
     Raises:
-        LossError: The handover cannot be read.
+        LossError: The handover cannot be read. The error has advice for the layer.
     """
     file = folder / _NOTE
     if not file.is_file():
@@ -94,23 +96,29 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
         raise LossError(f"{file} is damaged ({error})", fix=build_recovery_hint(layer)) from None
 
 
-def read_active(settings: Settings, layer: str = SILVER) -> Handover | None:
-    """Reads the handover from which a layer's current checkpoint starts or has started; None if there is none."""
-    return read_handover(find_active_folder(settings, layer), layer)
+def read_active_handover(settings: Settings, layer: str = SILVER) -> Handover | None:
+    """Reads the handover from which the layer's current checkpoint starts or has started; None if there is none.
+
+    Raises:
+        LossError: The handover cannot be read.
+    """
+    return read_handover(find_active_handover_folder(settings, layer), layer)
 
 
-def require_states(settings: Settings, layer: str) -> None:
-    """Checks that every state listed in the active handover exists: without it, a shard's sessions would start over.
+def require_handover_states(settings: Settings, layer: str) -> None:
+    """Checks that every state that the layer's handover lists exists.
+
+    Without it, the sessions of a shard would start over.
 
     Raises:
         LossError: A state is gone. The error names its file.
     """
-    begin = read_active(settings, layer)
+    begin = read_active_handover(settings, layer)
     if begin is not None:
         lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
             raise LossError(
-                f"{layer}: the state {find_active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                f"{layer}: the state {find_active_handover_folder(settings, layer) / f'{lost[0]}.state'} is gone",
                 fix=build_recovery_hint(layer),
             )
 
@@ -123,16 +131,14 @@ def prepare_handover(
     *,
     same_query: bool = False,
 ) -> None:
-    """Writes a handover into the folder for prepared ones; `activate_handover` makes it the active one later.
+    """Writes the next handover of a layer beside the one in use. `activate_handover` puts it into use later.
 
     Args:
-        settings: The settings of the lake.
-        handover: The handover; `stored` and `query` are filled in here.
+        handover: The handover. Its `stored` and `query` are ignored: this function sets them.
         states: Pairs of shard number and state.
-        layer: The layer.
         same_query: True continues the query of the current checkpoint; False starts a new one.
     """
-    place, metadata = find_prepared_folder(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
+    place, metadata = find_prepared_handover_folder(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
@@ -144,9 +150,9 @@ def prepare_handover(
     write_atomically(place / _NOTE, msgspec.json.encode(complete))
 
 
-def is_prepared(settings: Settings, operation: str, layer: str) -> bool:
-    """Returns True if a handover of this operation is prepared and complete, with all states that it lists."""
-    place = find_prepared_folder(settings, layer)
+def is_handover_prepared(settings: Settings, operation: str, layer: str) -> bool:
+    """Returns True if a handover of this operation is prepared for the layer, and all states that it lists exist."""
+    place = find_prepared_handover_folder(settings, layer)
     try:
         found = read_handover(place, layer)
     except LossError:
@@ -156,64 +162,72 @@ def is_prepared(settings: Settings, operation: str, layer: str) -> bool:
     return all((place / f"{shard}.state").is_file() for shard in found.stored)
 
 
-def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
-    """Removes a handover that was prepared and never activated."""
-    shutil.rmtree(find_prepared_folder(settings, layer), ignore_errors=True)
+def discard_prepared_handover(settings: Settings, layer: str = SILVER) -> None:
+    """Deletes the handover that a rebuild prepared for the layer and did not put into use, if there is one."""
+    shutil.rmtree(find_prepared_handover_folder(settings, layer), ignore_errors=True)
 
 
-def require_prepared(settings: Settings, operation: str, layer: str, remedy: str) -> None:
-    """Checks that a handover of this operation is active, or is prepared and complete.
+def require_prepared_handover(settings: Settings, operation: str, layer: str, remedy: str) -> None:
+    """Checks that a handover of this operation is in use, or is completely prepared.
+
+    Args:
+        operation: The name of the operation.
+        remedy: What the operator can do, for the error's text.
 
     Raises:
         LossError: It is neither. The layer could not resume once its tables are replaced.
     """
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
-    if not is_prepared(settings, operation, layer) and not is_active(settings, operation, layer):
+    if not is_handover_prepared(settings, operation, layer) and not is_handover_active(settings, operation, layer):
         raise LossError(
-            f"{layer}: {find_prepared_folder(settings, layer)} is gone or damaged",
+            f"{layer}: {find_prepared_handover_folder(settings, layer)} is gone or damaged",
             why="It has the state that the layer resumes from",
             fix=remedy,
         )
 
 
-def is_active(settings: Settings, operation: str, layer: str) -> bool:
-    """Returns True if the active handover was written by this operation."""
-    begin = read_active(settings, layer)
+def is_handover_active(settings: Settings, operation: str, layer: str) -> bool:
+    """Returns True if this operation wrote the handover from which the layer's stream starts or has started."""
+    begin = read_active_handover(settings, layer)
     return begin is not None and begin.rebuild == operation
 
 
-def read_first_batch(settings: Settings, layer: str = SILVER) -> int:
-    """Returns the layer's number of the first batch in its checkpoint, which Spark counts as 0."""
-    begin = read_active(settings, layer)
+def read_first_batch_number(settings: Settings, layer: str = SILVER) -> int:
+    """Returns the layer's number of the first batch in its checkpoint, which Spark counts as 0.
+
+    It is 0 unless a rebuild left a handover with a higher number.
+
+    Raises:
+        LossError: The handover cannot be read.
+    """
+    begin = read_active_handover(settings, layer)
     return 0 if begin is None else begin.first_batch
 
 
-def read_first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | None:
-    """Returns the layer's number of the first batch in its checkpoint; None if the active handover cannot be read."""
+def read_first_batch_number_or_none(settings: Settings, layer: str = SILVER) -> int | None:
+    """Returns the layer's number of the first batch in its checkpoint; None if the layer's handover cannot be read."""
     try:
-        return read_first_batch(settings, layer)
+        return read_first_batch_number(settings, layer)
     except LossError:
         return None
 
 
-def read_next_batch(settings: Settings, layer: str = SILVER) -> int:
-    """Returns the layer's number of the batch that follows its last committed batch."""
+def read_next_batch_number(settings: Settings, layer: str = SILVER) -> int:
+    """Returns the layer's number of the batch that follows the last committed batch."""
     committed = read_last_committed_batch(settings.checkpoint(layer))
-    return read_first_batch(settings, layer) + (0 if committed is None else committed + 1)
+    return read_first_batch_number(settings, layer) + (0 if committed is None else committed + 1)
 
 
-def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = False) -> int | None:
-    """Returns the last version that a layer has processed of the table it reads; None before its first batch.
+def read_last_processed_version(settings: Settings, layer: str, *, reads_change_feed: bool = False) -> int | None:
+    """Returns the last version of its source table that a layer has processed; None before the layer's first batch.
 
     Args:
-        settings: The settings of the lake.
-        layer: The layer.
-        is_change_feed: True if the layer reads the table's change feed. Its batches never end within a version.
+        reads_change_feed: True if the layer reads the table's change feed. Its batches never end within a version.
 
     Raises:
         LakeError: The layer has an unfinished batch, or has read only a part of a version.
     """
-    checkpoint, begin = Path(settings.checkpoint(layer)), read_active(settings, layer)
+    checkpoint, begin = Path(settings.checkpoint(layer)), read_active_handover(settings, layer)
     batch = read_last_committed_batch(checkpoint)
     if batch is None and begin is None:
         return None
@@ -222,48 +236,44 @@ def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = 
         raise LakeError(f"{layer} has not finished its last batch", fix=run)
     if batch is None:
         return begin.bronze_version if begin else None
-    version, is_complete = read_version_reached(settings, layer, batch, is_change_feed=is_change_feed)
+    version, is_complete = read_version_reached_by_batch(settings, layer, batch, reads_change_feed=reads_change_feed)
     if not is_complete:
         raise LakeError(f"{layer} has read only a part of one commit of its source table", fix=run)
     return version
 
 
-def read_version_reached(
-    settings: Settings, layer: str, batch: int, *, is_change_feed: bool = False
+def read_version_reached_by_batch(
+    settings: Settings, layer: str, batch: int, *, reads_change_feed: bool = False
 ) -> tuple[int, bool]:
-    """Returns the last version of the source table that a batch reads, and True if it reads that version completely.
+    """Returns the last version of the source table that a batch reads, and whether it reads that version completely.
 
     Args:
-        settings: The settings of the lake.
-        layer: The layer.
         batch: Spark's number of the batch.
-        is_change_feed: True if the layer reads the table's change feed. Its batches never end within a version.
+        reads_change_feed: True if the layer reads the table's change feed. Its batches never end within a version.
 
     Raises:
         LakeError: The checkpoint has no readable entry for the batch.
     """
-    place = _read_batch_end(settings, layer, batch)
+    place = _read_batch_end_offset(settings, layer, batch)
     if place.in_initial_snapshot:
         return place.version, False
-    return place.last_version, is_change_feed or place.is_at_version_start
+    return place.last_version, reads_change_feed or place.is_at_version_start
 
 
-def read_next_version(settings: Settings, layer: str, batch: int) -> int:
-    """Returns the first version of a layer's source table that the layer has not read completely after a batch.
+def read_next_version_after_batch(settings: Settings, layer: str, batch: int) -> int:
+    """Returns the first version of the source table that the layer has not read completely after a batch.
 
     Args:
-        settings: The settings of the lake.
-        layer: The layer.
-        batch: The number of the batch in the ledger.
+        batch: The layer's number of the batch, as in the ledger.
 
     Raises:
         LakeError: The checkpoint has no readable entry for the batch. Or the layer still reads the rows that the table
             had when the layer started, which are not in order of versions.
     """
-    begin, number = read_active(settings, layer), batch - read_first_batch(settings, layer)
+    begin, number = read_active_handover(settings, layer), batch - read_first_batch_number(settings, layer)
     if begin is not None and number < 0:
         return begin.bronze_version + 1
-    place = _read_batch_end(settings, layer, number)
+    place = _read_batch_end_offset(settings, layer, number)
     if place.in_initial_snapshot:
         raise LakeError(
             f"{layer} has read only a part of what the table held when it started",
@@ -272,8 +282,12 @@ def read_next_version(settings: Settings, layer: str, batch: int) -> int:
     return place.version
 
 
-def _read_batch_end(settings: Settings, layer: str, batch: int) -> DeltaOffset:
-    """Returns the point in the layer's source table at which a batch ends. `batch` is Spark's number."""
+def _read_batch_end_offset(settings: Settings, layer: str, batch: int) -> DeltaOffset:
+    """Returns the point in the layer's source table up to which a batch reads. `batch` is Spark's number of the batch.
+
+    Raises:
+        LakeError: The checkpoint has no readable entry for the batch.
+    """
     checkpoint = settings.checkpoint(layer)
     try:
         return read_delta_offset(checkpoint, batch)
@@ -283,33 +297,36 @@ def _read_batch_end(settings: Settings, layer: str, batch: int) -> DeltaOffset:
 
 
 def list_stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
-    """Returns the numbers of the shards that have a state in the active handover, ascending."""
-    return sorted(int(file.stem) for file in find_active_folder(settings, layer).glob("*.state"))
+    """Returns the numbers of the shards that have a state file in the layer's handover, ascending."""
+    return sorted(int(file.stem) for file in find_active_handover_folder(settings, layer).glob("*.state"))
 
 
-def _read_state(folder: str, shard: int) -> bytes | None:
+def _read_state_file(folder: str, shard: int) -> bytes | None:
     file = Path(folder) / f"{shard}.state"
     return file.read_bytes() if file.exists() else None
 
 
 @dataclass(frozen=True)
-class StateReader:
-    """A `mapInPandas` function that reads states of a handover in Spark's tasks, one state at a time.
+class HandoverStateReader:
+    """A `mapInPandas` function that reads the states of shards from a handover's folder, one state at a time.
 
     Input `shard int`; output `shard int, chunk binary`, with null for a shard without a state.
+
+    Attributes:
+        folder: The folder of the handover.
     """
 
     folder: str
 
     def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Yields the states of a task's shards."""
+        """Yields one frame `shard int, chunk binary` for each shard in the input frames."""
         for frame in frames:
             for shard in frame["shard"].tolist():
-                yield pd.DataFrame({"shard": [shard], "chunk": [_read_state(self.folder, shard)]})
+                yield pd.DataFrame({"shard": [shard], "chunk": [_read_state_file(self.folder, shard)]})
 
 
-def refuse_changed_shards(settings: Settings) -> None:
-    """Refuses to run if `silver.shards` differs from the number of shards of the stored states.
+def refuse_changed_shard_count(settings: Settings) -> None:
+    """Refuses to start if `silver.shards` differs from the number of shards for which silver's states were made.
 
     With another number, a session's messages would go to a shard that does not have its state.
 
@@ -325,29 +342,31 @@ def refuse_changed_shards(settings: Settings) -> None:
 
 
 def read_shard_count(settings: Settings) -> int | None:
-    """Returns the number of shards of silver's states, from its checkpoint or (before a batch) the handover.
-
-    Returns:
-        The number; None if there are no states yet.
+    """Returns the number of shards for which silver's states were made; None if there are no states yet.
 
     Raises:
-        LossError: The checkpoint or the handover cannot be read.
+        LossError: The checkpoint's manifest or the handover cannot be read.
     """
     noted = manifest.read_manifest(settings, SILVER).shards
     if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
         return noted
-    begin = read_active(settings)
+    begin = read_active_handover(settings)
     return None if begin is None else begin.shards
 
 
-def activate_handover(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
-    """Activates the prepared handover of this operation and archives the checkpoint. Can be repeated after a crash."""
+def activate_handover(spark: SparkSession, settings: Settings, operation: str, layer: str = SILVER) -> None:
+    """Puts the handover that an operation prepared into use, and archives the layer's checkpoint.
+
+    The layer's stream then starts from the handover. After a crash, the call can be repeated. `operation` is its name.
+    """
     checkpoint = Path(settings.checkpoint(layer))
-    if is_prepared(settings, rebuild, layer):
-        archive_folders(spark, Lake(settings), (checkpoint, find_active_folder(settings, layer)), rebuild)
-        find_prepared_folder(settings, layer).rename(find_active_folder(settings, layer))
+    if is_handover_prepared(settings, operation, layer):
+        archive_checkpoint_folders(
+            spark, Lake(settings), (checkpoint, find_active_handover_folder(settings, layer)), operation
+        )
+        find_prepared_handover_folder(settings, layer).rename(find_active_handover_folder(settings, layer))
     fault_point(f"after:{layer}.swapped")
-    begin = read_active(settings, layer)
+    begin = read_active_handover(settings, layer)
     if begin is not None and begin.query is not None and not (checkpoint / _METADATA).exists():
         checkpoint.mkdir(parents=True, exist_ok=True)
         write_atomically(checkpoint / _METADATA, begin.query.encode())
@@ -355,18 +374,22 @@ def activate_handover(spark: SparkSession, settings: Settings, rebuild: str, lay
 
 @dataclass
 class ResumedFold:
-    """A fold that gives each shard its state from a handover in the shard's first batch.
+    """A fold that starts each shard from the state that a rebuild left for it.
 
     Attributes:
         fold: The fold of one shard.
-        folder: The folder of the handover.
+        folder: The folder of the handover, which has the states.
     """
 
     fold: ShardFold
     folder: str
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-        """Folds a batch of one shard. In the shard's first batch, its state is read from the handover."""
-        begins = _read_state(self.folder, shard) if state is None else None
+        """Folds a batch of one shard. If the shard has no state yet (None), starts from its state in the handover.
+
+        Returns:
+            The new state (None: unchanged), and the rows and bytes that the fold emits.
+        """
+        begins = _read_state_file(self.folder, shard) if state is None else None
         after, out = self.fold(shard, state or begins, chunks)
         return after or begins, out

@@ -33,14 +33,14 @@ _Reports = dict[str, dict[str, int]]
 _BUILD, _REPLACE = "build", "replace"
 
 
-class _Stored(msgspec.Struct):
-    """The content of a journal file.
+class _JournalFile(msgspec.Struct):
+    """The content of a journal file, which records how far an operation has come that replaces tables or states.
 
     Attributes:
         operation: The name of the operation.
         step: `build` while the new tables are built beside the live ones, then `replace`.
-        inputs: What the operation was asked to do, and what it decided before it replaced anything.
-        done: The numbers that each finished step reported, by step.
+        inputs: What the operation was asked to do, and what it decided before it replaced anything, as JSON.
+        done: Finished steps: for each step's name, the numbers that it reported, by name.
         format: Version of the file's format.
     """
 
@@ -53,13 +53,15 @@ class _Stored(msgspec.Struct):
 
 @dataclass
 class Journal(Generic[T]):
-    """An operation that has started to replace tables or states.
+    """The record of an operation that has started to replace tables or states.
+
+    After a crash, it resumes from this record.
 
     Attributes:
         settings: The settings of the lake.
         operation: The kind of operation.
-        inputs: What it was asked to do, and what it decided before it replaced anything.
-        done: The numbers that each finished step reported, by step.
+        inputs: What the operation was asked to do, and what it decided before it replaced anything.
+        done: Finished steps: for each step's name, the numbers that it reported, by name.
     """
 
     settings: Settings
@@ -69,14 +71,14 @@ class Journal(Generic[T]):
 
     @classmethod
     def start_journal(cls, settings: Settings, operation: Operation, inputs: T) -> Journal[T]:
-        """Writes the journal file of an operation that starts to replace tables or states, and returns its journal."""
+        """Creates the journal of an operation that is about to replace tables or states, and writes its file."""
         journal = cls(settings, operation, inputs)
         journal.write_journal()
         return journal
 
     @classmethod
     def read_journal(cls, settings: Settings, operation: Operation, kind: type[T]) -> Journal[T] | None:
-        """Reads the journal of an unfinished operation, even of a process that died; None if it has replaced nothing.
+        """Reads the journal of an unfinished operation, also after a crash; None if no tables are being replaced.
 
         Args:
             settings: The settings of the lake.
@@ -87,7 +89,7 @@ class Journal(Generic[T]):
             LossError: The journal file cannot be read.
         """
         try:
-            stored = _read_stored(settings, operation)
+            stored = _read_journal_file(settings, operation)
             if stored is None or stored.step == _BUILD:
                 return None
             return cls(settings, operation, msgspec.json.decode(stored.inputs, type=kind), stored.done)
@@ -99,7 +101,15 @@ class Journal(Generic[T]):
             ) from None
 
     def run_step(self, step: str, work: Step) -> dict[str, int]:
-        """Runs a step, unless an earlier process finished it; returns the numbers that the step reported, by name."""
+        """Runs a step of the operation, unless the journal says that it is finished, and records it as finished.
+
+        Args:
+            step: The name of the step.
+            work: Does the work; returns numbers to report, by name, or None.
+
+        Returns:
+            The numbers that the step reported, now or when it ran earlier, by name.
+        """
         if step not in self.done:
             fault_point(f"before:{self.operation.point}:{step}")
             reported = work()
@@ -110,7 +120,7 @@ class Journal(Generic[T]):
 
     def write_journal(self) -> None:
         """Writes the journal file with the steps finished so far."""
-        _write_stored(self.settings, self.operation, _REPLACE, self.inputs, self.done)
+        _write_journal_file(self.settings, self.operation, _REPLACE, self.inputs, self.done)
 
     def remove_journal(self) -> None:
         """Removes the journal file, so that the layers can start again."""
@@ -118,34 +128,39 @@ class Journal(Generic[T]):
 
 
 @contextmanager
-def record_building(settings: Settings, operation: Operation, version: int) -> Iterator[None]:
-    """Records, while the block runs, that a rebuild builds new tables beside the live ones from `version` of bronze.
+def record_tables_being_built(settings: Settings, operation: Operation, version: int) -> Iterator[None]:
+    """Records in the journal file, while the block runs, that a rebuild is building new tables beside the live ones.
 
-    Layers can start meanwhile. Maintenance keeps everything committed to bronze after that version, because a layer
-    without a checkpoint still needs it. If another rebuild is already replacing tables, its record stays.
+    Layers may start meanwhile. Maintenance keeps everything that is committed to bronze after `version`, because the
+    rebuilt layer will read it. If another rebuild is already replacing tables, its journal file stays.
+
+    Args:
+        settings: The settings of the lake.
+        operation: The kind of rebuild.
+        version: The version of `bronze.messages` that the rebuild reads.
     """
-    discard_building(settings, operation)
+    discard_record_of_building(settings, operation)
     if not operation.find_journal_file(settings).exists():
-        _write_stored(settings, operation, _BUILD, {"version": version}, {})
+        _write_journal_file(settings, operation, _BUILD, {"version": version}, {})
     try:
         yield
     except BaseException:
-        discard_building(settings, operation)
+        discard_record_of_building(settings, operation)
         raise
 
 
-def discard_building(settings: Settings, operation: Operation) -> None:
-    """Removes the record of a rebuild that died while it was building new tables, if there is one."""
+def discard_record_of_building(settings: Settings, operation: Operation) -> None:
+    """Removes the journal file of a rebuild that died while it was building new tables, if there is one."""
     try:
-        stored = _read_stored(settings, operation)
+        stored = _read_journal_file(settings, operation)
     except (OSError, msgspec.MsgspecError):
         return
     if stored is not None and stored.step == _BUILD:
         operation.find_journal_file(settings).unlink(missing_ok=True)
 
 
-def read_building_version(settings: Settings, layer: str) -> int | None:
-    """Returns the version of bronze from which the layer's rebuild builds; None if no rebuild is in progress.
+def read_bronze_version_of_rebuild(settings: Settings, layer: str) -> int | None:
+    """Returns the version of `bronze.messages` that an unfinished rebuild of the layer reads; None if there is none.
 
     Raises:
         LossError: The journal file cannot be read.
@@ -153,7 +168,7 @@ def read_building_version(settings: Settings, layer: str) -> int | None:
     for operation in list_operations(settings):
         if operation.layers is not None and operation.layers[0] == layer:
             try:
-                stored = _read_stored(settings, operation)
+                stored = _read_journal_file(settings, operation)
                 inputs = {} if stored is None else msgspec.json.decode(stored.inputs, type=dict[str, Any])
             except (OSError, msgspec.MsgspecError) as error:
                 raise LossError(
@@ -164,17 +179,17 @@ def read_building_version(settings: Settings, layer: str) -> int | None:
     return None
 
 
-def require_uninterrupted(
+def refuse_interrupted_operations(
     settings: Settings, layer: str | None = None, *, except_for: Collection[Operation] = (), from_bronze: bool = False
 ) -> None:
-    """Checks that no interrupted operation has left a layer half changed.
+    """Checks that no interrupted operation has left the layer partly replaced.
 
     Args:
         settings: The settings of the lake.
         layer: The layer; None means any layer.
-        except_for: Operations that the caller finishes itself.
-        from_bronze: True if the caller builds everything again from bronze. Then an unfinished `forget` is no obstacle
-            once it has erased the session's messages in bronze.
+        except_for: Operations to ignore, because the caller finishes them itself.
+        from_bronze: True if the caller builds everything again from bronze. Then an unfinished `forget` is ignored once
+            it has erased the session's messages in bronze.
 
     Raises:
         InterruptedOperationError: An operation was interrupted. The error names the commands that finish and cancel it.
@@ -185,7 +200,7 @@ def require_uninterrupted(
             continue
         inputs: dict[str, Any] = {"shards": "N"}
         try:
-            stored = _read_stored(settings, operation)
+            stored = _read_journal_file(settings, operation)
             if stored is None or stored.step == _BUILD:
                 continue
             if from_bronze and operation is FORGET and BRONZE in stored.done:
@@ -196,15 +211,15 @@ def require_uninterrupted(
         raise InterruptedOperationError(operation.interrupted, fix=operation.describe_ways_to_finish(inputs["shards"]))
 
 
-def _read_stored(settings: Settings, operation: Operation) -> _Stored | None:
+def _read_journal_file(settings: Settings, operation: Operation) -> _JournalFile | None:
     try:
-        return msgspec.json.decode(operation.find_journal_file(settings).read_bytes(), type=_Stored)
+        return msgspec.json.decode(operation.find_journal_file(settings).read_bytes(), type=_JournalFile)
     except FileNotFoundError:
         return None
 
 
-def _write_stored(settings: Settings, operation: Operation, step: str, inputs: object, done: _Reports) -> None:
+def _write_journal_file(settings: Settings, operation: Operation, step: str, inputs: object, done: _Reports) -> None:
     file = operation.find_journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
-    stored = _Stored(operation.name, step, msgspec.Raw(msgspec.json.encode(inputs)), done)
+    stored = _JournalFile(operation.name, step, msgspec.Raw(msgspec.json.encode(inputs)), done)
     write_atomically(file, msgspec.json.encode(stored))

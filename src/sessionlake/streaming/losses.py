@@ -27,10 +27,10 @@ from sessionlake.streaming.checkpoint import (
     RECOVERED,
     build_recovery_hint,
     read_last_committed_batch,
-    read_planned_batch,
+    read_metadata_and_offset_of_planned_batch,
 )
 from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
-from sessionlake.streaming.guards import has_data, refuse_fresh_checkpoint
+from sessionlake.streaming.guards import has_layer_data, refuse_fresh_checkpoint
 from sessionlake.streaming.sharded import read_states
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ RESTORE_OR_MOVE = "restore it from a backup; without one, capture into another h
 
 
 def find_first_loss(*checks: Callable[[], object]) -> str | None:
-    """Runs checks in order; returns the error text of the first one that reports a loss, None if none does."""
+    """Runs the checks in order until one raises `LossError`, and returns the error's text; None if none raises it."""
     for check in checks:
         try:
             check()
@@ -52,17 +52,17 @@ def find_first_loss(*checks: Callable[[], object]) -> str | None:
     return None
 
 
-def has_committed(settings: Settings, layer: str) -> bool:
+def has_committed_batch(settings: Settings, layer: str) -> bool:
     """Returns True if any generation of the layer's checkpoint has a committed batch."""
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 
 def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
-    """Refuses to run a job if the ledger lacks committed batches of the layer: totals would be wrong unnoticed.
+    """Refuses to start if `ops.ledger` lacks committed batches of the layer, because sums of it would be wrong.
 
     Raises:
-        LossError: The ledger is gone, has no batch of the layer, or ends too early. Or the sums that replace its
-            removed old entries are gone.
+        LossError: The ledger is gone, has no batch of the layer, or ends too early. Or the sums are gone that replace
+            entries which retention removed.
     """
     lake = Lake(settings)
     has_ledger = lake.exists(spark, LEDGER)
@@ -73,32 +73,38 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
             why="It has the only sums of the removed entries",
             fix="Restore it from a backup",
         )
-    if not has_committed(settings, layer):
+    if not has_committed_batch(settings, layer):
         return
     batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
     if not has_ledger:
         raise LossError(f"{LEDGER} is gone, {batches}", fix=build_repair_hint(LEDGER))
     refuse_lost_files(spark, lake, LEDGER)
-    if is_ledger_behind(spark, lake, layer):
+    if lacks_ledger_entries(spark, lake, layer):
         remedy = build_repair_hint(LEDGER) if layer in RECOVERED else build_recovery_hint(layer)
         raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", fix=remedy)
     # Every batch of these layers has a row in the ledger, so the last one must be there.
-    first_batch = handover.read_first_batch_or_none(settings, layer) if layer in {SILVER, GOLD} else None
+    first_batch = handover.read_first_batch_number_or_none(settings, layer) if layer in {SILVER, GOLD} else None
     if first_batch is not None:
-        refuse_old_ledger(lake.reader(spark), settings, layer, first_batch)
+        refuse_outdated_ledger(lake.reader(spark), settings, layer, first_batch)
 
 
-def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first_batch: int) -> None:
-    """Refuses to run a job if its last committed batch is not in the ledger.
+def refuse_outdated_ledger(reader: TableReader, settings: Settings, layer: str, first_batch: int) -> None:
+    """Refuses to start if the ledger lacks the last batch that the layer's checkpoint has committed.
 
-    A batch is in the ledger before the checkpoint calls it committed. So the ledger has lost the batch.
+    A batch is written to the ledger before the checkpoint commits it. So the ledger has lost the batch.
+
+    Args:
+        reader: Reads the ledger.
+        settings: The settings of the lake.
+        layer: The layer.
+        first_batch: The layer's number of the first batch in its checkpoint, which Spark counts as 0.
 
     Raises:
         LossError: The ledger was restored to an older version. The error names its last batch.
     """
     checkpoint = settings.checkpoint(layer)
     app_id, committed = (
-        CheckpointGenerations(checkpoint, layer).read_last_known()[0],
+        CheckpointGenerations(checkpoint, layer).read_last_known_app_id_and_batch()[0],
         read_last_committed_batch(checkpoint),
     )
     if app_id is None or committed is None:  # other checks report a damaged checkpoint
@@ -110,32 +116,42 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
         raise LossError(lost, fix=build_repair_hint(LEDGER))
 
 
-def is_ledger_behind(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Returns True if a layer has processed messages but the ledger has no batch of it."""
-    return read_last_batch_number(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
+def lacks_ledger_entries(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
+    """Returns True if the layer has processed messages but the ledger has no batch of the layer."""
+    return read_last_batch_number(lake.reader(spark), layer) is None and has_layer_started(spark, lake, layer)
 
 
-def has_started(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Returns True if its checkpoint, its tables or the ledger show that a layer has processed messages."""
-    noted = has_committed(lake.settings, layer) or has_data(spark, lake, layer)
+def has_layer_started(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
+    """Returns True if the layer has processed messages, as its checkpoint, its tables or the ledger show."""
+    noted = has_committed_batch(lake.settings, layer) or has_layer_data(spark, lake, layer)
     return noted or read_last_batch_number(lake.reader(spark), layer) is not None
 
 
 def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, tables: Iterable[str]) -> None:
-    """Refuses to run a layer that has processed messages and lacks a table: a new table would lack the earlier rows.
+    """Refuses to start a layer that has processed messages and now lacks a table.
+
+    The table would be created again without its earlier rows.
+
+    Args:
+        spark: The Spark session; None if tables are read without Spark.
+        lake: The lake.
+        layer: The layer.
+        tables: The tables that must exist.
 
     Raises:
         LossError: A table is gone. The error names it.
     """
     for table in tables:
-        if not lake.exists(spark, table) and has_started(spark, lake, layer):
+        if not lake.exists(spark, table) and has_layer_started(spark, lake, layer):
             raise LossError(
                 f"{table} is gone, though {layer} has processed messages", fix=build_repair_hint(table, RESTORE_OR_MOVE)
             )
 
 
 def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
-    """Checks that bronze has not started, or that `ops.topics` has a row for every topic with messages in bronze.
+    """Checks that `ops.topics` has a row for every topic with messages in bronze.
+
+    Before bronze's first start there is nothing to check.
 
     Raises:
         LossError: The table is gone or lacks a topic.
@@ -146,7 +162,7 @@ def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
 
 
 def refuse_unknown_topics(known_topics: Collection[str], topics_with_messages: Iterable[str]) -> None:
-    """Refuses to run bronze if `ops.topics` lacks a topic with messages, and so its topic ids and offset shifts.
+    """Refuses to start bronze if a topic with messages has no row in `ops.topics`, which has its id and offset shift.
 
     Args:
         known_topics: The topics in `ops.topics`.
@@ -162,7 +178,9 @@ def refuse_unknown_topics(known_topics: Collection[str], topics_with_messages: I
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
-    """Checks that every state store of the layer has the state of the last committed batch, if there is such a batch.
+    """Checks that every state store in the layer's checkpoint has the state of the last committed batch.
+
+    Before the first committed batch there is nothing to check.
 
     Raises:
         LossError: A state store lacks the batch. The error names the store's folder.
@@ -180,16 +198,16 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
 
 
 def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) -> None:
-    """Checks that the checkpoint of a stateful layer is intact, has all its states, and is as new as the ledger.
+    """Checks that a layer's checkpoint is intact and as new as the ledger, and that all its states can be read.
 
     Raises:
         LossError: The checkpoint fails one of these checks. The error says which.
     """
-    handover.require_states(settings, layer)
+    handover.require_handover_states(settings, layer)
     checkpoint, lake, first_batch = (
         settings.checkpoint(layer),
         Lake(settings),
-        handover.read_first_batch(settings, layer),
+        handover.read_first_batch_number(settings, layer),
     )
     require_intact_checkpoint(checkpoint, layer)
     refuse_fresh_checkpoint(spark, lake, settings, layer)
@@ -213,13 +231,18 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
 
 
 def _count_state_stores(checkpoint: Path, batch: int, layer: str) -> int:
-    """Returns the number of state stores of a stream. Its first batch fixes the number; Spark logs it with every batch.
+    """Returns the number of state stores of a stream, which Spark writes into the log entry of every batch.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        batch: Spark's number of the batch.
+        layer: The layer's name, for the error's text.
 
     Raises:
         LossError: Spark's log entry is damaged.
     """
     try:
-        metadata, _ = read_planned_batch(checkpoint, batch)
+        metadata, _ = read_metadata_and_offset_of_planned_batch(checkpoint, batch)
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
@@ -227,7 +250,7 @@ def _count_state_stores(checkpoint: Path, batch: int, layer: str) -> int:
 
 
 def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
-    """Checks that every file of the table's current version exists, as far as this process can read the storage.
+    """Checks that all files of the table's current version exist, if this process can read the table's storage.
 
     Raises:
         LossError: Files are gone. The error names some of them.
@@ -241,10 +264,10 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
 
 
 def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Checks that each of these tables either does not exist or has a readable log.
+    """Checks that the Delta log of each of these tables can be read. Tables that do not exist are skipped.
 
     Raises:
-        LakeError: A log cannot be read. No program must then decide whether to remove the table.
+        LakeError: A log cannot be read. The error asks the operator to decide whether to remove the table.
     """
     for table in tables:
         if not lake.exists(spark, table):
@@ -261,7 +284,7 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
 
 
 def refuse_unreadable_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Checks that every row of these tables can be read.
+    """Checks that every row of these tables can be read, by reading all of them.
 
     Raises:
         LossError: A table is gone or cannot be read. The error names it.
@@ -277,12 +300,12 @@ def refuse_unreadable_rows(spark: SparkSession, lake: Lake, tables: Iterable[str
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
-    """Checks that the lake's own tables exist, and that append-only ones have the rows that the ledger counts.
+    """Checks that the lake's tables exist, and that append-only ones have as many rows as the ledger counts.
 
     Args:
         spark: The Spark session; None if tables are read without Spark.
         lake: The lake.
-        tables: The append-only tables to count.
+        tables: The append-only tables whose rows are counted.
 
     Returns:
         By table, the number of rows that retention or `forget` has removed.
@@ -312,7 +335,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 
 
 def count_removed_rows_by_table(reader: TableReader) -> Counter[str]:
-    """Returns by table how many rows retention or `forget` removed. Both record the number before the removal."""
+    """Returns, by table, how many rows retention and `forget` have removed since the table was last rebuilt."""
     found = Counter({table: cut.max_missing_rows for table, cut in read_removed_rows_without_limits(reader).items()})
     known = read_receipts(reader)
     if known:
@@ -324,16 +347,16 @@ def count_removed_rows_by_table(reader: TableReader) -> Counter[str]:
 
 
 def describe_removed_rows(removed: int) -> str:
-    """Returns the text to append to a number of rows, which says how many were removed on purpose; empty for 0."""
+    """Returns a text to append to a number of rows: how many were removed on purpose. It is empty if `removed` is 0."""
     return f", less {removed} that maintain.retention or `sessionlake forget` removed" if removed else ""
 
 
 def build_repair_hint(table: str, otherwise: str = "restore it from a backup") -> str:
-    """Returns advice about a loss in one of the lake's own tables, as text.
+    """Returns what the operator can do about a lost or damaged table, as text.
 
     Args:
-        table: The table.
-        otherwise: The advice if the table cannot be built from other tables, starting in lower case.
+        table: The table's two-level name.
+        otherwise: The advice if the table cannot be built again from other tables, starting in lower case.
     """
     layer = table.partition(".")[0]
     if table == LEDGER:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ManifestBatch(msgspec.Struct):
-    """A batch of a layer, as its manifest records it while the batch is committed and after that.
+    """A batch in a layer's manifest, the file that names the batch being committed and the last committed one.
 
     Attributes:
         batch: The number of the batch.
@@ -42,7 +42,7 @@ class ManifestBatch(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """The content of a layer's manifest file.
+    """The content of a layer's manifest file, which records how far the layer has come with committing batches.
 
     Attributes:
         committing: The batch that is being committed table by table, or was when its process died; None between
@@ -86,7 +86,7 @@ def read_manifest(settings: Settings, layer: str) -> Manifest:
 
 
 def remove_manifest(settings: Settings, layer: str) -> None:
-    """Removes the layer's manifest file, for a layer that starts over with replaced tables."""
+    """Removes the layer's manifest file, because a rebuild has replaced the layer's tables."""
     _find_manifest_file(settings, layer).unlink(missing_ok=True)
 
 
@@ -100,7 +100,7 @@ def read_unfinished_batch(settings: Settings, layer: str) -> ManifestBatch | Non
 
 
 def require_finished_batch(settings: Settings, layer: str) -> None:
-    """Checks that every batch of the layer is in all of its tables or in none of them.
+    """Checks that no batch of the layer is in only some of its tables.
 
     Raises:
         LakeError: The layer's process died after it had written only some of the tables.
@@ -117,12 +117,18 @@ def require_finished_batch(settings: Settings, layer: str) -> None:
 def record_commit(
     settings: Settings, layer: str, batch: int, config_hash: str, offsets: Sequence[OffsetRange]
 ) -> Iterator[None]:
-    """Records before the block that a batch is being committed with these settings, and after it that it is done.
+    """Records in the layer's manifest that a batch is being committed, and after the block that this is done.
 
-    If a process dies between two tables, the batch is computed again and skips the tables that have it. All tables must
-    get results of the same settings, so the settings must not change in between. This also holds if the process died
-    after the last table but before Spark's checkpoint recorded the batch. Then the state is computed again, and
-    messages must be judged by the same settings. Only the code of a processor's class may be newer.
+    If the process dies within the block, the batch is computed again, and the tables that have it skip it. So the
+    settings must not change in between: all tables must get results of the same settings. The same holds until Spark's
+    checkpoint records the batch, because its state may be computed again. Only a processor's code may be newer.
+
+    Args:
+        settings: The settings of the lake.
+        layer: The layer.
+        batch: The number of the batch.
+        config_hash: Hash of the settings that affect the batch's results.
+        offsets: The offsets of the messages in the batch.
 
     Raises:
         LakeError: The settings have changed since the batch was started, or the manifest cannot be read.
@@ -151,24 +157,33 @@ def _build_changed_settings_error(layer: str, batch: int, before: str, now: str)
     )
 
 
-def read_stop(settings: Settings, layer: str, kind: type[T]) -> T | None:
-    """Returns the message at which a layer has stopped, as `kind`; None if there is none or it cannot be read."""
+def read_stopping_message(settings: Settings, layer: str, kind: type[T]) -> T | None:
+    """Returns the message at which a layer has stopped; None if it has not stopped or the record cannot be read.
+
+    Args:
+        settings: The settings of the lake.
+        layer: The layer.
+        kind: The type to which the recorded message is converted.
+    """
     with suppress(LossError, msgspec.ValidationError):
         stopped = read_manifest(settings, layer).stopped
         return None if stopped is None else msgspec.convert(stopped, kind)
     return None
 
 
-def record_stop(settings: Settings, message: object, layer: str = SILVER) -> None:
-    """Records the message at which a layer stops. A failure to write is ignored: the layer will stop there again."""
+def record_stopping_message(settings: Settings, message: object, layer: str = SILVER) -> None:
+    """Records the message at which a layer stops in the layer's manifest.
+
+    If the file cannot be written, nothing happens: at its next start, the layer will stop there again.
+    """
     with suppress(OSError, LossError):
         found = read_manifest(settings, layer)
         found.stopped = msgspec.to_builtins(message)
         _write_manifest(settings, layer, found)
 
 
-def remove_stop(settings: Settings, layer: str = SILVER) -> None:
-    """Removes the record of the message at which a layer stopped, once the layer has passed it."""
+def remove_stopping_message(settings: Settings, layer: str = SILVER) -> None:
+    """Removes the record of the message at which a layer stopped, because the layer has passed this message."""
     with suppress(OSError, LossError):
         found = read_manifest(settings, layer)
         if found.stopped is not None:
@@ -177,7 +192,7 @@ def remove_stop(settings: Settings, layer: str = SILVER) -> None:
 
 
 def record_shard_count(settings: Settings) -> None:
-    """Records the number of shards of silver's checkpoint, from the settings.
+    """Records in silver's manifest the number of shards of its states, which is `silver.shards` of the settings.
 
     Raises:
         LossError: The manifest cannot be read.

@@ -14,15 +14,15 @@ FOLDER = "journal"
 
 @dataclass(frozen=True)
 class Operation:
-    """A kind of operation, with the texts of the error about an interrupted one.
+    """A kind of operation that replaces tables or states, such as a rebuild, and what to say if it was interrupted.
 
     Attributes:
         name: The name of the operation and of its journal file.
-        interrupted: What was interrupted, and what may be wrong until the operation is finished.
+        interrupted: Text: what was interrupted, and what may be wrong until the operation is finished.
         finish: The command that finishes the operation. `{shards}` in it is replaced by the new number of shards.
         cancel: How to cancel the operation or start over, as a sentence; empty if neither is possible.
-        damaged: What to do if the journal file cannot be read.
-        layers: The layers that do not start meanwhile; None means all.
+        damaged: Text: what to do if the journal file cannot be read.
+        layers: The layers that must not start while the operation is unfinished; None means all.
         point: The prefix in the names of the fault points (places where tests stop the process) of its steps.
     """
 
@@ -39,7 +39,7 @@ class Operation:
         return Path(settings.checkpoint(FOLDER)) / f"{self.name}.json"
 
     def describe_ways_to_finish(self, shards: object) -> str:
-        """Returns how to finish or cancel an interrupted operation, as text.
+        """Returns a text that says how to finish or cancel the interrupted operation.
 
         Args:
             shards: The new number of shards, for `reshard`; other operations ignore it.
@@ -76,17 +76,17 @@ RECOVER_BRONZE = Operation(
 )
 
 
-def _create_rebuild(made: str, target: str, *layers: str) -> Operation:
+def _create_rebuild_operation(rebuilt_object: str, target: str, *layers: str) -> Operation:
     """Returns the kind of operation that rebuilds a layer or table.
 
     Args:
-        made: What is rebuilt, for the texts.
+        rebuilt_object: What is rebuilt, for the texts.
         target: The argument of `sessionlake rebuild`.
-        layers: The layers that do not start meanwhile.
+        layers: The layers that must not start while the rebuild is unfinished.
     """
     return Operation(
         f"rebuild-{target.replace(':', '-')}",
-        f"a rebuild of {made} was interrupted while it replaced the tables, which may be of two versions now",
+        f"a rebuild of {rebuilt_object} was interrupted while it replaced the tables, which may be of two versions now",
         f"rebuild {target}",
         f"`sessionlake rebuild {target} --cancel` cancels it as long as no table was replaced. If its files are "
         f"damaged, `sessionlake rebuild {target} --start-over` builds everything again from bronze",
@@ -95,15 +95,15 @@ def _create_rebuild(made: str, target: str, *layers: str) -> Operation:
     )
 
 
-REBUILD_SILVER = _create_rebuild("silver", "silver", SILVER, GOLD)
+REBUILD_SILVER = _create_rebuild_operation("silver", "silver", SILVER, GOLD)
 
 
-def create_processor_rebuild(own: ProcessorSettings) -> Operation:
+def create_processor_rebuild_operation(processor: ProcessorSettings) -> Operation:
     """Returns the kind of operation that rebuilds a processor's table."""
-    return _create_rebuild(own.output_table, own.rebuild_argument, own.layer)
+    return _create_rebuild_operation(processor.output_table, processor.rebuild_argument, processor.layer)
 
 
 def list_operations(settings: Settings) -> Iterator[Operation]:
     """Yields all kinds of operations that are possible in a lake with these settings."""
     yield from (REBUILD_SILVER, FORGET, RESHARD, RECOVER_BRONZE)
-    yield from (create_processor_rebuild(own) for own in settings.processors if not own.key)
+    yield from (create_processor_rebuild_operation(own) for own in settings.processors if not own.key)

@@ -23,13 +23,13 @@ _VOID_SECONDS = 120.0
 
 @contextmanager
 def request_pause(settings: Settings, requester: str) -> Iterator[None]:
-    """Asks all layers to pause until the block ends.
+    """Asks all layers, also those of other processes, to pause until the block ends.
 
     Args:
         settings: The settings of the lake.
         requester: The reason that the layers report, such as "a session is being forgotten".
     """
-    file, done = _request_file(settings), threading.Event()
+    file, done = _find_request_file(settings), threading.Event()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(requester, encoding="utf-8")
     beat = threading.Thread(target=_renew_request, args=(file, requester, done), name="aside", daemon=True)
@@ -44,7 +44,7 @@ def request_pause(settings: Settings, requester: str) -> Iterator[None]:
 
 def read_pause_reason(settings: Settings) -> str | None:
     """Returns the reason why layers are asked to pause; None if there is no request."""
-    file = _request_file(settings)
+    file = _find_request_file(settings)
     try:
         if time.time() - file.stat().st_mtime > _VOID_SECONDS:
             return None
@@ -54,12 +54,12 @@ def read_pause_reason(settings: Settings) -> str | None:
 
 
 def wait_while_paused(settings: Settings, stop: threading.Event, reason: str, report: Callable[[str], None]) -> None:
-    """Waits until nobody requests a pause any longer, or `stop` is set. The caller must have released its claims.
+    """Waits until no process asks layers to pause, or until `stop` is set. The caller must have released its claims.
 
     Args:
         settings: The settings of the lake.
         stop: An event that ends the waiting.
-        reason: The reason of the pause.
+        reason: The reason of the pause, for the operator.
         report: Called with a message for the operator.
     """
     report(f"pausing: {reason}")
@@ -68,11 +68,11 @@ def wait_while_paused(settings: Settings, stop: threading.Event, reason: str, re
     report("resuming")
 
 
-def _renew_request(file: Path, requester: str, done: threading.Event) -> None:
-    while not done.wait(_BEAT_SECONDS):
+def _renew_request(file: Path, requester: str, stop: threading.Event) -> None:
+    while not stop.wait(_BEAT_SECONDS):
         with suppress(OSError):  # the next rewrite follows soon
             file.write_text(requester, encoding="utf-8")
 
 
-def _request_file(settings: Settings) -> Path:
+def _find_request_file(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint('aside')}.request")

@@ -33,10 +33,11 @@ LARGE_PREFIXES = (COMPRESSED_MAGIC, _FILED)
 
 @dataclass(frozen=True)
 class PayloadFiles:
-    """The files for the large rows of a query's current batch.
+    """Where large rows of a query's current batch are stored while the batch passes through Spark.
 
     Attributes:
-        folder: A folder that driver and tasks share and only this query writes to. None: rows are compressed instead.
+        folder: A folder that the driver and Spark's tasks share, and to which only this query writes. None: there are
+            no files, and rows are compressed instead.
         min_bytes: Rows that take more bytes than this go into a file.
     """
 
@@ -45,16 +46,17 @@ class PayloadFiles:
 
     @classmethod
     def create_for_query(cls, scratch: Path | None, query: str) -> PayloadFiles:
-        """Returns the files of one query.
+        """Returns the place for the large rows of one query.
 
         Args:
-            scratch: The folder that contains the folders of all queries; None if driver and tasks share no folder.
-            query: The name of the query.
+            scratch: The folder that contains the folders of all queries; None if the driver and Spark's tasks share no
+                folder.
+            query: The name of the query, which is also the name of its folder.
         """
         return cls(None if scratch is None else scratch / query)
 
     def write_rows(self, rows: pa.Table) -> bytes:
-        """Returns the payload for rows: the compressed rows, or the name of a new file that contains the rows."""
+        """Converts rows to a payload: compressed rows, or the name of a new file for rows that are large."""
         if self.folder is None or rows.nbytes <= self.min_bytes:
             return encode_compressed_ipc(rows)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +66,7 @@ class PayloadFiles:
         return _FILED + str(path).encode()
 
     def remove_files(self) -> None:
-        """Removes the files of the last batch."""
+        """Removes all files of the query, once the batch that wrote them is committed."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -74,7 +76,12 @@ NO_FILES = PayloadFiles(None)
 
 
 def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Payloads:
-    """Returns the payloads to pass through Spark for the rows and bytes that a fold emitted."""
+    """Returns what passes through Spark for the rows and bytes that a fold emitted: pairs of kind and payload.
+
+    Args:
+        emitted: Pairs of kind and content; content is bytes or rows.
+        files: Where large rows are stored; by default they are compressed.
+    """
     return [
         (kind, compress_if_large(content) if isinstance(content, bytes) else files.write_rows(content))
         for kind, content in emitted
@@ -82,7 +89,10 @@ def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Paylo
 
 
 def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
-    """Returns the rows in a payload, or in the file that it names. Dictionary-encoded texts stay encoded."""
+    """Returns the rows of a payload, which has the rows or the name of their file.
+
+    Dictionary-encoded texts stay encoded.
+    """
     seen = memoryview(payload)
     if seen[: len(_FILED)] != _FILED:
         return decode_ipc(payload)
@@ -90,7 +100,7 @@ def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
 
 
 def unpack_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A `mapInArrow` function: takes batches with a column `payload binary` and yields the rows in the payloads."""
+    """A `mapInArrow` function: yields the rows that the payloads in the column `payload binary` contain."""
     for batch in batches:
         for payload in batch.column("payload"):
             yield from read_payload(payload.as_buffer()).to_batches()

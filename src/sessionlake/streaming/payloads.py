@@ -24,7 +24,7 @@ from sessionlake.settings.section import milliseconds
 
 
 def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
-    """Returns the rules by which a Kafka value is accepted as a message, including its schemas.
+    """Returns the rules by which a Kafka value is decoded as a message, with the schemas for Avro or Protobuf.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
@@ -33,11 +33,11 @@ def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
 
 
 def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | None:
-    """Returns the decoder of messages that feeds read; None if all messages have the form of sessionlake.
+    """Returns the decoder for messages of the configured feeds; None if the settings have no feeds.
 
     Args:
         capture: The capture settings.
-        shards: Number of shards.
+        shards: Number of shards among which the decoded messages are divided.
 
     Raises:
         ConfigError: A schema file cannot be used, or a class or function that a feed names cannot be loaded.
@@ -53,25 +53,25 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
 
 
 def read_payload_settings(capture: CaptureSettings) -> Payload | None:
-    """Returns the format and schemas with which message payloads are decoded; None if they are JSON.
+    """Returns the format and schemas of messages in sessionlake's own form; None if they are JSON.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    return None if capture.format is PayloadFormat.JSON else _read_payload(capture, capture.format)
+    return None if capture.format is PayloadFormat.JSON else _read_schemas_of_format(capture, capture.format)
 
 
 def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
-    """Returns the format and schemas of feeds that have Avro or Protobuf; None if all are JSON.
+    """Returns the format and schemas of feeds' messages in Avro or Protobuf; None if all feeds read JSON.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
     kind = capture.payload_format
-    return None if kind is PayloadFormat.JSON else _read_payload(capture, kind)
+    return None if kind is PayloadFormat.JSON else _read_schemas_of_format(capture, kind)
 
 
-def _read_payload(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
+def _read_schemas_of_format(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
     found = capture.payload
     payload = Payload(kind, _read_schemas(kind, found), found.header, found.message)
     for schema, file in _list_schema_files(found).items():
@@ -109,10 +109,10 @@ def _read_definition(kind: PayloadFormat, file: Path) -> Definition:
             f"capture.payload: the schema file {file} cannot be read: {error.strerror}",
             fix="Correct the path or the file's permissions",
         ) from None
-    return (content,) if kind is PayloadFormat.AVRO else _read_descriptors(content, file)
+    return (content,) if kind is PayloadFormat.AVRO else _parse_descriptor_set(content, file)
 
 
-def _read_descriptors(content: bytes, file: Path) -> Definition:
+def _parse_descriptor_set(content: bytes, file: Path) -> Definition:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.message import DecodeError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.callbacks import callback_thread_closer
+from sessionlake.spark.callbacks import create_callback_thread_closer
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.stores import close_stores
@@ -27,7 +27,11 @@ _UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
 
 
 class _BatchRunner:
-    """The function that Spark calls for every micro-batch from one start of a query to its end.
+    """The function that Spark calls for every micro-batch, from one start of a query to its end.
+
+    Args:
+        batch: Commits one micro-batch, given its rows and its transaction.
+        txn: Returns the transaction of a batch, given the id of Spark's query and Spark's number of the batch.
 
     Attributes:
         raised: The error of a failed batch; None if none has failed.
@@ -43,7 +47,7 @@ class _BatchRunner:
         if self._batch is None:
             raise RuntimeError("the query has ended")
         if self._end_thread is None:
-            self._end_thread = callback_thread_closer(rows.sparkSession)
+            self._end_thread = create_callback_thread_closer(rows.sparkSession)
         try:
             self._batch(rows, self._txn(_read_query_id(rows), batch_id))
         except BaseException as error:
@@ -51,7 +55,9 @@ class _BatchRunner:
             raise
 
     def finish_batches(self) -> BaseException | None:
-        """Releases everything that the batches need; returns the error of a failed batch, None if none has failed.
+        """Ends the calls by Spark and frees what they use.
+
+        Returns the error of a failed batch; None if none has failed.
 
         Spark's query references this object, and the code that commits batches usually references the query. Such a
         cycle is half in Python and half in the JVM, so neither garbage collector can free it. The thread in which Spark
@@ -75,7 +81,14 @@ def _read_query_id(rows: DataFrame) -> str:
 
 
 class LayerQuery:
-    """The streaming query of a layer. If it fails, its methods raise the first error with an explanation."""
+    """The streaming query of a layer.
+
+    If it fails, its methods raise the first error as a `SessionlakeError` for the operator.
+
+    Args:
+        layer: The layer's name.
+        checkpoint: The folder of the checkpoint.
+    """
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         self.layer = layer
@@ -94,14 +107,16 @@ class LayerQuery:
         once: bool,
         txn: Callable[[str, int], Txn] = Txn,
     ) -> LayerQuery:
-        """Starts the query, which calls `batch(frame, txn)` for every micro-batch. Can be called again after its end.
+        """Starts the streaming query, which calls `batch(frame, txn)` for every micro-batch.
+
+        Can be called again after its end.
 
         Args:
             frame: The streaming frame to read.
             batch: Commits one micro-batch.
             trigger: The time between micro-batches.
             once: True processes the rows that the source has now, and then ends the query. False runs until `stop`.
-            txn: Makes the transaction of a batch, given the id of Spark's query and Spark's number of the batch.
+            txn: Returns the transaction of a batch, given the id of Spark's query and Spark's number of the batch.
 
         Returns:
             This object.
@@ -126,29 +141,38 @@ class LayerQuery:
         try:
             self._query = timed.start()
         except Exception as error:
-            raise self._explain(error) from error
+            raise self._explain_query_error(error) from error
         return self
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's own query object for the present start of the query."""
+        """Spark's own object of the query that was started last."""
         if self._query is None:
             raise RuntimeError("the query was not started")
         return self._query
 
     @property
     def is_active(self) -> bool:
-        """True while the query runs."""
+        """True while the streaming query runs."""
         return self.query.isActive
 
     def stop(self) -> None:
-        """Stops the query and abandons the batch in progress; tables that have its rows already keep them."""
+        """Stops the streaming query at once.
+
+        The current batch is not finished: tables that already have its rows keep them.
+        """
         if self._query is not None:
             self._query.stop()
             self._release()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the query ends, or for `seconds` (None: without limit); returns True if it has ended.
+        """Waits until the streaming query ends.
+
+        Args:
+            seconds: The longest time to wait; None waits without a limit.
+
+        Returns:
+            True if the query has ended; False if the time was over before.
 
         Raises:
             SessionlakeError: The query failed.
@@ -157,22 +181,26 @@ class LayerQuery:
             ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001)) or seconds is None
         except Exception as error:
             self._release()
-            raise self._explain(error) from error
+            raise self._explain_query_error(error) from error
         if not self.query.isActive:
             self._release()
         if self._raised is not None:
-            raise self._explain(self._raised) from self._raised
+            raise self._explain_query_error(self._raised) from self._raised
         return bool(ended)
 
     def check(self) -> None:
-        """Raises an error if the query failed or was stopped by other code than sessionlake."""
+        """Checks that the streaming query runs, or has ended as planned.
+
+        Raises:
+            SessionlakeError: The query failed, or code outside sessionlake stopped it.
+        """
         if not self.is_active and self.wait(0):
             raise SessionlakeError(
                 f"{self.layer}: its query was stopped, but not by sessionlake", fix="Run the layer again"
             )
 
     def drain(self) -> None:
-        """Waits until all rows that the source has now are committed.
+        """Waits until the streaming query has committed all rows that the source has now.
 
         Raises:
             SessionlakeError: The query failed before.
@@ -189,18 +217,21 @@ class LayerQuery:
             if self._spark is not None and self._query is not None:
                 close_stores(self._spark, self._query, Path(self.checkpoint))
 
-    def _explain(self, error: BaseException) -> SessionlakeError:
+    def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):
             return self._raised
         return explain_layer_error(error, self.layer, self.checkpoint)
 
 
 def discard_abandoned_states(checkpoint: Path) -> None:
-    """Removes the files that batches which were never committed left in the state store. The query must not be running.
+    """Deletes state files of batches that were never committed. The query must not be running.
 
     Spark's manager of local files, which `spark.session` configures, silently keeps an existing file when it should
     write another one of the same name. If a batch is computed again, after a decision or with other settings, it would
     then keep the state of the failed attempt.
+
+    Args:
+        checkpoint: The folder of the query's checkpoint.
     """
     last = read_last_committed_batch(checkpoint)
     committed = 0 if last is None else last + 1  # batch n leaves state version n + 1

@@ -21,42 +21,44 @@ _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
 class StateResharder(Protocol):
-    """Splits and joins the states of a layer's shards. Pure, and picklable because Spark sends it to its workers."""
+    """Distributes the state of a layer's shards over another number of shards.
+
+    Pure, and picklable for Spark's workers.
+    """
 
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """Returns the parts of a state, each as the pair of values whose hash gives the part's new shard.
+        """Lists the parts of a shard's state that can go to different shards.
 
         Args:
             shard: The old shard.
             state: Its state; None if it has none.
 
         Returns:
-            Pairs of a topic, and a session key or similar (None if the topic alone is hashed).
+            A pair for each part, whose hash gives the part's new shard: its topic, and its session key or similar. The
+            second value is None if only the topic is hashed.
         """
         ...
 
     def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """Splits a state into one part for each new shard.
+        """Splits the state of an old shard into one part for each new shard that gets any of it.
 
         Args:
             shard: The old shard.
             state: Its state; None if it has none.
-            targets: The new shard of each pair that `names` returned.
+            targets: The new shard of each pair that `list_sessions` returned.
 
         Returns:
-            The part of the state by new shard.
+            The parts of the state, by new shard.
         """
         ...
 
     def join_states(self, parts: Sequence[bytes]) -> bytes:
-        """Returns the state of a new shard, joined from its parts; without parts, the state of an empty shard."""
+        """Returns the state of a new shard, joined from its parts. Without parts, it is the state of an empty shard."""
         ...
 
 
 def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) -> DataFrame:
     """Returns the states of the new shards, computed from the states of the old ones.
-
-    A task may receive several states at once, but splits one at a time to save memory.
 
     Args:
         states: The old states, `shard int, chunk binary`; null for a shard without a state.
@@ -68,7 +70,7 @@ def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) ->
     """
     from pyspark.sql import functions as F
 
-    def join(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+    def join_shard_parts(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         parts = [bytes(chunk) for chunk in rows["chunk"] if chunk is not None]
         return pd.DataFrame({"shard": [int(key[0])], "chunk": [resharder.join_states(parts)]})
 
@@ -77,12 +79,15 @@ def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) ->
     named = states.mapInArrow(_SessionLister(resharder), _NAMED_SCHEMA)
     parts = named.select("shard", "chunk", target.alias("targets")).mapInArrow(_StateSplitter(resharder), PACKED_SCHEMA)
     every = states.sparkSession.range(shards).selectExpr("CAST(id AS INT) AS shard", "CAST(NULL AS BINARY) AS chunk")
-    return parts.unionByName(every).groupBy("shard").applyInPandas(join, PACKED_SCHEMA)
+    return parts.unionByName(every).groupBy("shard").applyInPandas(join_shard_parts, PACKED_SCHEMA)
 
 
 @dataclass(frozen=True)
 class _SessionLister:
-    """A `mapInArrow` function that adds to each state the column `names`: the result of `list_sessions`."""
+    """A `mapInArrow` function that adds to each shard's state the column `names`: a struct (topic, rest) for each part.
+
+    The hash of the struct gives the part's new shard.
+    """
 
     resharder: StateResharder
 
@@ -90,29 +95,32 @@ class _SessionLister:
         for batch in batches:
             for row in _iterate_rows(batch):
                 names = [
-                    {"topic": topic, "rest": rest} for topic, rest in self.resharder.list_sessions(**_to_state_row(row))
+                    {"topic": topic, "rest": rest}
+                    for topic, rest in self.resharder.list_sessions(**_convert_to_state_row(row))
                 ]
                 yield pa.RecordBatch.from_pylist([row | {"names": names}], _NAMED)
 
 
 @dataclass(frozen=True)
 class _StateSplitter:
-    """A `mapInArrow` function that splits each state and yields its parts as `shard int, chunk binary`."""
+    """A `mapInArrow` function that splits each old shard's state, and yields its parts as `shard int, chunk binary`."""
 
     resharder: StateResharder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in _iterate_rows(batch):
-                for shard, part in self.resharder.split_state(**_to_state_row(row), targets=row["targets"]).items():
+                for shard, part in self.resharder.split_state(
+                    **_convert_to_state_row(row), targets=row["targets"]
+                ).items():
                     yield pa.RecordBatch.from_pylist([{"shard": shard, "chunk": part}], _PACKED)
 
 
 def _iterate_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a batch as dictionaries. Only one row at a time is converted, to save memory."""
+    """Yields the rows of a record batch as dictionaries by column name. Converts one at a time to save memory."""
     for number in range(batch.num_rows):
         yield from batch.slice(number, 1).to_pylist()
 
 
-def _to_state_row(row: dict[str, Any]) -> dict[str, Any]:
+def _convert_to_state_row(row: dict[str, Any]) -> dict[str, Any]:
     return {"shard": row["shard"], "state": row["chunk"]}

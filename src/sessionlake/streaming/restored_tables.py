@@ -26,18 +26,20 @@ _AT_MOST = 5_000
 def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
     """Checks that none of these tables was restored to an older version, by RESTORE or from a backup.
 
-    If the ledger was restored too, bronze's tables are assumed to be restored with it. They are then compared only with
-    the ledger.
+    If the ledger was restored too, bronze's tables are assumed to be restored with it. Then only their versions are
+    compared with those in the ledger.
 
     Raises:
         LossError: A table was restored. The error names it.
     """
     reader = lake.reader(spark)
-    known = read_versions_after_batches(reader)
+    known = read_versions_left_by_batches(reader)
     existing = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
-    entries = _count_entries(reader)
+    entries = _count_ledger_entries(reader)
     suspects = [
-        table for table in existing if not _has_only_batches(table, lake.latest_version(spark, table), known, entries)
+        table
+        for table in existing
+        if not _consists_of_batch_versions(table, lake.latest_version(spark, table), known, entries)
     ]
     found = {table: _read_latest_commits(spark, lake, table) for table in suspects}
     with_ledger = LEDGER in found and find_unrepaired_restore(found[LEDGER])
@@ -54,7 +56,10 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
 
 
 def _read_latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
-    """Returns the latest commits of a table, with at least the last `_LATEST` that change rows if there are so many."""
+    """Returns the latest commits of a table, oldest first: enough of them to contain several that change rows.
+
+    If the table has too few such commits, returns all that its log has, up to a limit.
+    """
     count = 2 * _LATEST
     while True:
         commits = lake.storage.latest_commits(spark, table, count)
@@ -67,7 +72,7 @@ def _read_latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> 
 
 
 def _build_repair_hint(settings: Settings, table: str) -> str:
-    """Returns advice about a table that was restored to an older version, as text."""
+    """Returns what the operator can do about a table that was restored to an older version, as text."""
     own = next((own for own in settings.processors if own.output_table == table), None)
     if own is not None:
         return f"Run `sessionlake rebuild {own.rebuild_argument}`, which builds it again"
@@ -77,8 +82,8 @@ def _build_repair_hint(settings: Settings, table: str) -> str:
 _Versions = dict[str, list[tuple[datetime, int]]]
 
 
-def read_versions_after_batches(reader: TableReader) -> _Versions:
-    """Returns the versions that batches left in each table since its layer was rebuilt, each with its commit time.
+def read_versions_left_by_batches(reader: TableReader) -> _Versions:
+    """Returns which version of each table each batch left behind, since the table's layer was last rebuilt.
 
     Returns:
         By table, pairs of commit time and version, from the ledger.
@@ -90,23 +95,21 @@ def read_versions_after_batches(reader: TableReader) -> _Versions:
     return found
 
 
-def _count_entries(reader: TableReader) -> int | None:
-    """Returns the number of entries in the ledger; None if old entries were replaced by sums."""
+def _count_ledger_entries(reader: TableReader) -> int | None:
+    """Returns the number of entries in the ledger; None if it is not known because sums replace old entries."""
     books = LedgerReader(reader, "batches")
     return None if books.may_yield_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
 
 
-def _has_only_batches(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:
-    """Returns True if the ledger explains all recent commits of a table as commits of batches.
-
-    The sum that replaces old entries contains only their last version. So earlier commits cannot be attributed to
-    batches.
+def _consists_of_batch_versions(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:
+    """Returns True if, by the ledger, batches made all recent versions of a table. Then nobody can have restored it.
 
     Args:
         table: The table.
         latest: The table's latest version.
-        known_versions: Versions that batches left, as `read_versions_after_batches` returns them.
-        entries: The number of entries in the ledger; None if old entries were replaced by sums.
+        known_versions: By table, pairs of commit time and version that batches left behind.
+        entries: The number of entries in the ledger; None if sums replace old entries, which name only the last
+            version.
     """
     if table == LEDGER:  # each entry is one version
         return latest == entries
@@ -120,7 +123,7 @@ def _has_only_batches(table: str, latest: int, known_versions: _Versions, entrie
 def _find_last_batch_version(
     spark: SparkSession | None, lake: Lake, table: str, last: int, known_versions: _Versions
 ) -> int:
-    """Returns the highest version that a batch left in a table; -1 if no batch did.
+    """Returns the highest version of a table that a batch left behind; -1 if no batch wrote the table.
 
     A table that was dropped and recreated counts its versions from 0 again. So batches from before its creation are
     ignored.
@@ -130,7 +133,7 @@ def _find_last_batch_version(
         lake: The lake.
         table: The table.
         last: The table's latest version.
-        known_versions: Versions that batches left, as `read_versions_after_batches` returns them.
+        known_versions: By table, pairs of commit time and version that batches left behind.
     """
     left = known_versions.get(table, ())
     if all(version <= last for _, version in left):

@@ -27,59 +27,64 @@ _FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 class ShardFold(Protocol):
-    """A pure function that folds the batches of one shard. Picklable, because Spark sends it to its workers."""
+    """A pure function that updates the state of one shard with the messages of a batch.
+
+    Picklable for Spark's workers.
+    """
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-        """Folds the chunks of one batch into the state of a shard.
+        """Updates the state of a shard with the messages of one batch.
 
         Args:
             shard: The number of the shard.
             state: The state that the previous call for this shard returned; None for the first call.
-            chunks: The batch's packed messages, in any order.
+            chunks: The batch's messages in packed form, in any order.
 
         Returns:
-            The new state (None: unchanged), and the rows and bytes that the fold emits.
+            The new state (None: unchanged), and the rows and bytes that the fold emits, each with its kind.
         """
         ...
 
 
 def build_payload_table(payloads: Payloads) -> pa.Table:
-    """Returns payloads as the table that a fold in a stream returns: `kind` and `payload`. A rebuild has no stream."""
+    """Returns pairs of kind and payload as a table with the columns `kind` and `payload`."""
     return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
 
 def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FILES) -> DataFrame:
-    """Runs the fold as a stateful streaming operator.
+    """Runs a fold for every shard as a stateful streaming operator: Spark keeps each shard's state.
 
     Args:
         packed: Packed messages, as a streaming frame `shard int, chunk binary`.
         fold: The fold of one shard.
-        files: The files for large rows, which keep these out of the frame.
+        files: Where large rows are stored, so that they do not pass through Spark; by default they are compressed.
 
     Returns:
-        The payloads that the fold emits, as a streaming frame `kind string, payload binary` in append mode.
+        What the fold emits, as a streaming frame `kind string, payload binary` in append mode.
     """
 
-    def call(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
+    def fold_group(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
         chunks = [bytes(chunk) for frame in frames for chunk in frame["chunk"]]
         before = bytes(state.get[0]) if state.exists else None
-        after, out = _fold_checked(fold, int(key[0]), before, chunks)
+        after, out = _fold_with_shard_in_errors(fold, int(key[0]), before, chunks)
         if after is not None:
             state.update((after,))
         if out:
             yield pd.DataFrame(encode_payloads(out, files), columns=["kind", "payload"])
 
-    return packed.groupBy("shard").applyInPandasWithState(call, FOLDED_SCHEMA, "state binary", "append", "NoTimeout")
+    return packed.groupBy("shard").applyInPandasWithState(
+        fold_group, FOLDED_SCHEMA, "state binary", "append", "NoTimeout"
+    )
 
 
 def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
-    """Reads the states of the shards after a batch with Spark's state reader, as `shard int, chunk binary`.
+    """Returns the state of each shard after a batch, as a frame `shard int, chunk binary`.
 
     Args:
         spark: The Spark session.
         checkpoint: The folder of the checkpoint.
-        batch: Spark's number of the batch. It is given because the reader would otherwise choose the last batch with a
-            commit entry, and that entry can be lost.
+        batch: Spark's number of the batch. It is given because Spark's state reader would otherwise choose the last
+            batch with a commit entry, and that entry can be lost.
     """
     # Spark's reader encodes the path as a URI and then uses the result as a path.
     stored = (
@@ -91,7 +96,7 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
 
 
 def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
-    """Runs the fold as a batch job over a slice: a part of the messages that is small enough for one job.
+    """Runs a fold for every shard as a batch job, over a part of the messages that is small enough for one job.
 
     Args:
         packed: The messages of the slice, `shard int, chunk binary`.
@@ -99,29 +104,33 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         fold: The fold of one shard.
 
     Returns:
-        The new states and the payloads, `shard int, kind string, payload binary`; a new state has the kind `state`.
+        The new states and what the fold emits, `shard int, kind string, payload binary`. A new state has the kind
+        `state`.
     """
     from pyspark.sql import functions as F
 
-    def call(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+    def fold_group(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         before = [bytes(chunk) for chunk in rows.loc[rows["is_state"], "chunk"]]
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
-        after, out = _fold_checked(fold, int(key[0]), before[0] if before else None, chunks)
+        after, out = _fold_with_shard_in_errors(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
         emitted = [*encode_payloads(out), *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
     both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
-    return both.groupBy("shard").applyInPandas(call, "shard int, kind string, payload binary")
+    return both.groupBy("shard").applyInPandas(fold_group, "shard int, kind string, payload binary")
 
 
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
-def _fold_checked(
+def _fold_with_shard_in_errors(
     fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]
 ) -> tuple[bytes | None, Emissions]:
-    """Calls the fold and adds the shard's number to its errors, because Spark's own error does not contain it."""
+    """Calls the fold.
+
+    Adds the shard's number to an error that it raises, because Spark's own error does not contain it.
+    """
     try:
         return fold(shard, state, chunks)
     except Exception as error:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def find_changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
-    """Returns a column that the table had in the version last read by a stream, and now lacks or has with another type.
+    """Returns a column that was removed or has another type since a stream last read the table.
 
     Returns:
-        The column's name and type. None if there is none, or if that version cannot be read: then Delta reports why.
+        The column's name and its former type, such as `qty (bigint)`. None if there is none, or if the version that the
+        stream last read cannot be read any more: then Delta reports why.
     """
     place = read_last_planned_offset(checkpoint)
     if place is None:
@@ -35,7 +36,10 @@ def find_changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint:
 
 
 def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
-    """Returns True if a stream has read versions that its table no longer has. False if the table was recreated."""
+    """Returns True if a stream has read a higher version of its table than the table has now.
+
+    Returns False if the table was dropped and created again, or if no batch was planned yet.
+    """
     place = read_last_planned_offset(checkpoint)
     if place is None or place.last_version <= lake.latest_version(spark, table):
         return False
@@ -43,7 +47,10 @@ def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: s
 
 
 def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
-    """Returns True if the version last read by a stream can still be read. If not, later commits may be gone too."""
+    """Returns True if a stream's last read version of its table still exists, or if it has read nothing yet.
+
+    If it cannot be read, VACUUM may have removed later commits too.
+    """
     place = read_last_planned_offset(checkpoint)
     if place is None:
         return read_last_planned_batch(checkpoint) is None
@@ -54,10 +61,9 @@ def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoin
 
 
 def read_last_planned_offset(checkpoint: str) -> DeltaOffset | None:
-    """Returns the point in a table at which the last planned batch of its stream ends.
+    """Returns the point in its source table up to which the last planned batch of a stream reads.
 
-    Returns:
-        The offset. None if no batch was planned or the checkpoint is damaged, which the start of the stream reports.
+    Returns None if no batch was planned, or if the checkpoint is damaged: the start of the stream reports that.
     """
     last = read_last_planned_batch(checkpoint)
     try:
@@ -67,6 +73,9 @@ def read_last_planned_offset(checkpoint: str) -> DeltaOffset | None:
 
 
 def read_table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
-    """Returns Delta's id of the table, if it has one. A table created later under the same name has another id."""
+    """Returns Delta's id of the table; None if it has none.
+
+    A table created later under the same name has another id.
+    """
     found = lake.open_delta_table(spark, table).detail().select("id").first()
     return None if found is None else str(found["id"])

@@ -32,10 +32,16 @@ _STORE = "default"
 
 
 def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -> None:
-    """Closes the state stores of an ended query, if they are in this process's JVM."""
+    """Closes the state stores of an ended query. Does nothing if they are not in this process's JVM.
+
+    Args:
+        spark: The session that ran the query.
+        query: The ended query.
+        checkpoint: The folder of the query's checkpoint.
+    """
     from py4j.protocol import Py4JError
 
-    if not _is_one_process(spark):
+    if not _is_local_spark(spark):
         return
     jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
     state = jvm.org.apache.spark.sql.execution.streaming.state
@@ -47,41 +53,41 @@ def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -
             state.StateStore.unload(state.StateStoreProviderId(store, run))
 
 
-def archive_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild: str) -> None:
+def archive_checkpoint_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], operation: str) -> None:
     """Renames those folders of a checkpoint that exist, so that another checkpoint can take their place.
 
     The query must have ended. If its state stores may still be open, this waits for one run of Spark's store
-    maintenance.
+    maintenance, which closes them.
 
     Args:
         spark: The session that ran the query.
         lake: The lake.
         folders: The checkpoint and the folders that belong to it.
-        rebuild: The name of the operation, which becomes a part of the new folder names.
+        operation: The name of the operation, which becomes a part of the new folder names.
 
     Raises:
         ClaimedError: Another process has taken over a claim of this process.
     """
     existing = [folder for folder in folders if folder.exists()]
-    if existing and (on_databricks() or not _is_one_process(spark)):
+    if existing and (on_databricks() or not _is_local_spark(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_WAITED_INTERVALS * upkeep / 1000)
     lake.storage.require_claims()
     for folder in existing:
-        folder.rename(build_archived_path(folder, rebuild))
+        folder.rename(build_archived_path(folder, operation))
 
 
-def build_archived_path(folder: Path, rebuild: str) -> Path:
-    """Returns the path to which a folder is renamed when the operation `rebuild` archives it."""
-    return folder.with_name(f"{folder.name}.before-{rebuild}")
+def build_archived_path(folder: Path, operation: str) -> Path:
+    """Returns the new path of a folder that an operation archives: `<folder>.before-<operation>`."""
+    return folder.with_name(f"{folder.name}.before-{operation}")
 
 
-def _is_one_process(spark: SparkSession) -> bool:
+def _is_local_spark(spark: SparkSession) -> bool:
     return spark.sparkContext.master.startswith(_ONE_PROCESS)
 
 
 def _list_store_numbers(stores: Path) -> list[tuple[int, int]]:
-    """Returns the operator number and partition number of every state store that has a folder."""
+    """Returns a pair of operator number and partition number for every state store that has a folder."""
     found = (folder.relative_to(stores).parts for folder in stores.glob("*/*"))
     return [(int(one), int(other)) for one, other in found if one.isdecimal() and other.isdecimal()]

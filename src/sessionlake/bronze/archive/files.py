@@ -12,7 +12,7 @@ _MAX_DIRECTORY_BYTES = 8 * 1024 * 1024
 
 
 class OpenArchives:
-    """Opened archive files. The last file stays open, so that a zip's directory is read once.
+    """Keeps the zip file that was opened last open, so that its directory is read only once.
 
     Use it as a context manager, which closes the file.
     """
@@ -22,7 +22,7 @@ class OpenArchives:
         self._open: tuple[zipfile.ZipFile, io.BufferedReader] | None = None
 
     def open_zip(self, path: str) -> zipfile.ZipFile:
-        """Returns the opened zip file.
+        """Returns a zip file, opened for reading. Closes the file that was opened before, if it is another one.
 
         Raises:
             BadZipFile: The file is not a zip, or its directory is larger than 8 MiB.
@@ -39,7 +39,7 @@ class OpenArchives:
         return self._open[0]
 
     def close(self) -> None:
-        """Closes the open file, if there is one."""
+        """Closes the zip file that is open, if there is one."""
         if self._open is not None:
             archive, source = self._open
             self._open = None
@@ -56,7 +56,7 @@ class OpenArchives:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A zip file whose `read` raises `BadZipFile` if it would return more than a directory may have (a hostile zip)."""
+    """A zip file that cannot make Python read a huge directory into memory: `read` raises `BadZipFile` above 8 MiB."""
 
     def read(self, size: int | None = -1) -> bytes:
         most = _MAX_DIRECTORY_BYTES + 1

@@ -26,8 +26,8 @@ _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 _TYPES = frozenset({-1, 0, 1})  # -1: a message in an old format that has no timestamp
 
 
-class Damage(StrEnum):
-    """Why a member cannot be used."""
+class MemberDamage(StrEnum):
+    """Why a member of an archive file cannot be used."""
 
     UNREADABLE = "unreadable"
     """The member is not compressed as the file's name says, or it is cut short."""
@@ -40,36 +40,37 @@ class Damage(StrEnum):
     CHECKSUM = "wrong_checksum"
 
 
-class DamagedError(Exception):
-    """A member is damaged and cannot be used.
+class DamagedMemberError(Exception):
+    """A member of an archive file is damaged and cannot be used.
 
-    Attributes:
+    Args:
         damage: The kind of damage.
+        why: Details; empty if there are none.
     """
 
-    def __init__(self, damage: Damage, why: str = "") -> None:
+    def __init__(self, damage: MemberDamage, why: str = "") -> None:
         super().__init__(f"{damage}: {why}" if why else str(damage))
         self.damage = damage
 
 
-class Base64(msgspec.Struct):
-    """Bytes that are not UTF-8 text, in base64."""
+class Base64Content(msgspec.Struct):
+    """A JSON object with bytes that are not UTF-8 text, in base64."""
 
     base64: str
 
 
-Content = str | Base64 | None
+Content = str | Base64Content | None
 
 
-class Header(msgspec.Struct, frozen=True):
-    """The first line of a member.
+class MemberHeader(msgspec.Struct, frozen=True):
+    """The first line of an archive's member, as parsed from JSON.
 
     Attributes:
-        topic: Topic of its messages.
-        partition: Partition of its messages.
-        first_offset: Offset of the first message, if message lines have no offsets. None: the archive gives none.
-        format: Must be `FORMAT`.
-        version: Must be `VERSION`.
+        topic: Topic of the member's messages.
+        partition: Partition of the member's messages.
+        first_offset: Offset of the first message, if message lines have no offsets. None: the archive gives no offsets.
+        format: Name of the archive format, which is always the same.
+        version: Version of the archive format.
     """
 
     topic: str
@@ -79,10 +80,16 @@ class Header(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-class Line(msgspec.Struct, omit_defaults=True):
-    """The JSON object in the line of a message. The timestamp is in ms since 1970.
+class MessageLine(msgspec.Struct, omit_defaults=True):
+    """A message's line in an archive, as parsed from JSON.
 
-    `offset` is None if the member's header has `first_offset`, or the archive has no offsets.
+    Attributes:
+        timestamp: Kafka timestamp in milliseconds since 1970.
+        key: The key as text, or in base64.
+        value: The value as text, or in base64.
+        offset: The offset; None if the member's header has `first_offset`, or the archive gives no offsets.
+        timestamp_type: Kafka's: -1 without a timestamp, 0 set by the producer, 1 set by the broker.
+        headers: Name and content of each Kafka header; None if there are none.
     """
 
     timestamp: int
@@ -93,8 +100,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     headers: list[tuple[str, Content]] | None = None
 
 
-class Footer(msgspec.Struct):
-    """The last line of a member.
+class MemberFooter(msgspec.Struct):
+    """The last line of an archive's member, as parsed from JSON.
 
     Attributes:
         messages: Number of messages in the member.
@@ -106,11 +113,16 @@ class Footer(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Message:
+class ArchivedMessage:
     """A message in an archive, as Kafka had it.
 
-    The timestamp is in ms since 1970; `timestamp_type` is Kafka's (-1 without a timestamp, 0 set by the producer, 1 by
-    the broker). `offset` is None if the message's line has none.
+    Attributes:
+        offset: The offset; None if the message's line has none.
+        timestamp: Kafka timestamp in milliseconds since 1970.
+        key: The key; None if there is none.
+        value: The value; None if there is none.
+        timestamp_type: Kafka's: -1 without a timestamp, 0 set by the producer, 1 set by the broker.
+        headers: Name and content of each Kafka header; None if there are none.
     """
 
     offset: int | None
@@ -122,97 +134,101 @@ class Message:
 
 
 def encode_header_line(topic: str, partition: int) -> bytes:
-    """Returns the header line of a member whose message lines have offsets."""
+    """Returns the first line of an archive's member, whose messages have their offsets in their own lines."""
     named = {"format": FORMAT, "version": VERSION, "topic": topic, "partition": partition}
     return msgspec.json.encode(named) + b"\n"
 
 
-def encode_message_line(message: Message) -> bytes:
-    """Returns the line of a message."""
+def encode_message_line(message: ArchivedMessage) -> bytes:
+    """Returns the line of a message in an archive: a JSON object and a line end."""
     headers = message.headers
-    line = Line(
+    line = MessageLine(
         timestamp=message.timestamp,
-        key=_to_content(message.key),
-        value=_to_content(message.value),
+        key=_encode_content_as_json(message.key),
+        value=_encode_content_as_json(message.value),
         offset=message.offset,
         timestamp_type=message.timestamp_type,
-        headers=None if headers is None else [(name, _to_content(value)) for name, value in headers],
+        headers=None if headers is None else [(name, _encode_content_as_json(value)) for name, value in headers],
     )
     return msgspec.json.encode(line) + b"\n"
 
 
 def encode_footer_line(messages: int, checksum: int) -> bytes:
-    """Returns the footer line of a member.
+    """Returns the last line of an archive's member.
 
     Args:
         messages: Number of messages in the member.
         checksum: CRC-32 of all message lines.
     """
-    return msgspec.json.encode(Footer(messages, f"{checksum:08x}")) + b"\n"
+    return msgspec.json.encode(MemberFooter(messages, f"{checksum:08x}")) + b"\n"
 
 
-def read_header(line: bytes) -> Header:
-    """Parses a header line.
+def parse_header_line(line: bytes) -> MemberHeader:
+    """Parses the first line of an archive's member.
 
     Raises:
         DamagedError: The line is not a header of this format and version.
     """
-    header = _decode_line(line, Header, Damage.HEADER)
+    header = _decode_line(line, MemberHeader, MemberDamage.HEADER)
     if header.format != FORMAT or header.version != VERSION:
-        raise DamagedError(Damage.HEADER, f"it is of format {header.format!r}, version {header.version}")
+        raise DamagedMemberError(MemberDamage.HEADER, f"it is of format {header.format!r}, version {header.version}")
     if not header.topic or not header.topic.isprintable() or not 0 <= header.partition < 2**31:
-        raise DamagedError(Damage.HEADER, "it names no topic and partition")
+        raise DamagedMemberError(MemberDamage.HEADER, "it names no topic and partition")
     return header
 
 
-def read_message(line: bytes) -> Message:
-    """Parses the line of a message.
+def parse_message_line(line: bytes) -> ArchivedMessage:
+    """Parses the line of a message in an archive.
 
     Raises:
         DamagedError: The line is not a message.
     """
-    found = _decode_line(line, Line, Damage.MESSAGE)
+    found = _decode_line(line, MessageLine, MemberDamage.MESSAGE)
     if found.timestamp_type not in _TYPES or abs(found.timestamp) > _MAX_TIMESTAMP_MS:
-        raise DamagedError(
-            Damage.MESSAGE, f"timestamp {found.timestamp} of type {found.timestamp_type} is not a Kafka timestamp"
+        raise DamagedMemberError(
+            MemberDamage.MESSAGE, f"timestamp {found.timestamp} of type {found.timestamp_type} is not a Kafka timestamp"
         )
-    headers = None if found.headers is None else tuple((name, _to_bytes(value)) for name, value in found.headers)
-    key, value = _to_bytes(found.key), _to_bytes(found.value)
-    return Message(found.offset, found.timestamp, key, value, found.timestamp_type, headers)
+    headers = (
+        None
+        if found.headers is None
+        else tuple((name, _decode_content_from_json(value)) for name, value in found.headers)
+    )
+    key, value = _decode_content_from_json(found.key), _decode_content_from_json(found.value)
+    return ArchivedMessage(found.offset, found.timestamp, key, value, found.timestamp_type, headers)
 
 
-def read_footer(line: bytes) -> Footer:
-    """Parses a footer line.
+def parse_footer_line(line: bytes) -> MemberFooter:
+    """Parses the last line of an archive's member.
 
     Raises:
         DamagedError: The line is not a footer.
     """
-    return _decode_line(line, Footer, Damage.FOOTER)
+    return _decode_line(line, MemberFooter, MemberDamage.FOOTER)
 
 
 _Read = TypeVar("_Read")
 
 
-def _decode_line(line: bytes, kind: type[_Read], damage: Damage) -> _Read:
+def _decode_line(line: bytes, kind: type[_Read], damage: MemberDamage) -> _Read:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedError(damage, str(error)) from None
+        raise DamagedMemberError(damage, str(error)) from None
 
 
-def _to_content(data: bytes | None) -> Content:
-    if data is None:
+def _encode_content_as_json(content: bytes | None) -> Content:
+    if content is None:
         return None
     try:
-        return data.decode()
+        return content.decode()
     except UnicodeDecodeError:
-        return Base64(base64.b64encode(data).decode())
+        return Base64Content(base64.b64encode(content).decode())
 
 
-def _to_bytes(content: Content) -> bytes | None:
-    if isinstance(content, Base64):
+def _decode_content_from_json(content: Content) -> bytes | None:
+    if isinstance(content, Base64Content):
         try:
             return base64.b64decode(content.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise DamagedError(Damage.MESSAGE, "the content of `base64` is not base64") from None
+            raise DamagedMemberError(MemberDamage.MESSAGE, "the content of `base64` is not base64") from None
     return None if content is None else content.encode()

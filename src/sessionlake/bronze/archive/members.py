@@ -17,13 +17,13 @@ from pathlib import Path
 from sessionlake.bronze.archive.files import OpenArchives
 from sessionlake.bronze.archive.lines import (
     MAX_LINE_BYTES,
-    Damage,
-    DamagedError,
-    Header,
-    Message,
-    read_footer,
-    read_header,
-    read_message,
+    ArchivedMessage,
+    DamagedMemberError,
+    MemberDamage,
+    MemberHeader,
+    parse_footer_line,
+    parse_header_line,
+    parse_message_line,
 )
 
 SUFFIXES = (".zip", ".gz")
@@ -41,12 +41,12 @@ _HEAD, _FIELD = struct.Struct("<3sBIBBH"), struct.Struct("<2sHQ")
 _MEMBER_BITS, _MESSAGE_BITS = 16, 24
 _MAX_MEMBERS = 1 << _MEMBER_BITS
 # Errors that the library raises for files that it cannot read as a zip.
-_NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, LookupError, ValueError, struct.error, EOFError)
+_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, LookupError, ValueError, struct.error, EOFError)
 
 
 @dataclass(frozen=True)
-class Member:
-    """A member of an archive file: where it is, not its content.
+class ArchiveMember:
+    """Where a member of an archive file is: an entry of a zip, or a member of a gzip file.
 
     Attributes:
         path: Path of the file.
@@ -66,14 +66,17 @@ class Member:
     size: int | None = None
 
     @property
-    def base_name(self) -> int:
-        """The offset of the member's first message, if the archive gives none."""
+    def default_first_offset(self) -> int:
+        """The offset of the member's first message if the archive gives no offsets.
+
+        It is higher than those of earlier members.
+        """
         return (self.file << _MEMBER_BITS | self.number) << _MESSAGE_BITS
 
 
 @dataclass(frozen=True)
 class CheckedMember:
-    """The result of reading a member to its end.
+    """The result of reading a member of an archive file to its end.
 
     Attributes:
         member: Where the member is.
@@ -83,73 +86,77 @@ class CheckedMember:
         end: Index of the first byte after the member in the file; None if not known.
     """
 
-    member: Member
-    header: Header | None = None
-    damage: Damage | None = None
+    member: ArchiveMember
+    header: MemberHeader | None = None
+    damage: MemberDamage | None = None
     why: str = ""
     end: int | None = None
 
 
-def list_members(path: Path, file: int) -> list[Member]:
-    """Returns the members of a file that can be found without reading them.
+def list_members(path: Path, file: int) -> list[ArchiveMember]:
+    """Returns the members of an archive file that can be found without reading their content.
 
-    If it is not a regular file, or not a zip although its name says so, returns one member, which cannot be read. If a
-    file has too many members, the first one beyond the limit is returned too, so that it is reported as damaged.
+    If the path is no regular file, or the file is no zip although its name says so, the result is one member that
+    cannot be read. If a file has too many members, the first one above the limit is returned too, so that it is
+    reported as damaged.
 
     Args:
         path: Path of the file.
         file: Number of the file among all files that were ever read, from 0.
     """
     if not path.is_file():
-        return [Member(str(path), file, 0, size=0)]
+        return [ArchiveMember(str(path), file, 0, size=0)]
     if path.suffix == ".zip":
         return _list_zip_members(path, file)
-    found: list[Member] = []
+    found: list[ArchiveMember] = []
     start, file_size = 0, path.stat().st_size
     with path.open("rb") as stream:
         while start < file_size:
             size = _read_declared_size(stream.read(_HEAD.size + _FIELD.size))
             if size is None or size <= 0 or start + size > file_size or len(found) == _MAX_MEMBERS:
-                return [*found, Member(str(path), file, len(found), start=start)]
-            found.append(Member(str(path), file, len(found), start=start, size=size))
+                return [*found, ArchiveMember(str(path), file, len(found), start=start)]
+            found.append(ArchiveMember(str(path), file, len(found), start=start, size=size))
             start += size
             stream.seek(start)
     return found
 
 
-def _list_zip_members(path: Path, file: int) -> list[Member]:
+def _list_zip_members(path: Path, file: int) -> list[ArchiveMember]:
     try:
         with OpenArchives() as files:
             infos = [(n, i) for n, i in enumerate(files.open_zip(str(path)).infolist()) if not i.filename.endswith("/")]
-    except _NO_ZIP:
-        return [Member(str(path), file, 0, size=path.stat().st_size)]
-    found = [Member(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
+    except _ZIP_ERRORS:
+        return [ArchiveMember(str(path), file, 0, size=path.stat().st_size)]
+    found = [ArchiveMember(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
     return found[: _MAX_MEMBERS + 1]
 
 
-def check_members(member: Member, files: OpenArchives) -> Iterator[CheckedMember]:
-    """Checks a member by reading it to its end; if its size is unknown, also each member after it in the file."""
+def check_members(member: ArchiveMember, files: OpenArchives) -> Iterator[CheckedMember]:
+    """Reads a member of an archive file to its end, and yields whether it is intact.
+
+    If the member's size is unknown, does the same for each further member of the file.
+    """
     while True:
-        found = _check_member(member, files)
+        found = _read_and_check_member(member, files)
         yield found
         if member.size is not None or found.end is None or found.end >= Path(member.path).stat().st_size:
             return
         member = replace(member, number=member.number + 1, start=found.end)
 
 
-def read_messages(checked_member: CheckedMember, files: OpenArchives) -> Iterator[Message]:
-    """Yields the messages of an intact member, each with an offset."""
+def read_messages(checked_member: CheckedMember, files: OpenArchives) -> Iterator[ArchivedMessage]:
+    """Yields the messages of an intact member. If the archive gives no offsets, numbers the messages."""
     lines = _read_lines(checked_member.member, files, [])
-    header = read_header(next(lines))
-    first = checked_member.member.base_name if header.first_offset is None else header.first_offset
+    header = parse_header_line(next(lines))
+    first = checked_member.member.default_first_offset if header.first_offset is None else header.first_offset
     held = next(lines)
     for number, line in enumerate(lines):
-        yield _set_offset(read_message(held), first + number)
+        yield _fill_missing_offset(parse_message_line(held), first + number)
         held = line
 
 
 def encode_gzip_member(content: bytes) -> bytes:
-    """Returns the content compressed as a gzip member whose header has its length."""
+    """Returns a gzip member with this content, compressed. Its header has the number of compressed bytes."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     body = packer.compress(content) + packer.flush()
     length = _HEAD.size + _FIELD.size + len(body) + 8
@@ -158,7 +165,11 @@ def encode_gzip_member(content: bytes) -> bytes:
 
 
 def _read_declared_size(first_bytes: bytes) -> int | None:
-    """Returns the member's length in bytes from its gzip header; None if the header does not have it."""
+    """Returns the number of bytes of a gzip member from its header; None if the header does not have it.
+
+    Args:
+        first_bytes: The first bytes of the member.
+    """
     if len(first_bytes) < _HEAD.size + _FIELD.size:
         return None
     magic, flags, *_ = _HEAD.unpack_from(first_bytes)
@@ -167,57 +178,66 @@ def _read_declared_size(first_bytes: bytes) -> int | None:
     return int(size) if has_size else None
 
 
-def _set_offset(message: Message, default_offset: int) -> Message:
+def _fill_missing_offset(message: ArchivedMessage, default_offset: int) -> ArchivedMessage:
     return message if message.offset is not None else replace(message, offset=default_offset)
 
 
-def _check_member(member: Member, files: OpenArchives) -> CheckedMember:
-    header: Header | None = None
+def _read_and_check_member(member: ArchiveMember, files: OpenArchives) -> CheckedMember:
+    header: MemberHeader | None = None
     if member.number >= _MAX_MEMBERS:
         why = f"the file has more than {_MAX_MEMBERS} members, and this is the first one too many"
-        return CheckedMember(member, None, Damage.HEADER, why)
+        return CheckedMember(member, None, MemberDamage.HEADER, why)
     end: list[int] = []
     lines = _read_lines(member, files, end)
     try:
-        header = read_header(next(lines, b""))
+        header = parse_header_line(next(lines, b""))
         _check_messages(lines, member, header)
-    except DamagedError as error:
+    except DamagedMemberError as error:
         # The rest is read to find the next member, unless the member cannot be decompressed.
-        for _ in () if error.damage is Damage.UNREADABLE else _skip_header(lines):
+        for _ in () if error.damage is MemberDamage.UNREADABLE else _read_until_damage(lines):
             pass
         return CheckedMember(member, header, error.damage, str(error), end[0] if end else None)
     return CheckedMember(member, header, end=end[0] if end else None)
 
 
-def _skip_header(lines: Iterator[bytes]) -> Iterator[bytes]:
+def _read_until_damage(lines: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from lines
-    except DamagedError:
+    except DamagedMemberError:
         return
 
 
-def _check_messages(lines: Iterator[bytes], member: Member, header: Header) -> None:
-    """Reads a member's messages and footer to the end.
+def _check_messages(lines: Iterator[bytes], member: ArchiveMember, header: MemberHeader) -> None:
+    """Reads the messages and the footer of a member, and checks them.
+
+    Args:
+        lines: The member's lines after the header.
+        member: Where the member is.
+        header: The member's first line, parsed.
 
     Raises:
         DamagedError: A message is damaged, or the footer is missing or does not match the messages.
     """
     held, count, checksum, before = next(lines, b""), 0, 0, -1
-    first = member.base_name if header.first_offset is None else header.first_offset
+    first = member.default_first_offset if header.first_offset is None else header.first_offset
     for line in lines:
-        offset = _set_offset(read_message(held), first + count).offset
+        offset = _fill_missing_offset(parse_message_line(held), first + count).offset
         if offset is None or not before < offset < 2**63:
-            raise DamagedError(Damage.MESSAGE, f"offset {offset} does not rise above {before}")
+            raise DamagedMemberError(MemberDamage.MESSAGE, f"offset {offset} does not rise above {before}")
         before, count, checksum, held = offset, count + 1, zlib.crc32(held, checksum), line
-    footer = read_footer(held)
+    footer = parse_footer_line(held)
     if footer.messages != count or count >= 1 << _MESSAGE_BITS:
-        raise DamagedError(Damage.COUNT, f"the footer says {footer.messages} messages, but the member has {count}")
+        raise DamagedMemberError(
+            MemberDamage.COUNT, f"the footer says {footer.messages} messages, but the member has {count}"
+        )
     if footer.crc32 != f"{checksum:08x}":
-        raise DamagedError(Damage.CHECKSUM, f"the footer says {footer.crc32}, but the checksum is {checksum:08x}")
+        raise DamagedMemberError(
+            MemberDamage.CHECKSUM, f"the footer says {footer.crc32}, but the checksum is {checksum:08x}"
+        )
 
 
-def _read_lines(member: Member, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
-    """Yields a member's lines, each with its line end.
+def _read_lines(member: ArchiveMember, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
+    """Yields the lines of an archive's member as bytes, each with its line end.
 
     Args:
         member: The member to read.
@@ -241,15 +261,21 @@ def _read_lines(member: Member, files: OpenArchives, end: list[int]) -> Iterator
         if length > MAX_LINE_BYTES:
             for _ in chunks:  # read to the end, to find the next member
                 pass
-            raise DamagedError(Damage.MESSAGE, f"a line has more than {MAX_LINE_BYTES} bytes")
+            raise DamagedMemberError(MemberDamage.MESSAGE, f"a line has more than {MAX_LINE_BYTES} bytes")
     if length:
         yield b"".join(begun)
 
 
-def _read_content(member: Member, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
-    """Yields the decompressed content of a member in chunks."""
+def _read_content(member: ArchiveMember, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
+    """Yields the decompressed content of an archive's member in chunks.
+
+    Args:
+        member: The member to read.
+        files: Opened files.
+        end: An empty list, to which the index of the first byte after the member is appended once it is known.
+    """
     if not Path(member.path).is_file():
-        raise DamagedError(Damage.UNREADABLE, "it is not a regular file")
+        raise DamagedMemberError(MemberDamage.UNREADABLE, "it is not a regular file")
     total = 0
     try:
         for chunk in (
@@ -257,13 +283,15 @@ def _read_content(member: Member, files: OpenArchives, end: list[int]) -> Iterat
         ):
             total += len(chunk)
             if total > MAX_MEMBER_BYTES:
-                raise DamagedError(Damage.UNREADABLE, f"it decompresses to more than {MAX_MEMBER_BYTES} bytes")
+                raise DamagedMemberError(
+                    MemberDamage.UNREADABLE, f"it decompresses to more than {MAX_MEMBER_BYTES} bytes"
+                )
             yield chunk
-    except (zlib.error, *_NO_ZIP) as error:
-        raise DamagedError(Damage.UNREADABLE, str(error)) from None
+    except (zlib.error, *_ZIP_ERRORS) as error:
+        raise DamagedMemberError(MemberDamage.UNREADABLE, str(error)) from None
 
 
-def _read_zip_member(member: Member, files: OpenArchives) -> Iterator[bytes]:
+def _read_zip_member(member: ArchiveMember, files: OpenArchives) -> Iterator[bytes]:
     archive = files.open_zip(member.path)
     info = archive.infolist()[member.number]
     if info.compress_type not in _METHODS:  # with bzip2 and LZMA a few bytes can decompress to any number of bytes
@@ -277,7 +305,7 @@ def _read_zip_member(member: Member, files: OpenArchives) -> Iterator[bytes]:
             yield chunk
 
 
-def _read_gzip_member(member: Member, end: list[int]) -> Iterator[bytes]:
+def _read_gzip_member(member: ArchiveMember, end: list[int]) -> Iterator[bytes]:
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     with Path(member.path).open("rb") as stream:
         stream.seek(member.start)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.bronze.archive.files import OpenArchives
-from sessionlake.bronze.archive.lines import Message
+from sessionlake.bronze.archive.lines import ArchivedMessage
 from sessionlake.bronze.archive.members import (
     SUFFIXES,
+    ArchiveMember,
     CheckedMember,
-    Member,
     check_members,
     list_members,
     read_messages,
@@ -54,18 +54,20 @@ Position = dict[str, Any]
 STREAM_START: Position = {"files": 0, "last": ""}
 
 
-def find_next_position(folder: Path, position: Mapping[str, Any], limit: int) -> Position:
-    """Returns the position at which the next batch ends; `position` if there are no new files.
+def find_next_position(folder: Path, position: Mapping[str, Any], max_bytes: int) -> Position:
+    """Returns the position up to which the next batch reads a folder of archives; `position` if there are no new files.
+
+    A position names the last file that was read, and the number of files up to it.
 
     Args:
         folder: The folder of archives.
-        position: The position at which the previous batch ended. Its files may be gone.
-        limit: The batch ends with the file that reaches this number of bytes. It has at least one file.
+        position: The position up to which earlier batches have read. Its files may be gone.
+        max_bytes: The batch ends with the file with which it reaches this number of bytes. It has at least one file.
 
     Raises:
         LakeError: A file was added whose name sorts before files that were read already.
     """
-    names = _list_names(folder)
+    names = _list_complete_files(folder)
     new = [name for name in names if name > position["last"]]
     old, expected = len(names) - len(new), position.get("there", position["files"])  # old positions lack "there"
     if old > expected:
@@ -75,24 +77,25 @@ def find_next_position(folder: Path, position: Mapping[str, Any], limit: int) ->
             why="Files are read in the order of their names, so bronze would never read the added file",
             fix=f"Rename the added file so that its name sorts after {position['last']}",
         )
-    mine = list(_list_files_within(folder, new, limit))
+    mine = list(_list_files_up_to_size(folder, new, max_bytes))
     if not mine:
         return dict(position)
     return {"files": position["files"] + len(mine), "last": mine[-1], "there": old + len(mine)}
 
 
-def plan_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Member]]:
-    """Returns the members that a batch reads, grouped by task.
+def plan_members_of_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[ArchiveMember]]:
+    """Returns the members of archive files that a batch reads: a list for each Spark task.
 
     Args:
         folder: The folder of archives.
-        start: Position at which the batch starts.
-        end: Position at which the batch ends.
+        start: Position after which the batch starts: the last file read before.
+        end: Position up to which the batch reads.
 
     Raises:
-        LossError: Files of the batch are gone or were added since it was planned. Skipped files count as present.
+        LossError: Files of the batch are gone or were added since it was planned. Files that the operator has marked to
+            be skipped count as present.
     """
-    mine = [name for name in _list_names(folder) if start["last"] < name <= end["last"]]
+    mine = [name for name in _list_complete_files(folder) if start["last"] < name <= end["last"]]
     skipped = {file.stem for file in folder.glob(f"*{SKIP}") if start["last"] < file.stem <= end["last"]} - {*mine}
     expected = end["files"] - start["files"]
     if not len(mine) <= expected <= len(mine) + len(skipped):
@@ -104,13 +107,13 @@ def plan_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -
             "Rename files that were added later so that they sort after that one",
         )
     found = (member for n, name in enumerate(mine) for member in list_members(folder / name, start["files"] + n))
-    return list(_split_into_tasks(found))
+    return list(_group_members_by_task(found))
 
 
-def read_rows(members: list[Member]) -> Iterator[pa.RecordBatch]:
-    """Yields the messages of members, and one row for each damaged member.
+def read_members_as_batches(members: list[ArchiveMember]) -> Iterator[pa.RecordBatch]:
+    """Yields the messages of members as rows of the stream, and one row for each damaged member.
 
-    Each member is read twice, first to check it. None is held in memory.
+    Each member is read twice, first to check it. None is read into memory as a whole.
     """
     with OpenArchives() as files:
         for member in members:
@@ -118,17 +121,17 @@ def read_rows(members: list[Member]) -> Iterator[pa.RecordBatch]:
                 yield from _read_batches(found, files)
 
 
-def _read_batches(checked_members: CheckedMember, files: OpenArchives) -> Iterator[pa.RecordBatch]:
-    if checked_members.damage is not None:
-        yield _build_batch([_build_damaged_row(checked_members)], checked_members.member)
+def _read_batches(checked_member: CheckedMember, files: OpenArchives) -> Iterator[pa.RecordBatch]:
+    if checked_member.damage is not None:
+        yield _build_record_batch([_build_damaged_row(checked_member)], checked_member.member)
         return
-    rows = (_build_row(checked_members, message) for message in read_messages(checked_members, files))
-    while part := list(_take_next_rows(rows)):
-        yield _build_batch(part, checked_members.member)
+    rows = (_build_message_row(checked_member, message) for message in read_messages(checked_member, files))
+    while part := list(_take_rows_of_next_batch(rows)):
+        yield _build_record_batch(part, checked_member.member)
 
 
 def register_source(spark: SparkSession) -> None:
-    """Registers the data source with a session.
+    """Registers the streaming data source that reads a folder of archives with a Spark session.
 
     Its options are `path` (the folder), `position` (JSON of the position at which the stream resumes) and `limit`
     (bytes of files per batch).
@@ -136,9 +139,9 @@ def register_source(spark: SparkSession) -> None:
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
     class FilesPartition(InputPartition):
-        """The files that one task reads."""
+        """The members of archive files that one Spark task reads."""
 
-        def __init__(self, members: list[Member]) -> None:
+        def __init__(self, members: list[ArchiveMember]) -> None:
             super().__init__(len(members))
             self.members = members
 
@@ -154,10 +157,10 @@ def register_source(spark: SparkSession) -> None:
             return dict(self._end)
 
         def partitions(self, start: Position, end: Position) -> list[FilesPartition]:
-            return [FilesPartition(members) for members in plan_tasks(self._folder, start, end)]
+            return [FilesPartition(members) for members in plan_members_of_tasks(self._folder, start, end)]
 
         def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
-            return read_rows(partition.members)
+            return read_members_as_batches(partition.members)
 
     class Archives(DataSource):
         @classmethod
@@ -175,7 +178,7 @@ def register_source(spark: SparkSession) -> None:
     spark.dataSource.register(Archives)
 
 
-def _list_files_within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
+def _list_files_up_to_size(folder: Path, names: list[str], limit: int) -> Iterator[str]:
     left = limit
     for name in names:
         if left <= 0:
@@ -184,14 +187,17 @@ def _list_files_within(folder: Path, names: list[str], limit: int) -> Iterator[s
         left -= (folder / name).stat().st_size if (folder / name).is_file() else 0
 
 
-def _list_names(folder: Path) -> list[str]:
-    """Returns the sorted names of complete files. Names that start with a dot or underscore are still being written."""
+def _list_complete_files(folder: Path) -> list[str]:
+    """Returns the sorted names of the complete archive files in a folder.
+
+    Names that start with a dot or underscore are left out: these files are still being written.
+    """
     found = (file.name for file in folder.iterdir() if file.suffix in SUFFIXES and file.name[0] not in "._")
     return sorted(found)
 
 
-def _split_into_tasks(members: Iterator[Member]) -> Iterator[list[Member]]:
-    mine: list[Member] = []
+def _group_members_by_task(members: Iterator[ArchiveMember]) -> Iterator[list[ArchiveMember]]:
+    mine: list[ArchiveMember] = []
     size = 0
     for member in members:
         mine.append(member)
@@ -203,7 +209,7 @@ def _split_into_tasks(members: Iterator[Member]) -> Iterator[list[Member]]:
         yield mine
 
 
-def _take_next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _take_rows_of_next_batch(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     size = 0
     for row in islice(rows, _ROWS):
         yield row
@@ -212,14 +218,14 @@ def _take_next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _build_batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
+def _build_record_batch(rows: list[dict[str, Any]], member: ArchiveMember) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_pylist(rows, _SCHEMA)
     for name, value in (("file", escape_surrogates(member.path)), ("member", member.name or str(member.number))):
         batch = batch.set_column(_SCHEMA.get_field_index(name), _SCHEMA.field(name), pa.repeat(value, len(rows)))
     return batch
 
 
-def _build_row(checked_member: CheckedMember, message: Message) -> dict[str, Any]:
+def _build_message_row(checked_member: CheckedMember, message: ArchivedMessage) -> dict[str, Any]:
     header = checked_member.header
     return {
         "topic": header and header.topic,

@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sessionlake.bronze.archive.lines import Message, encode_footer_line, encode_header_line, encode_message_line
+from sessionlake.bronze.archive.lines import (
+    ArchivedMessage,
+    encode_footer_line,
+    encode_header_line,
+    encode_message_line,
+)
 from sessionlake.bronze.archive.members import encode_gzip_member
 from sessionlake.protocol.types import TopicPartition
 
@@ -21,16 +26,16 @@ _Content = tuple[TopicPartition, int, bytes]
 
 @dataclass(frozen=True)
 class WrittenArchive:
-    """The number of messages and members that were written."""
+    """How many messages and members were written into one or several archive files."""
 
     messages: int
     members: int
 
 
 def write_archives(
-    folder: Path, messages: Iterable[tuple[TopicPartition, Message]], suffix: str, limit: int
+    folder: Path, messages: Iterable[tuple[TopicPartition, ArchivedMessage]], suffix: str, limit: int
 ) -> WrittenArchive:
-    """Writes a new folder of archives, `000001.zip` and so on. The folder appears when it is complete.
+    """Writes a new folder of archive files, named `000001.zip` and so on. The folder appears when it is complete.
 
     Args:
         folder: The folder to create.
@@ -49,7 +54,7 @@ def write_archives(
     count = members = 0
     contents = _encode_members(messages)
     for number in itertools.count(1):
-        made = _write_file(partial / f"{number:06d}{suffix}", contents, limit)
+        made = _write_members_to_file(partial / f"{number:06d}{suffix}", contents, limit)
         count, members = count + made.messages, members + made.members
         if not made.members:
             break
@@ -57,8 +62,8 @@ def write_archives(
     return WrittenArchive(count, members)
 
 
-def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]) -> WrittenArchive:
-    """Writes one archive. The file appears when it is complete.
+def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, ArchivedMessage]]) -> WrittenArchive:
+    """Writes one archive file. The file appears when it is complete.
 
     Args:
         file: The file to create; its name ends with `.zip` or `.gz`.
@@ -73,17 +78,22 @@ def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]
         raise ValueError(f"The name of an archive must end with .zip or .gz, and {file.name} does not")
     if file.exists():
         raise FileExistsError(str(file))
-    return _write_file(file, _encode_members(messages), None)
+    return _write_members_to_file(file, _encode_members(messages), None)
 
 
-def _write_file(file: Path, contents: Iterator[_Content], limit: int | None) -> WrittenArchive:
-    """Writes a file with the next members, until it has `limit` bytes; None means with all members.
+def _write_members_to_file(file: Path, contents: Iterator[_Content], limit: int | None) -> WrittenArchive:
+    """Writes the next members into a new archive file, until it has `limit` bytes or no members are left.
 
-    If no members are left, writes an empty file only if there is no limit.
+    If there are no members at all, an empty file is written only if `limit` is None.
+
+    Args:
+        file: The file to create.
+        contents: The content, topic-partition and number of messages of each member.
+        limit: The number of bytes; None to write all members.
     """
     partial = file.with_name(f".{file.name}.partial")
     count = members = 0
-    with _open_for_writing(partial, zipped=file.suffix == ".zip") as add:
+    with _create_archive_file(partial, zipped=file.suffix == ".zip") as add:
         for (topic, partition), number, content in contents:
             add(f"{topic}-{partition}-{members:06d}.jsonl", content)
             members, count = members + 1, count + number
@@ -97,8 +107,13 @@ def _write_file(file: Path, contents: Iterator[_Content], limit: int | None) -> 
 
 
 @contextmanager
-def _open_for_writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
-    """Creates a zip or gzip file. The block receives a function that adds a member, given its name and content."""
+def _create_archive_file(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
+    """Creates a zip or gzip file. The block receives a function that adds a member, given its name and content.
+
+    Args:
+        path: The file to create.
+        zipped: True for a zip file, False for a gzip file.
+    """
     if zipped:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             yield archive.writestr
@@ -107,22 +122,22 @@ def _open_for_writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, by
             yield lambda _name, content: file.write(encode_gzip_member(content))
 
 
-def _encode_members(messages: Iterable[tuple[TopicPartition, Message]]) -> Iterator[_Content]:
-    """Yields the content of each member with its topic-partition and its number of messages."""
+def _encode_members(messages: Iterable[tuple[TopicPartition, ArchivedMessage]]) -> Iterator[_Content]:
+    """Yields the content of each member of an archive, with its topic-partition and its number of messages."""
     place: TopicPartition | None = None
     lines: list[bytes] = []
     size = 0
     for at, message in messages:
         if place is not None and (at != place or len(lines) >= MEMBER_MESSAGES or size >= MEMBER_BYTES):
-            yield place, len(lines), _encode_content(place, lines)
+            yield place, len(lines), _encode_member_content(place, lines)
             lines, size = [], 0
         place = at
         lines.append(encode_message_line(message))
         size += len(lines[-1])
     if place is not None:
-        yield place, len(lines), _encode_content(place, lines)
+        yield place, len(lines), _encode_member_content(place, lines)
 
 
-def _encode_content(place: TopicPartition, lines: list[bytes]) -> bytes:
+def _encode_member_content(place: TopicPartition, lines: list[bytes]) -> bytes:
     body = b"".join(lines)
     return encode_header_line(*place) + body + encode_footer_line(len(lines), zlib.crc32(body))

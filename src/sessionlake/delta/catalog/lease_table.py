@@ -19,7 +19,7 @@ from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameWriterV2, SparkSession
@@ -48,7 +48,7 @@ class SparkLeases:
     """
 
     def __init__(self, spark: SparkSession, storage: TableStorage) -> None:
-        self._spark = separate_session(spark)  # Delta reports the version of the last commit by session
+        self._spark = create_separate_session(spark)  # Delta reports the version of the last commit by session
         self._storage = storage
         self.identifier = storage.to_sql_identifier(LEASES)
         if not storage.exists(self._spark, LEASES):

@@ -42,7 +42,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows, to_spark_frame
-from sessionlake.spark.interpreted import temporary_spark_conf, without_code_generation
+from sessionlake.spark.interpreted import use_temporary_spark_conf, without_code_generation
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -351,7 +351,7 @@ class CatalogStorage(TableStorage):
         """Runs VACUUM for all files that the latest version does not need. The platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
-        with temporary_spark_conf(spark, _VACUUMS):
+        with use_temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)} RETAIN 0 HOURS").collect()
         return self._read_vacuum_result(spark, table)
 
@@ -370,7 +370,7 @@ class CatalogStorage(TableStorage):
         """
         span = history.compute_file_retention(self.open_delta_table(spark, table), table, kept)
         self.set_changed_properties(spark, table, {RETENTION: format_interval(span)})
-        with temporary_spark_conf(spark, _VACUUMS):
+        with use_temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)}").collect()
         return self._read_vacuum_result(spark, table)
 

@@ -29,7 +29,7 @@ from sessionlake.delta.folders.writable import WritableTable, open_writable, spa
 from sessionlake.delta.storage.conflicts import list_conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import CompactionResult
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,8 +54,8 @@ class LiveFile:
     Attributes:
         path: path relative to the table's folder.
         size: size in bytes.
-        modified: time at which the file was added, in milliseconds since 1970. A stream's first read follows the
-            order of these times.
+        modified: time at which the file was added, in milliseconds since 1970. A stream's first read follows the order
+            of these times.
     """
 
     path: str
@@ -139,7 +139,7 @@ def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None
     if bound is None:
         return None
     try:
-        with temporary_spark_conf(spark, _optimize_settings(bound)):
+        with use_temporary_spark_conf(spark, _optimize_settings(bound)):
             spark.sql(f"OPTIMIZE {sql_identifier(folder)}").collect()
     except list_conflict_errors():
         return None

@@ -98,7 +98,7 @@ class KeyIndex:
         """
         number, asked = np.zeros(keys.count, np.int64), np.arange(keys.count)
         for (values, kinds), (own, distinct) in zip(self.columns, keys.columns, strict=True):
-            code = _find_places(values, distinct)[own[asked]]
+            code = _select_place_notes(values, distinct)[own[asked]]
             there = code >= 0
             if kinds is not None:
                 number, same = _find_in_sorted(kinds, number)
@@ -164,7 +164,7 @@ class PrefixIndex:
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
-def _find_places(values: pa.Array, distinct: pa.Array) -> Int64s:
+def _select_place_notes(values: pa.Array, distinct: pa.Array) -> Int64s:
     """Returns for each distinct value its position in `values`; -1 if it is missing. A last -1 stands for null."""
     known = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     at = np.flatnonzero(known >= 0)

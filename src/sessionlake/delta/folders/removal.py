@@ -45,8 +45,8 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
     """Rewrites the files that have selected rows, in one commit.
 
     Args:
-        change: function that returns the new content of a record batch. It gets all rows of these files, also rows
-            that are not selected.
+        change: function that returns the new content of a record batch. It gets all rows of these files, also rows that
+            are not selected.
 
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.

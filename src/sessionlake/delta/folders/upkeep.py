@@ -20,7 +20,7 @@ from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
 from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
 from sessionlake.local.paths import find_logged_file
 from sessionlake.protocol.names import quote
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,7 +118,7 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> VacuumRes
     delta = open_table(folder)
     if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would delete files of vectors that are still needed
         held = _read_kept_files(folder)
-        with temporary_spark_conf(spark, _VACUUM):
+        with use_temporary_spark_conf(spark, _VACUUM):
             spark.sql(f"VACUUM {sql_identifier(folder)} RETAIN {hours} HOURS").collect()
         left = _read_kept_files(folder)
         freed = VacuumResult(len(held) - len(left), sum(held.values()) - sum(left.values()))

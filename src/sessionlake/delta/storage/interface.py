@@ -25,7 +25,7 @@ from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, Va
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows, to_spark_frame
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,7 +284,7 @@ class TableStorage(ABC):
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
-        with self.commit_lock(table), temporary_spark_conf(spark, txn.session_conf(table)):
+        with self.commit_lock(table), use_temporary_spark_conf(spark, txn.session_conf(table)):
             self.open_delta_table(spark, table).delete()
 
     @abstractmethod

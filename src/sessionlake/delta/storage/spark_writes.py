@@ -23,8 +23,8 @@ from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
-from sessionlake.spark.frames import Rows, store_on_disk, to_spark_frame
-from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.frames import Rows, stored_on_disk, to_spark_frame
+from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -68,7 +68,7 @@ class StagedFrame:
 @contextmanager
 def stage_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """Computes the rows once, and stores them on disk until the block ends, so that the block can commit them."""
-    with store_on_disk(to_spark_frame(spark, rows)) as kept:
+    with stored_on_disk(to_spark_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
@@ -109,7 +109,7 @@ def merge_with_spark(
                 return storage.last_commit(spark, table)
             return TableCommit(int(version), done[0]["num_affected_rows"])
 
-    with temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
+    with use_temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute_merge)
 
 
@@ -175,7 +175,7 @@ def rewrite_with_spark(
             )
             change(merge).execute()
 
-    with temporary_spark_conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
+    with use_temporary_spark_conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
         retry_on_conflict(purge_and_merge)
 
 

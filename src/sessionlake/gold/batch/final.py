@@ -63,8 +63,8 @@ class FinalRowAppender:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: BucketExpiry) -> None:
         self._lake, self._expiry = lake, expiry
-        self._first = handover.read_first_batch(lake.settings, GOLD)
-        following, reader = handover.read_next_batch(lake.settings, GOLD), lake.reader(spark)
+        self._first = handover.read_first_batch_number(lake.settings, GOLD)
+        following, reader = handover.read_next_batch_number(lake.settings, GOLD), lake.reader(spark)
         self._tables = {
             final.product.table_name: _read_append_progress(reader, final, following)
             for final in find_final_tables(products)
@@ -111,7 +111,7 @@ class FinalRowAppender:
         if not self._tables:
             return
         self._times = merge_latest_times(self._times, stream_times)
-        _, is_complete = handover.read_version_reached(self._lake.settings, GOLD, txn.version - self._first)
+        _, is_complete = handover.read_version_reached_by_batch(self._lake.settings, GOLD, txn.version - self._first)
         if not is_complete:
             return
         for progress in self._tables.values():
@@ -230,7 +230,7 @@ def _read_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[Topi
     batch = read_last_committed_batch(lake.settings.checkpoint(GOLD))
     if batch is None:
         return {}
-    version, is_complete = handover.read_version_reached(lake.settings, GOLD, batch)
+    version, is_complete = handover.read_version_reached_by_batch(lake.settings, GOLD, batch)
     if is_complete:
         return {}
     changes = lake.read(spark, CHANGES, version)

@@ -165,7 +165,7 @@ def append_late_points(
     Yields what was written.
     """
     tables = [product.table_name for product in products if product.lateness_ms is not None]
-    if not tables or fold_result.folded.find_inline_payloads([KIND]) == []:
+    if not tables or fold_result.folded.find_collected_payloads([KIND]) == []:
         return
 
     def select_late_rows(rows: pa.Table) -> pa.Table:

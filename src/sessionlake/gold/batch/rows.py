@@ -59,7 +59,7 @@ class BatchRows:
         """
         few, payloads = (
             self._merged_rows_of_small_shards[product.name],
-            self.fold_result.folded.find_inline_payloads([product.name]),
+            self.fold_result.folded.find_collected_payloads([product.name]),
         )
         if payloads is not None:
             return _merge_payloads(product, few, payloads)
@@ -95,7 +95,7 @@ class BatchRows:
         return compute_product_rows(together, self.declared, self.products)
 
     def _collect_payloads(self, kind: str) -> list[bytes]:
-        in_memory = self.fold_result.folded.find_inline_payloads([kind])
+        in_memory = self.fold_result.folded.find_collected_payloads([kind])
         if in_memory is not None:
             return in_memory
         return [
@@ -156,7 +156,7 @@ def read_payload_rows(fold_results: Sequence[FoldResult], kinds: Sequence[str], 
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.find_inline_payloads(kinds) for part in fold_results]
+    found = [part.folded.find_collected_payloads(kinds) for part in fold_results]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
         return decode_rows(in_memory)

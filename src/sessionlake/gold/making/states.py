@@ -72,7 +72,7 @@ def restart_states(
         series: The table of averages.
         rows: The table's new rows.
     """
-    rebuild_id = f"{handover.read_next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
+    rebuild_id = f"{handover.read_next_batch_number(settings, GOLD) - 1}-{uuid4().hex[:12]}"
     _store_owners(settings, series, rebuild_id, _group_owners_by_shard(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
@@ -95,7 +95,7 @@ def build_tracked_averages(
     averages were in the rebuilt table.
     """
     rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
-    if rebuild_id and not handover.read_next_batch(settings, GOLD):
+    if rebuild_id and not handover.read_next_batch_number(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table_name, REBUILD_ID, "")
         return TrackedAverages(series)

@@ -42,7 +42,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import PerBatchFunction, map_groups
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.handover import read_next_batch
+from sessionlake.streaming.handover import read_next_batch_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +139,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in find_final_tables([product]):
-            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
+            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch_number(settings, GOLD) - 1)
             _skip_batches_read(spark, lake, settings, final.table_name)
         if isinstance(product, RollingAverage):
             restart_states(spark, lake, settings, product, rows)
@@ -171,7 +171,7 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
     """
     app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
-        last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
+        last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 

@@ -20,7 +20,7 @@ from sessionlake.gold.references.lookups import LookupRunner
 from sessionlake.gold.references.step import EnrichStep
 from sessionlake.gold.tables.notes import find_complete_tables, mark_incomplete
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.query import LayerQuery
 
@@ -79,7 +79,7 @@ class ReferenceRuntime:
         applied = AppliedRows(lake, references)
         lookups = _create_lookup_runners(spark, lake, settings, tables) if runs_lookups else []
         self.step = EnrichStep(lake, tables, applied, [one.add_batches for one in lookups])
-        corrections_session = separate_session(spark) if references else spark
+        corrections_session = create_separate_session(spark) if references else spark
         self._corrections = CorrectionRunner(corrections_session, lake, references, tables, applied)
         self._corrections.finish_interrupted()
         self.background: list[BackgroundStep] = []
@@ -103,7 +103,7 @@ def _create_lookup_runners(
         if lookup is not None and find_joins(tables, one):
             lake.prepare_tables(spark, [LOOKUP_FAILURES])
             client = create_lookup(lookup, f"gold.references.{one.name}")
-            found.append(LookupRunner(separate_session(spark), lake, one, lookup, client, tables))
+            found.append(LookupRunner(create_separate_session(spark), lake, one, lookup, client, tables))
     return found
 
 

@@ -22,7 +22,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.making.states import read_rebuilt_version
 from sessionlake.protocol.names import quote
 from sessionlake.spark.compare import TableComparison
-from sessionlake.spark.frames import read_into_one_task
+from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,7 +79,7 @@ def find_inconsistencies(
         The columns in `row_keys`, and `what`, a text that describes the problem. If a restatement or an average fails
         several conditions, the text describes the first one.
     """
-    chain = read_into_one_task(_with_predecessors(series, restatements))
+    chain = keep_small_frame_in_one_task(_with_predecessors(series, restatements))
     found = [
         _find_broken_rows(series, chain, _build_restatement_checks(series)),
         *_find_unfounded_restatements(series, chain, points),

@@ -33,7 +33,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison, compare_rows
-from sessionlake.spark.frames import read_into_one_task
+from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,7 +58,9 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     from pyspark.sql import functions as F
 
     raw = lake.read(spark, CHANGES, find_last_read_version(settings)).where("change != 'clear'")
-    changes = read_into_one_task(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
+    changes = keep_small_frame_in_one_task(
+        select_changes(raw, settings, (F.col("change") == "delete").alias("deleted"))
+    )
     numbers = select_events(changes, declared, MARKS, numbers=True)
     texts = select_events(changes, declared, MARKS, numbers=False)
     in_range = F.col("ts").between(FIRST_MS, LAST_MS)

@@ -35,7 +35,7 @@ from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
-from sessionlake.spark.frames import read_into_one_task
+from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +58,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     if changes is None:
         return []
     of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind) for kind in (True, False))
-    numbers, texts = map(read_into_one_task, of_kinds)
+    numbers, texts = map(keep_small_frame_in_one_task, of_kinds)
     floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables(tables)])
     found, late, averages = [], [], []
     for table in tables:

@@ -39,7 +39,7 @@ from sessionlake.operations.forgetting import publications, rows
 from sessionlake.operations.forgetting.messages import refuse_shared_messages
 from sessionlake.operations.forgetting.receipt import list_copies_elsewhere, search_lake
 from sessionlake.operations.forgetting.rows import Session
-from sessionlake.operations.forgetting.states import hand_over_states, list_layers_with_state, require_states
+from sessionlake.operations.forgetting.states import hand_over_states, list_layers_with_state, require_handover_states
 from sessionlake.operations.pipeline import run_layer_to_end
 from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.operations.rebuild.preflight import require_silver_current
@@ -48,7 +48,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, remove_staging_table
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
-from sessionlake.streaming.journal import Journal, Step, require_uninterrupted
+from sessionlake.streaming.journal import Journal, Step, refuse_interrupted_operations
 from sessionlake.streaming.operation import FORGET
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Forgetting:
 
         From then on, no layer starts.
         """
-        require_uninterrupted(self._settings)
+        refuse_interrupted_operations(self._settings)
         topic = self._find_session_topic(session, topic)
         self._refuse_keyed_processors()
         if self._settings.capture.feeds:
@@ -195,7 +195,7 @@ class Forgetting:
         publications.require_publications_can_send(self._spark, self._lake, tables)
         self._run_layers_to_end()
         for layer in list_layers_with_state(self._settings):  # unreadable states would stop the forgetting half-way
-            require_states(self._spark, self._settings, layer, (topic, session))
+            require_handover_states(self._spark, self._settings, layer, (topic, session))
         RetentionRunner(
             self._spark, self._settings
         ).finish_interrupted_removals()  # so that rows it was removing are not counted again

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.operations.maintenance import TableReaderProgress, list_readers
+from sessionlake.operations.maintenance import TableReaderProgress, list_table_readers
 from sessionlake.publish.job import require_change_feed
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.model import Settings
@@ -33,7 +33,7 @@ def list_publications(settings: Settings, table: str) -> list[TableReaderProgres
 
     A publication sends the table's changes to Kafka.
     """
-    readings = list_readers(settings, table)
+    readings = list_table_readers(settings, table)
     return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
 
 

@@ -34,8 +34,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.operations.forgetting.messages import find_message_ranges, select_messages
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import read_stop
-from sessionlake.streaming.manifest import remove_stop
+from sessionlake.silver.decisions import read_stopping_message
+from sessionlake.streaming.manifest import remove_stopping_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -140,9 +140,9 @@ def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Sess
 def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
     """Removes the files that say at which message a layer stopped. Files that name another session stay."""
     for layer in layers:
-        stop = read_stop(settings, layer)
+        stop = read_stopping_message(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            remove_stop(settings, layer)
+            remove_stopping_message(settings, layer)
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

@@ -36,12 +36,12 @@ def has_started(settings: Settings, layer: str) -> bool:
     has_checkpoint = (Path(settings.checkpoint(layer)) / "metadata").is_file()
     return (
         has_checkpoint
-        or handover.read_active(settings, layer) is not None
-        or handover.find_prepared_folder(settings, layer).is_dir()
+        or handover.read_active_handover(settings, layer) is not None
+        or handover.find_prepared_handover_folder(settings, layer).is_dir()
     )
 
 
-def require_states(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]) -> None:
+def require_handover_states(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]) -> None:
     """Checks that a layer's states can be read, and can be written again without the session.
 
     Raises:
@@ -72,8 +72,8 @@ def hand_over_states(
     version = Lake(settings).latest_version(spark, MESSAGES)
     _, last = read_last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
-    if not handover.is_active(settings, receipt, layer):
-        if not handover.is_prepared(settings, receipt, layer):
+    if not handover.is_handover_active(settings, receipt, layer):
+        if not handover.is_handover_prepared(settings, receipt, layer):
             handover.prepare_handover(
                 settings, begin, _rewrite_states(spark, settings, layer, session), layer, same_query=True
             )

@@ -70,7 +70,7 @@ class TablesComparison:
 
 
 def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> TablesComparison:
-    """Compares the live tables with the staging tables that a replay has filled.
+    """Compares silver's live tables with the staging tables that a replay has filled.
 
     In tables from which retention has removed rows, only rows above the recorded limits are compared.
     """
@@ -93,16 +93,16 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     )
 
 
-def compare_rows(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:
-    """Compares tables row by row, in any order, ignoring which batches wrote the rows.
+def compare_rows(read_live: Callable[[str], DataFrame], read_rebuilt: Callable[[str], DataFrame]) -> TablesComparison:
+    """Compares silver's live tables with rebuilt ones: their rows in any order, without the numbers of batches.
 
     Args:
-        live: Returns a live table, given its name.
-        built: Returns the rebuilt table with this name.
+        read_live: Returns a live table, given its name.
+        read_rebuilt: Returns the rebuilt table, given its name.
     """
     from pyspark.sql import functions as F
 
-    hashes = _hash_rows(live, 1).unionByName(_hash_rows(built, -1))
+    hashes = _hash_rows(read_live, 1).unionByName(_hash_rows(read_rebuilt, -1))
     differs = (F.sum("side") != 0) | (F.sum(F.col("hash") * F.col("side")) != 0)
     judged = hashes.groupBy("table", *SESSION).agg(differs.alias("differs")).localCheckpoint()
     session, wrong = F.struct(*SESSION), judged.where("differs")
@@ -117,21 +117,21 @@ def compare_rows(live: Callable[[str], DataFrame], built: Callable[[str], DataFr
     first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], *(first[name] for name in SESSION))
-    return TablesComparison(sessions, tables, different, _find_first_difference(live, built, *place))
+    return TablesComparison(sessions, tables, different, _find_first_difference(read_live, read_rebuilt, *place))
 
 
-def _hash_rows(read: Callable[[str], DataFrame], side: int) -> DataFrame:
-    """Returns a hash of each row of each table, in the columns `table`, `SESSION`, `side` and `hash`.
+def _hash_rows(read_table: Callable[[str], DataFrame], side: int) -> DataFrame:
+    """Returns a hash of each row of each compared table: rows `table, topic, partition, session_id, side, hash`.
 
     Args:
-        read: Returns a table, given its name.
+        read_table: Returns a table, given its name.
         side: The value of the column `side`: 1 for live tables, -1 for rebuilt ones.
     """
     from pyspark.sql import functions as F
 
     hashes: DataFrame | None = None
     for table in COMPARED:
-        rows = read(table).drop(BOOKKEEPING)
+        rows = read_table(table).drop(BOOKKEEPING)
         columns = [quote(name) for name in sorted(rows.columns)]  # tables can have columns in different orders
         # `xxhash64` ignores nulls, so which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
@@ -144,20 +144,27 @@ def _hash_rows(read: Callable[[str], DataFrame], side: int) -> DataFrame:
 
 
 def _find_first_difference(
-    live: Callable[[str], DataFrame],
-    built: Callable[[str], DataFrame],
+    read_live: Callable[[str], DataFrame],
+    read_rebuilt: Callable[[str], DataFrame],
     table: str,
     topic: str,
     partition: int,
     session: str | None,
 ) -> str:
+    """Returns a text that shows the first difference between the live and the rebuilt rows of a session in a table.
+
+    Args:
+        read_live: Returns a live table, given its name.
+        read_rebuilt: Returns the rebuilt table, given its name.
+        table: A table in which the session's rows differ.
+    """
     from pyspark.sql import functions as F
 
     keys = COMPARED[table]
     names = zip(SESSION, (topic, partition, session), strict=True)
     of_session = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
-    expected = built(table).where(of_session).drop(BOOKKEEPING)
-    actual = live(table).where(of_session).select(*map(quote, expected.columns))
+    expected = read_rebuilt(table).where(of_session).drop(BOOKKEEPING)
+    actual = read_live(table).where(of_session).select(*map(quote, expected.columns))
     lacking = expected.exceptAll(actual).withColumn(_SIDE, F.lit("expected"))
     apart = lacking.unionAll(actual.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
     first, *others = to_rows(apart.orderBy(*keys, _SIDE).limit(2).toArrow())

@@ -40,12 +40,13 @@ class StatesComparison:
 
 
 def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame | None) -> StatesComparison:
-    """Compares the states from which the stream resumes with rebuilt ones.
+    """Compares the states from which silver's stream resumes with rebuilt states, session by session.
 
-    A task holds the two states of one shard in memory at a time.
+    A task has the two states of one shard in memory at a time.
 
     Args:
-        rebuilt: The states after the same messages, `shard int, chunk binary`; None if there are none.
+        rebuilt: The states that a replay of the same messages has built, as rows `shard int, chunk binary`; None if
+            there are none.
 
     Raises:
         LakeError: There are no states, although the ledger has batches.
@@ -57,16 +58,16 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
         return StatesComparison(0, skipped=why_not or "there is no message yet")
     live = read_state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
-    compared = both.groupBy("shard").applyInPandas(_create_comparison(settings.capture.declared), _COMPARED_SCHEMA)
+    compared = both.groupBy("shard").applyInPandas(_create_state_comparer(settings.capture.declared), _COMPARED_SCHEMA)
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
     return StatesComparison(sum(row["sessions"] for row in shards), next(differ, None))
 
 
 def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
-    """Returns a text that says why the states cannot be compared; None if they can.
+    """Returns a text that says why silver's states cannot be compared with rebuilt ones; None if they can.
 
-    The stream's states may be those after another batch than the ledger's last, or have another number of shards.
+    The states may be those after another batch than the ledger's last, or have another number of shards.
     """
     present, configured = handover.read_shard_count(settings), settings.silver.shards
     if present not in (None, configured):
@@ -84,22 +85,23 @@ def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     return None
 
 
-def _create_comparison(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
-    """Returns a pandas function that compares the stream's state of a shard with the rebuilt one.
+def _create_state_comparer(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
+    """Returns a function for `applyInPandas` that compares the stream's state of a shard with the rebuilt one.
 
-    It receives the two states as rows `shard, chunk, is_rebuilt`, and returns one row with `_COMPARED_SCHEMA`.
+    The function receives the two states as rows `shard, chunk, is_rebuilt`. It returns one row `shard, sessions,
+    difference`: the number of sessions, and a text about the first difference, or None.
     """
 
-    def state(stored: pd.Series[Any]) -> ShardState:
+    def decode_state(stored: pd.Series[Any]) -> ShardState:
         return ShardState.decode(bytes(stored.iloc[0]) if len(stored) else None, columns)
 
-    def compared(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-        rebuilt = state(rows.loc[rows["is_rebuilt"], "chunk"])
+    def compare_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+        rebuilt = decode_state(rows.loc[rows["is_rebuilt"], "chunk"])
         try:
-            difference = find_first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
+            difference = find_first_difference(decode_state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
             text = None if difference is None else str(difference)
         except LakeError as error:  # a state that cannot be read counts as different
             text = str(error)
         return pd.DataFrame([{"shard": int(key[0]), "sessions": len(rebuilt.cursors), "difference": text}])
 
-    return compared
+    return compare_shard

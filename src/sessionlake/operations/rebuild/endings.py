@@ -33,7 +33,7 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import EVIDENCE_TABLES
-from sessionlake.streaming.stores import archive_folders, build_archived_path
+from sessionlake.streaming.stores import archive_checkpoint_folders, build_archived_path
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -58,9 +58,9 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
 
 
 def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
-    """Returns the id of the layer's query, from its checkpoint.
+    """Returns the id of a layer's present query, from its checkpoint.
 
-    If the checkpoint is lost, returns the ids of all queries that the ledger has of the layer.
+    If the checkpoint is lost, returns the ids of all queries of the layer in the ledger.
     """
     try:
         app_id = CheckpointGenerations(lake.settings.checkpoint(layer), layer).current_generation.app_id
@@ -73,7 +73,7 @@ def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
 
 
 def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
-    """Returns True if gold has started, and has changes of silver to read or an unfinished batch.
+    """Returns True if gold has started, and has not read all changes of silver or has an unfinished batch.
 
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
@@ -81,14 +81,14 @@ def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     if read_last_planned_batch(Path(checkpoint)) is not None and read_last_committed_batch(checkpoint) is None:
         return True
     try:
-        version = handover.read_last_version(settings, GOLD)
+        version = handover.read_last_processed_version(settings, GOLD)
         return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
     except LakeError:
         return True
 
 
 def reset_gold(
-    spark: SparkSession, settings: Settings, lake: Lake, name: str, batch: int, started_at: datetime
+    spark: SparkSession, settings: Settings, lake: Lake, operation_id: str, batch: int, started_at: datetime
 ) -> None:
     """Empties gold, so that its next run computes it again. Safe to repeat after a crash.
 
@@ -96,23 +96,23 @@ def reset_gold(
     has its batches, or while the tables that every batch fills have rows. So these tables are emptied last.
 
     Args:
-        name: The id of the operation that empties gold, which names the archived checkpoint.
+        operation_id: The id of the operation that empties gold, which names the archived checkpoint.
         batch: The batch number of the commits that empty the tables.
         started_at: When the operation started, for the ledger.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
     known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
-    handed = handover.find_active_folder(settings, GOLD)
-    begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()
+    handed = handover.find_active_handover_folder(settings, GOLD)
+    begins = checkpoint.exists() and not build_archived_path(checkpoint, operation_id).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
-    archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], name)
+    archive_checkpoint_folders(spark, lake, [checkpoint, handed] if begins else [handed], operation_id)
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # A table that is not configured now stays as it is. If it is configured again later, gold rebuilds it.
         store_maintained_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
-    txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
+    txn = Txn(f"{REBUILD}{operation_id}:{GOLD}", batch)
     for table in known:
         delete_all_rows(spark, lake, table, txn)
         fault_point(f"after:empty:{table}")

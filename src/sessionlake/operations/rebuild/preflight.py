@@ -26,32 +26,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def require_kept_sessions(
-    spark: SparkSession, lake: Lake, version: int, selection: SessionSelection, columns: str | None
+def require_other_sessions_keepable(
+    spark: SparkSession, lake: Lake, version: int, selection: SessionSelection, column_difference: str | None
 ) -> None:
-    """Checks that some sessions can be rebuilt while all others stay as they are.
+    """Checks that chosen sessions can be rebuilt while all other sessions stay as they are.
 
     Args:
         version: The version of `bronze.messages` to build from.
         selection: The sessions to rebuild.
-        columns: How the tables' columns differ from the declared ones; None if they do not.
+        column_difference: A text that says how the tables' columns differ from the declared ones; None if they do not.
 
     Raises:
-        UsageError: Bronze has no message of a session that is named.
+        UsageError: Bronze has no message of a chosen session.
         LakeError: Columns differ, a feed has changed, rows were removed, a batch is half committed, or silver has not
             read all of bronze.
     """
-    _require_columns(columns)
+    _require_same_columns(column_difference)
     _require_complete_ledger(lake.reader(spark))
     require_finished_batch(lake.settings, SILVER)
     _require_unchanged_feeds(lake.reader(spark), lake.settings)
     _require_known_sessions(spark, lake, version, selection)
-    handover.refuse_changed_shards(lake.settings)
+    handover.refuse_changed_shard_count(lake.settings)
     require_silver_current(spark, lake, version)
 
 
 def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selection: SessionSelection) -> None:
-    """Refuses a topic or session of which bronze has no message, because its name is probably wrong.
+    """Checks that bronze has messages of each chosen topic and session. If not, the name is probably wrong.
 
     Raises:
         UsageError: Bronze has no message of a chosen topic or session. The text names it.
@@ -67,7 +67,7 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
         )
     keys = [session.encode() for session in selection.sessions]
     if lake.settings.capture.feeds:  # the Kafka key does not name the session
-        known = _read_session_ids(lake.reader(spark), selection)
+        known = _read_known_session_ids(lake.reader(spark), selection)
     else:
         rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
         known = {bytes(row["key"]) for row in rows}
@@ -79,14 +79,14 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
             )
 
 
-def _read_session_ids(reader: TableReader, selection: SessionSelection) -> set[bytes]:
-    """Returns the ids of the chosen sessions that silver knows, in UTF-8."""
+def _read_known_session_ids(reader: TableReader, selection: SessionSelection) -> set[bytes]:
+    """Returns those of the chosen session ids that `silver.sessions` has, encoded in UTF-8."""
     topic: list[Condition] = [] if selection.topic is None else [("topic", eq, selection.topic)]
     named: Condition = ("session_id", is_in, list(selection.sessions))
     return {row["session_id"].encode() for row in reader.read_rows(SESSIONS, *topic, named, columns=["session_id"])}
 
 
-def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
+def choose_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
     """Returns the version of bronze to build from; None means the latest.
 
     Raises:
@@ -100,25 +100,25 @@ def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) ->
     return latest if version is None else version
 
 
-def _require_columns(difference: str | None) -> None:
-    """Checks that the tables have the declared columns, because the kept sessions have values only in the old ones.
+def _require_same_columns(column_difference: str | None) -> None:
+    """Checks that the tables have the declared columns, because sessions that are not rebuilt would lack new ones.
 
     Args:
-        difference: A text that says how the columns differ; None if they do not.
+        column_difference: A text that says how the columns differ; None if they do not.
 
     Raises:
         LakeError: The columns differ.
     """
-    if difference is not None:
+    if column_difference is not None:
         raise LakeError(
-            f"{difference}, so single sessions cannot be rebuilt",
+            f"{column_difference}, so single sessions cannot be rebuilt",
             why="The sessions that are kept would lack the new columns",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
 
 
 def _require_complete_ledger(reader: TableReader) -> None:
-    """Checks that retention has removed no rows of silver, because it is not known from which sessions it has.
+    """Checks that retention has removed no rows of silver. It does not record of which sessions it has removed rows.
 
     Raises:
         LakeError: Retention has removed rows of silver.
@@ -133,13 +133,15 @@ def _require_complete_ledger(reader: TableReader) -> None:
 
 
 def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
-    """Checks that feeds read messages as before, because the kept sessions were read as before.
+    """Checks that feeds read messages as before, because sessions that are not rebuilt were read in that way.
 
     Raises:
         LakeError: The mapping of a feed has changed.
     """
     topics = {topic for topic, _ in read_last_offsets(reader, SILVER)}
-    refuse_changed_feeds(reader, settings, handover.read_next_batch(settings) - 1, topics, doing="rebuild silver")
+    refuse_changed_feeds(
+        reader, settings, handover.read_next_batch_number(settings) - 1, topics, doing="rebuild silver"
+    )
 
 
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
@@ -148,7 +150,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     Otherwise silver's states and the rebuilt ones belong to different offsets, and cannot be combined.
 
     Raises:
-        LakeError: Silver has not read all of bronze, or has read more than it holds.
+        LakeError: Silver has not read all of bronze, or has read messages that bronze does not have.
     """
     from pyspark.sql import functions as F
 

@@ -32,7 +32,7 @@ from sessionlake.operations.rebuild.publishing import (
     read_states_by_shard,
     replace_table,
 )
-from sessionlake.operations.rebuild.replay import is_small_rebuild, require_complete_bronze
+from sessionlake.operations.rebuild.replay import is_bronze_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import SliceReader
 from sessionlake.processors.difference import TableDifference, find_difference
 from sessionlake.processors.job import (
@@ -53,8 +53,8 @@ from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
-from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
+from sessionlake.streaming.operation import create_processor_rebuild_operation
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ProcessorRebuild:
         table: The name of the processor's table.
         version: The version of `bronze.messages` from which it was built.
         messages: The number of messages read.
-        behind: The number of messages among these that the processor had not read before the rebuild.
+        behind: How many of these messages the processor had not read before the rebuild.
         different: How the former table differs from the new one; None if an interrupted rebuild was finished.
     """
 
@@ -93,7 +93,7 @@ def rebuild_processor(
     slice_messages: int | None = None,
     start_over: bool = False,
 ) -> ProcessorRebuild:
-    """Replaces the processor's table by one that the present code makes from all of bronze.
+    """Builds a processor's table again from all of bronze with the present code, and replaces the live table.
 
     If a rebuild was interrupted while it was published, finishes that one instead.
 
@@ -107,24 +107,26 @@ def rebuild_processor(
         ProcessorError: The processor's code failed under `fail`. Nothing was changed.
     """
     work = _ProcessorRebuilder(spark, settings, name, slice_messages)
-    with without_code_generation(spark, enabled=is_small_rebuild(spark, work.lake)):
+    with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         return work.run_rebuild(start_over=start_over)
 
 
 def cancel_rebuild(spark: SparkSession, settings: Settings, name: str) -> None:
-    """Cancels an interrupted rebuild that has not replaced the table yet.
+    """Cancels an interrupted rebuild of a processor's table that has not replaced the table yet.
 
     This process must have claimed the processor.
 
     Raises:
-        UsageError: No rebuild was interrupted.
+        UsageError: No rebuild of this processor was interrupted.
         LakeError: The table was replaced already, or it is not known whether it was.
     """
     _ProcessorRebuilder(spark, settings, name, None).cancel_rebuild()
 
 
 def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> TableDifference:
-    """Compares the table with one that the present code makes from the same messages. Nothing is changed.
+    """Builds a processor's table from the messages it has read, and compares it with the live table.
+
+    Nothing is changed.
 
     Raises:
         LakeError: Retention has removed messages of bronze, judging stops at a violation, or a rebuild was interrupted,
@@ -132,9 +134,9 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Table
         ProcessorError: The processor's code failed under `fail`.
     """
     processor = find_processor_settings(settings, name)
-    require_uninterrupted(settings, processor.layer)
+    refuse_interrupted_operations(settings, processor.layer)
     work = _ProcessorRebuilder(spark, settings, name, None)
-    with without_code_generation(spark, enabled=is_small_rebuild(spark, work.lake)):
+    with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         work.replay_messages(
             work.lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, work.lake, work.processor.layer).last_offsets,
@@ -153,12 +155,12 @@ def list_staging_tables(name: str) -> tuple[str, str]:
 
 
 class _ProcessorRebuilder:
-    """The rebuild of one processor, with its staging tables."""
+    """Rebuilds the table of one processor: in staging tables first, which then replace the live table."""
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.processor: ProcessorSettings = find_processor_settings(settings, name)
-        self._operation = create_processor_rebuild(self.processor)
+        self._operation = create_processor_rebuild_operation(self.processor)
         self._loaded = load_processor(settings, name)
         self._records, self._errors = list_staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
@@ -190,7 +192,7 @@ class _ProcessorRebuilder:
     def run_rebuild(self, *, start_over: bool = False) -> ProcessorRebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
-        require_uninterrupted(settings, processor.layer, except_for=[self._operation], from_bronze=True)
+        refuse_interrupted_operations(settings, processor.layer, except_for=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read_journal(settings, self._operation, PublishPlan)
         if journal is not None:
             self._publish_tables(journal)
@@ -198,7 +200,7 @@ class _ProcessorRebuilder:
         started = datetime.now(UTC)
         ends = OffsetLog.load_from_ledger(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
-        with record_building(settings, self._operation, version):
+        with record_tables_being_built(settings, self._operation, version):
             self.replay_messages(version)
             difference = self.find_difference()
             plan = self._build_plan(started)
@@ -256,12 +258,17 @@ class _ProcessorRebuilder:
             self._staging.drop_table(self._spark, table)
 
     def _build_plan(self, started: datetime) -> PublishPlan:
+        """Returns the plan to publish the built tables.
+
+        Args:
+            started: When the rebuild started.
+        """
         last = read_last_batch_number(self.lake.reader(self._spark), self.processor.layer)
-        batches = [number for number in (last, self._find_newest_error()) if number is not None]
+        batches = [number for number in (last, self._find_last_batch_with_errors()) if number is not None]
         return PublishPlan.create_plan(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
-    def _find_newest_error(self) -> int | None:
-        """Returns the number of the last batch in the table of errors; None if it has none of the processor.
+    def _find_last_batch_with_errors(self) -> int | None:
+        """Returns the last batch of this processor in the table of processor errors; None if it has no errors.
 
         It can be later than the last batch in the ledger, if the processor died between the two commits.
         """
@@ -272,8 +279,9 @@ class _ProcessorRebuilder:
         return None if newest is None else newest[0]
 
     def _publish_tables(self, journal: Journal[PublishPlan]) -> None:
+        """Replaces the live tables and the processor's states by the rebuilt ones, in the steps of the journal."""
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
-        handover.require_prepared(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
+        handover.require_prepared_handover(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
         retire_query(spark, lake, processor.layer, [processor.output_table])
         replaced = journal.run_step(processor.output_table, lambda: self._replace_table(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
@@ -291,12 +299,21 @@ class _ProcessorRebuilder:
             spark, processor.output_table
         ) != self._staging.storage.read_column_types(spark, self._records)
         replace_table(
-            spark, lake, processor.output_table, rows, plan, hash_config(self._settings, processor), columns=columns
+            spark,
+            lake,
+            processor.output_table,
+            rows,
+            plan,
+            hash_config(self._settings, processor),
+            replaces_columns=columns,
         )
         return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}
 
     def _publish_errors(self, plan: PublishPlan) -> None:
-        """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
+        """Replaces the processor's rows in the table of processor errors.
+
+        Other processors may write to the table meanwhile.
+        """
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
         former = ExpiredRows(("processor",), "_batch", limits, {})

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class PublishPlan(msgspec.Struct):
-    """The journal's record of a rebuild whose tables are built. It has all that is needed to publish them.
+    """The journal's record of a rebuild whose tables are built. With it, any process can publish them.
 
     Attributes:
-        version: The version of `bronze.messages` from which they were built.
+        version: The version of `bronze.messages` from which the tables were built.
         batch: The batch number of the rebuild in its layer.
         started_at: When the rebuild started.
         ranges: For each topic-partition that was read: topic, partition, first offset, last offset, number of messages.
@@ -57,7 +57,14 @@ class PublishPlan(msgspec.Struct):
     def create_plan(
         cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]
     ) -> PublishPlan:
-        """Returns the plan of a rebuild that has read these topic-partitions."""
+        """Returns the plan of a rebuild, with the offset ranges and counts of these topic-partitions.
+
+        Args:
+            version: The version of `bronze.messages` from which the tables were built.
+            batch: The batch number of the rebuild in its layer.
+            started: When the rebuild started.
+            partitions: The counts of each topic-partition that was read.
+        """
         ranges = [(r.topic, r.partition, r.first, r.last, r.messages) for r in list_offset_ranges(partitions)]
         return cls(version, batch, started, ranges, sum_ledger_counts(partitions))
 
@@ -70,22 +77,26 @@ class PublishPlan(msgspec.Struct):
     def empties_gold(self) -> bool:
         """True if gold must be computed again.
 
-        The reason is that silver's rows have changed, or that changes which gold has not read have new batch numbers.
+        That is so if silver's rows have changed, or if changes that gold has not read have new batch numbers.
         """
         return bool(self.changed) or self.gold_is_behind
 
 
 def prepare_handover(settings: Settings, layer: str, plan: PublishPlan, states: Iterable[tuple[int, bytes]]) -> None:
-    """Writes the states from which the layer's stream will resume once the rebuild is published."""
+    """Stores the rebuilt states. The layer's stream will resume from them once the rebuild is published.
+
+    Args:
+        states: The number and the encoded state of each shard.
+    """
     begin = Handover(plan.version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare_handover(settings, begin, states, layer)
 
 
 def read_states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and the encoded state of each shard. Only one state is in memory at a time.
+    """Yields the number and the encoded state of each shard. Reads one state at a time into memory.
 
     Args:
-        states: The states as rows `shard int, chunk binary`; None if there are none.
+        states: Rows `shard int, chunk binary`; None if there are no states.
     """
     for row in () if states is None else states.toLocalIterator():
         yield row["shard"], bytes(row["chunk"])
@@ -99,16 +110,16 @@ def replace_table(
     plan: PublishPlan,
     settings_hash: str,
     *,
-    columns: bool,
+    replaces_columns: bool,
 ) -> None:
-    """Replaces a table's rows in one commit, which records the version of the code and of the configuration.
+    """Replaces a table's rows in one commit, which records the code's version and the configuration's hash.
 
     Args:
         table: The table to replace.
         rows: The table's new rows.
         plan: The rebuild's plan, which has the transaction.
         settings_hash: The hash of the configuration.
-        columns: True to replace the table's columns too.
+        replaces_columns: True to replace the table's columns too.
     """
     origin = {
         "sessionlake": read_code_version(),
@@ -116,11 +127,11 @@ def replace_table(
         "rebuild": plan.rebuild,
         "bronze_version": plan.version,
     }
-    lake.overwrite_table(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
+    lake.overwrite_table(spark, table, rows, plan.txn, json.dumps(origin), columns=replaces_columns)
 
 
 def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
-    """Sets the column `_batch` of all rows to a batch's number."""
+    """Returns the rows with the column `_batch`, set to a batch's number."""
     from pyspark.sql import functions as F
 
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
@@ -133,7 +144,7 @@ def build_ledger_entry(
 
     Args:
         layer: The rebuilt layer.
-        plan: What the rebuild publishes.
+        plan: The plan of the rebuild.
         outputs: The tables that were replaced.
         settings_hash: The hash of the configuration.
         capture: The settings by which messages were read.
@@ -153,24 +164,25 @@ def build_ledger_entry(
 
 
 def finish_publishing(
-    spark: SparkSession, lake: Lake, layer: str, journal: Journal[PublishPlan], clear: Callable[[], None]
+    spark: SparkSession, lake: Lake, layer: str, journal: Journal[PublishPlan], remove_staging: Callable[[], None]
 ) -> None:
-    """Lets the layer's stream resume from the rebuilt states, and ends the rebuild.
+    """Replaces the layer's states by the rebuilt ones, from which its stream resumes, and ends the rebuild.
 
     Args:
-        clear: Removes the staging tables.
+        journal: The journal of the rebuild, whose other steps are finished.
+        remove_staging: Removes the staging tables.
     """
     settings, plan = lake.settings, journal.inputs
     lake.ensure_version_after(spark, MESSAGES, plan.version)
 
-    def swap() -> None:
+    def replace_states() -> None:
         lake.storage.require_claims()
         handover.activate_handover(spark, settings, plan.rebuild, layer)
         remove_manifest(settings, layer)
 
-    journal.run_step("swap", swap)
+    journal.run_step("swap", replace_states)
     journal.remove_journal()
-    clear()
+    remove_staging()
 
 
 def cancel_publishing(
@@ -179,17 +191,17 @@ def cancel_publishing(
     operation: Operation,
     layer: str,
     tables: Iterable[str],
-    clear: Callable[[], None],
+    remove_staging: Callable[[], None],
 ) -> None:
     """Cancels an interrupted rebuild that has not replaced a table yet.
 
     Args:
         tables: The tables that the rebuild replaces.
-        clear: Removes the staging tables.
+        remove_staging: Removes the staging tables.
 
     Raises:
         UsageError: No rebuild was interrupted.
-        LakeError: A table was replaced already, or the query that wrote it was ended.
+        LakeError: A table was replaced already, or the layer's query was ended.
     """
     journal, command = Journal.read_journal(lake.settings, operation, PublishPlan), operation.finish
     if journal is None:
@@ -207,5 +219,5 @@ def cancel_publishing(
             "builds everything again",
         )
     journal.remove_journal()  # first, because the publication cannot be finished once the prepared states are discarded
-    handover.discard_prepared(lake.settings, layer)
-    clear()
+    handover.discard_prepared_handover(lake.settings, layer)
+    remove_staging()

@@ -74,7 +74,7 @@ _LAYER = "a rebuild of silver"
 
 @dataclass(frozen=True)
 class SessionSelection:
-    """The sessions to rebuild. With a topic and ids, a session must fit both.
+    """The sessions to rebuild. If both a topic and ids are set, a session must have the topic and one of the ids.
 
     Attributes:
         topic: Only sessions of this topic; None means of every topic.
@@ -125,42 +125,49 @@ class ReplayResult:
     states: DataFrame | None
 
 
-def require_silver(spark: SparkSession, settings: Settings) -> Lake:
-    """Returns the lake, with all tables that a replay needs.
+def open_silver_lake(spark: SparkSession, settings: Settings) -> Lake:
+    """Returns the lake, after creating those tables that a replay needs and that do not exist yet.
 
     Raises:
         LakeError: The lake has no silver, or its tables do not have the declared columns.
     """
-    lake = _require_started(spark, settings)
+    lake = _open_started_lake(spark, settings)
     lake.prepare_tables(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 
 def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
-    """Returns the lake for an operation that replaces silver's tables, even if their columns are not the declared ones.
+    """Opens the lake for an operation that replaces silver's tables. Their columns may differ from the declared ones.
 
     Returns:
         The lake, and a text that says how the tables' columns differ from the declared ones; None if they do not.
         Tables with other columns stay unchanged.
+
+    Raises:
+        LakeError: The lake has no silver.
     """
-    lake = _require_started(spark, settings)
+    lake = _open_started_lake(spark, settings)
     difference = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if difference is None or not lake.exists(spark, table)]
     lake.prepare_tables(spark, [*silver, DECISIONS, LEDGER])
     return lake, difference
 
 
-def _require_started(spark: SparkSession, settings: Settings) -> Lake:
+def _open_started_lake(spark: SparkSession, settings: Settings) -> Lake:
+    """Returns the lake. Raises a `LakeError` if it has no bronze or no ledger."""
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
         raise LakeError(f"there is no silver in {settings.place} yet", fix="Run `sessionlake run all`")
     return lake
 
 
-def require_complete_bronze(reader: TableReader, action: str = "silver") -> None:
-    """Checks that bronze still has all its messages.
+def require_complete_bronze(reader: TableReader, target: str = "silver") -> None:
+    """Checks that retention has removed no messages from bronze.
 
-    Without the first ones, sessions and stream time would start later.
+    Without the first messages, sessions and stream time would start later.
+
+    Args:
+        target: What is to be built from bronze, for the error text.
 
     Raises:
         LakeError: Retention has removed messages.
@@ -170,12 +177,12 @@ def require_complete_bronze(reader: TableReader, action: str = "silver") -> None
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
             f"{describe_partition_start(*gone[0])}{more}",
-            why=f"So {action} cannot be built from what is left. Nothing was changed",
+            why=f"So {target} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
 
-def is_small_rebuild(spark: SparkSession, lake: Lake) -> bool:
+def is_bronze_small(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if bronze is so small that Spark is faster without generating code for its queries."""
     few = lake.driver_limits.few_messages
     return few > 0 and lake.reader(spark).count_rows(MESSAGES) <= few
@@ -189,7 +196,7 @@ def replay_messages(
     last_offsets: Mapping[TopicPartition, int] | None = None,
     slice_messages: int | None = None,
 ) -> ReplayResult:
-    """Fills the staging tables from bronze.
+    """Computes silver's tables from bronze into the staging tables.
 
     Args:
         version: The version of bronze to read.
@@ -216,31 +223,31 @@ def replay_messages(
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
     for part in slices.fold_slices(spark, settings, source, fold):
-        _append_slice(spark, settings, source, part.folded, part.reports, part.number)
+        _append_slice_rows(spark, settings, source, part.folded, part.reports, part.number)
         partitions += part.partitions
         states = part.states
-    _fill_rows(spark, settings)
+    _fill_session_rows(spark, settings)
     _fill_sessions(spark, settings)
-    _fill_splits(spark, settings)
+    _fill_split_events(spark, settings)
     _fill_snapshots(spark, settings)
     return ReplayResult(version, tuple(sum_partition_counts([ShardReport(partitions, {})])), states)
 
 
 def remove_staging_tables(spark: SparkSession, settings: Settings) -> None:
-    """Removes the staging tables."""
+    """Removes the staging tables of silver."""
     staging = Lake(settings).build_staging_lake()
     for table in REPLAYED:
         staging.drop_table(spark, table)
 
 
 def _empty_staging_tables(spark: SparkSession, staging: Lake) -> None:
-    """Creates the staging tables again, empty."""
+    """Drops silver's staging tables, and creates them again without rows."""
     for table in REPLAYED:
         staging.drop_table(spark, table)
     staging.prepare_tables(spark, REPLAYED)
 
 
-def _append_slice(
+def _append_slice_rows(
     spark: SparkSession,
     settings: Settings,
     source: DataFrame,
@@ -248,6 +255,14 @@ def _append_slice(
     reports: list[ShardReport],
     number: int,
 ) -> None:
+    """Appends the rows that the fold of one slice has made to the staging tables.
+
+    Args:
+        source: The rows of `bronze.messages`, for the raw bytes of quarantined messages.
+        folded: The output of the slice's fold.
+        reports: The reports of its shards, which have the numbers of rows.
+        number: The slice's number, from 0.
+    """
     staging, txn = Lake(settings).build_staging_lake(), Txn("rebuild", number)
     for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
         count = sum(report.rows.get(kind, 0) for report in reports)
@@ -265,8 +280,8 @@ def _append_slice(
             )
 
 
-def _fill_rows(spark: SparkSession, settings: Settings) -> None:
-    """Computes `session_rows` of all sessions from all their changes."""
+def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
+    """Computes the staging table of `session_rows` from all changes of all sessions."""
     from pyspark.sql import functions as F
 
     staging, columns = Lake(settings).build_staging_lake(), settings.capture.declared
@@ -288,6 +303,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
+    """Computes the staging table of `sessions`: the newest row of each session in `session_progress`."""
     staging = Lake(settings).build_staging_lake()
     append_rows(
         spark,
@@ -298,8 +314,8 @@ def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     )
 
 
-def _fill_splits(spark: SparkSession, settings: Settings) -> None:
-    """Adds a `split_session` event for each session id that occurs in several partitions of a topic."""
+def _fill_split_events(spark: SparkSession, settings: Settings) -> None:
+    """Adds an event `split_session` for each session id that occurs in several partitions of a topic."""
     from pyspark.sql import functions as F
 
     staging = Lake(settings).build_staging_lake()
@@ -313,7 +329,7 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
-    """Computes `session_snapshots`, the whole table of a session at each cut, from all changes."""
+    """Computes the staging table of `session_snapshots`: a session's whole table at each of its cuts."""
     staging = Lake(settings).build_staging_lake()
     cuts, changes = (staging.reader(spark).count_rows(table) for table in (CUTS, CHANGES))
     if cuts:

@@ -23,7 +23,7 @@ from sessionlake.ledger.retained import delete_records_of_removed_rows
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import is_gold_behind, reset_gold, retire_query
-from sessionlake.operations.rebuild.preflight import find_bronze_version, require_kept_sessions
+from sessionlake.operations.rebuild.preflight import choose_bronze_version, require_other_sessions_keepable
 from sessionlake.operations.rebuild.publishing import (
     PublishPlan,
     add_batch_column,
@@ -36,7 +36,7 @@ from sessionlake.operations.rebuild.replay import (
     REPLAYED,
     ReplayResult,
     SessionSelection,
-    is_small_rebuild,
+    is_bronze_small,
     open_lake_to_replace,
     remove_staging_tables,
     replay_messages,
@@ -48,7 +48,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import read_shard_states
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
 from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def rebuild_silver_tables(
     compares: bool = True,
     start_over: bool = False,
 ) -> RebuildResult:
-    """Builds silver from bronze, and replaces the live tables.
+    """Builds silver again from bronze, and replaces the live tables.
 
     If a rebuild was interrupted while it was published, finishes that one instead.
 
@@ -99,35 +99,35 @@ def rebuild_silver_tables(
         version: The version of `bronze.messages` to build from; None means the latest. The stream resumes after it.
         selection: The sessions to rebuild; all others stay as they are.
         slice_messages: About how many messages are read at a time; None means the default.
-        compares: True to compare the live tables with the new ones. False to count all as changed without reading them.
+        compares: True to compare the live tables with the new ones. False to count all as changed unread.
         start_over: True to build everything again instead of finishing an interrupted rebuild.
 
     Raises:
-        LakeError: Bronze has no such version, or another operation was interrupted. If sessions are chosen: silver has
-            not read all of bronze, a batch is half committed, or other columns are declared.
+        LakeError: Bronze has no such version, or another operation was interrupted; if sessions are chosen, also if
+            silver has not read all of bronze or other columns are declared.
     """
-    require_uninterrupted(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
+    refuse_interrupted_operations(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
     journal = None if start_over else find_interrupted_rebuild(settings)
     lake, columns = open_lake_to_replace(spark, settings)
-    with without_code_generation(spark, enabled=is_small_rebuild(spark, lake)):
+    with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         if journal is not None:
             _publish_tables(spark, settings, lake, journal)
             return _build_result(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
-        version = find_bronze_version(spark, lake, version)
-        with record_building(settings, REBUILD_SILVER, version):
+        version = choose_bronze_version(spark, lake, version)
+        with record_tables_being_built(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
             if not selection.is_everything:
-                require_kept_sessions(spark, lake, version, selection, columns)
+                require_other_sessions_keepable(spark, lake, version, selection, columns)
             replayed = replay_messages(spark, settings, version=version, slice_messages=slice_messages)
             if not selection.is_everything:
                 _add_kept_sessions(spark, settings, lake, selection)
             comparison = compare_tables(spark, settings, lake) if compares else None
             plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
-            publishing.prepare_handover(settings, LAYER, plan, _read_states(spark, settings, replayed, selection))
+            publishing.prepare_handover(settings, LAYER, plan, _read_new_states(spark, settings, replayed, selection))
             lake.storage.require_claims()  # another process may have changed silver meanwhile
         _publish_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
         return _build_result(plan, comparison, columns)
@@ -136,21 +136,31 @@ def rebuild_silver_tables(
 def _build_result(
     plan: PublishPlan, comparison: TablesComparison | None, columns: str | None = None, *, finished: bool = False
 ) -> RebuildResult:
+    """Returns the result of a rebuild.
+
+    Args:
+        plan: The plan that was published.
+        comparison: The result of comparing the tables; None if they were not compared.
+        columns: A text that says how the former columns differ from the declared ones; None if they do not.
+        finished: True if an interrupted rebuild was finished.
+    """
     messages = plan.counts["messages"]
     return RebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.empties_gold)
 
 
 def find_interrupted_rebuild(settings: Settings) -> Journal[PublishPlan] | None:
-    """Returns the rebuild that was interrupted while it replaced the tables; None if there is none.
+    """Returns the journal of a rebuild that was interrupted while it replaced silver's tables; None if there is none.
 
     Raises:
-        LossError: Its journal cannot be read.
+        LossError: The journal cannot be read.
     """
     return Journal.read_journal(settings, REBUILD_SILVER, PublishPlan)
 
 
 def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
-    """Cancels an interrupted rebuild that has not replaced a table yet. This process must have claimed all layers.
+    """Cancels an interrupted rebuild of silver that has not replaced a table yet.
+
+    This process must have claimed all layers.
 
     Raises:
         UsageError: No rebuild was interrupted.
@@ -162,7 +172,7 @@ def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
 
 
 def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: SessionSelection) -> None:
-    """Copies the rows of all sessions that are not rebuilt from silver's current tables into the staging tables."""
+    """Copies the rows of sessions that are not rebuilt from silver's live tables into the staging tables."""
     staging = Lake(settings).build_staging_lake()
     for table in REPLAYED:
         rebuilt = staging.read(spark, table).where(selection.build_condition())
@@ -171,12 +181,12 @@ def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, sele
         staging.overwrite_table(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
-def _read_states(
+def _read_new_states(
     spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: SessionSelection
 ) -> Iterator[tuple[int, bytes]]:
-    """Yields number and state of each shard, from which the stream resumes.
+    """Yields the number and the encoded state of each shard, from which silver's stream will resume.
 
-    If only some sessions are rebuilt, they are the live states with the rebuilt sessions replaced.
+    If only some sessions are rebuilt, these are the live states with the rebuilt sessions replaced.
     """
     rebuilt = read_states_by_shard(replayed.states)
     if selection.is_everything:
@@ -198,16 +208,24 @@ def _build_plan(
     *,
     readable: bool,
 ) -> PublishPlan:
+    """Returns the plan to publish the built tables.
+
+    Args:
+        replayed: The result of the replay.
+        comparison: The result of comparing the tables; None if all count as changed.
+        started: When the rebuild started.
+        readable: False if the live tables cannot be read.
+    """
     last = read_last_batch_number(lake.reader(spark), LAYER)
     if last is None and readable:  # the ledger is lost
-        last = _find_newest_batch(spark, lake)
+        last = _find_last_batch_in_progress_table(spark, lake)
     plan = PublishPlan.create_plan(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
     plan.changed = sorted(COMPARED if comparison is None else comparison.tables)
     plan.gold_is_behind = is_gold_behind(spark, lake.settings, lake)
     return plan
 
 
-def _find_newest_batch(spark: SparkSession, lake: Lake) -> int | None:
+def _find_last_batch_in_progress_table(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the number of the last batch in `session_progress`; None if the table is empty."""
     from pyspark.sql import functions as F
 
@@ -216,8 +234,9 @@ def _find_newest_batch(spark: SparkSession, lake: Lake) -> int | None:
 
 
 def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[PublishPlan]) -> None:
+    """Replaces silver's tables and states by the rebuilt ones, in the journal's steps. Empties gold if necessary."""
     plan = journal.inputs
-    handover.require_prepared(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
+    handover.require_prepared_handover(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
     reports = {table: journal.run_step(table, partial(_replace_table, spark, lake, plan, table)) for table in REPLAYED}
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
@@ -240,7 +259,7 @@ def _replace_table(spark: SparkSession, lake: Lake, plan: PublishPlan, table: st
     rows = add_batch_column(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
     columns = lake.storage.read_column_types(spark, table) != staging.storage.read_column_types(spark, table)
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
-        replace_table(spark, lake, table, rows, plan, hash_settings_of_layers(lake.settings), columns=columns)
+        replace_table(spark, lake, table, rows, plan, hash_settings_of_layers(lake.settings), replaces_columns=columns)
     written = staging.reader(spark).count_rows(SESSIONS if table == PROGRESS else table)
     return {"version": lake.latest_version(spark, table), "rows": written}
 
@@ -261,6 +280,7 @@ def _select_rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> D
 
 
 def _build_merge_entry(settings: Settings, plan: PublishPlan) -> LedgerEntry:
+    """Returns the ledger entry which says that the rebuild's batch is merged into silver's tables."""
     return LedgerEntry(
         layer=SILVER_TABLES,
         txn=Txn(f"{plan.txn.app_id}:{SILVER_TABLES}", plan.batch),

@@ -61,8 +61,8 @@ class SliceReader(Generic[R]):
     """Divides bronze into slices and folds them one after another.
 
     Attributes:
-        doing: What the fold is for, as in "a rebuild of silver". Error texts use it.
-        report: The kind that the fold gives to its outputs that are reports of shards.
+        doing: What the slices are folded for, such as "a rebuild of silver", for error texts.
+        report: The value of the column `kind` in the fold's output rows that are reports of shards.
         read: Decodes a shard's report.
         ends: The last offset to read, by topic-partition; other topic-partitions are left out. None means all messages.
         messages: About how many messages a slice has; None means `SLICE_MESSAGES`.
@@ -81,7 +81,9 @@ class SliceReader(Generic[R]):
     def fold_slices(
         self, spark: SparkSession, settings: Settings, source: DataFrame, function: ShardFold
     ) -> Iterator[FoldedSlice[R]]:
-        """Yields the result of each slice. Process it completely before you request the next one.
+        """Folds bronze slice by slice, and yields each result.
+
+        Process a result completely before you request the next one.
 
         Args:
             source: The rows of `bronze.messages` to fold.
@@ -113,7 +115,10 @@ class SliceReader(Generic[R]):
             yield FoldedSlice(number, folded, reports, partitions, states)
 
     def _select_silences_to_read(self, silences: Iterable[Silence]) -> set[Silence]:
-        """Returns the silences to read. If `ends` limits the offsets, without those that the layer has not read yet."""
+        """Selects the silences to read.
+
+        If `ends` limits the offsets, those that the layer has not read are left out.
+        """
         if self.ends is None:
             return set(silences)
         ends = self.ends
@@ -143,9 +148,11 @@ class SliceReader(Generic[R]):
     def _pack_messages(
         self, settings: Settings, messages: DataFrame, times: StreamTimeNotes, silences: Iterable[Silence]
     ) -> DataFrame:
+        """Decodes messages, and packs them by shard into rows with Arrow chunks."""
         return pack_messages(messages, settings, self.topics, times, tuple(silences))
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
+        """Raises a `LakeError` if a shard has reported a violation that needs a decision."""
         violation = build_stop_error([*reports])
         if violation is not None:
             raise LakeError(

@@ -10,16 +10,16 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.operations.rebuild.compare import TablesComparison, compare_tables
 from sessionlake.operations.rebuild.compare_states import compare_states
 from sessionlake.operations.rebuild.replay import (
-    is_small_rebuild,
+    is_bronze_small,
+    open_silver_lake,
     remove_staging_tables,
     replay_messages,
-    require_silver,
 )
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.manifest import require_finished_batch
 
 if TYPE_CHECKING:
@@ -29,15 +29,18 @@ if TYPE_CHECKING:
 def verify_silver_tables(
     spark: SparkSession, settings: Settings, *, slice_messages: int | None = None
 ) -> TablesComparison:
-    """Builds silver again from the messages that it has read, and compares tables and states.
+    """Builds silver again from the messages that it has read, and compares its tables and states with the live ones.
+
+    Args:
+        slice_messages: About how many messages are read at a time; None means the default.
 
     Raises:
         LakeError: Silver does not exist yet, or a batch is half committed.
     """
-    require_uninterrupted(settings, LAYER)
+    refuse_interrupted_operations(settings, LAYER)
     require_finished_batch(settings, LAYER)
-    lake = require_silver(spark, settings)
-    with without_code_generation(spark, enabled=is_small_rebuild(spark, lake)):
+    lake = open_silver_lake(spark, settings)
+    with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         TableMerger(spark, settings).catch_up()
         version, ends = (
             lake.latest_version(spark, MESSAGES),

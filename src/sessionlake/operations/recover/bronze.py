@@ -15,7 +15,12 @@ from uuid import uuid4
 
 import msgspec
 
-from sessionlake.bronze.job import LAYER, build_ledger_entry, read_stored_ranges_after, require_current_checkpoint
+from sessionlake.bronze.batch_ranges import read_stored_ranges_after_offsets
+from sessionlake.bronze.job import (
+    LAYER,
+    build_ledger_entry,
+    refuse_outdated_checkpoint,
+)
 from sessionlake.bronze.silences import find_silences_file
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.delta.commit import fence_off
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class _Inputs(msgspec.Struct):
+class _RecoveryInputs(msgspec.Struct):
     """The input of the recovery, as the journal stores it.
 
     Attributes:
@@ -69,7 +74,7 @@ class RecoveredBronze:
 
 
 def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
-    """Starts a new generation of the checkpoint after the last message in the table.
+    """Starts a new generation of bronze's checkpoint, after the last message in `bronze.messages`.
 
     Raises:
         LakeError: Bronze does not exist, or does not read Kafka.
@@ -95,25 +100,25 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
-    fault = find_first_loss(lambda: _require_intact_tables(spark, lake, settings))
+    fault = find_first_loss(lambda: _require_usable_checkpoint(spark, lake, settings))
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
-    app_id, number, unrecorded = end_query(spark, lake, settings)
+    app_id, number, unrecorded = end_bronze_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     generation = start_recovered_generation(settings, generations, number + 1, app_id)
     return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
 
 
-def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
-    """Ends the present generation of the checkpoint: none of its planned batches can be committed any more.
+def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
+    """Ends the present generation of bronze's checkpoint: none of its planned batches can be committed any more.
 
     Returns:
-        The query's id, the last batch number that must not be used again, and the number of messages that the ledger
-        lacked and now has.
+        The query's id, the last batch number that must not be used again, and the number of messages that the table had
+        and the ledger lacked. They are in the ledger now.
     """
     app_id, known = _read_last_known_batch(spark, lake, settings)
-    _find_unrecorded(spark, lake, settings)  # raises its errors before anything changes
+    _find_unrecorded_ranges(spark, lake, settings)  # raises its errors before anything changes
     Journal.start_journal(
-        settings, RECOVER_BRONZE, _Inputs(app_id)
+        settings, RECOVER_BRONZE, _RecoveryInputs(app_id)
     )  # bronze cannot start until the new generation exists
     fault_point("after:bronze.held")
     number = _retire_batches(spark, lake, app_id, known)
@@ -124,43 +129,46 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
 def start_recovered_generation(
     settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
 ) -> Generation:
-    """Starts the new generation of the checkpoint with which bronze resumes. Call `end_query` first.
+    """Starts the new generation of the checkpoint with which bronze resumes. Call `end_bronze_query` first.
 
     Args:
-        first_batch: The number of its first batch.
+        first_batch: The number of the generation's first batch.
         app_id: The query's id.
     """
-    generation = generations.start_generation(first_batch, app_id)
+    generation = generations.create_next_generation(first_batch, app_id)
     RECOVER_BRONZE.find_journal_file(settings).unlink()
     return generation
 
 
-def _require_intact_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
-    """Checks the checkpoint, as far as possible without starting its query. Raises the error of the first fault."""
+def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settings) -> None:
+    """Checks bronze's checkpoint, as far as that is possible without starting its query.
+
+    Raises the error of the first fault.
+    """
     checkpoint = settings.checkpoint(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
-    require_current_checkpoint(spark, lake, present)
+    refuse_outdated_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
-        QueryOffsets(present.folder).read_start()
+        QueryOffsets(present.folder).read_next_batch_start()
 
 
 def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
-    """Returns the query's id, and the highest batch number in the ledger and the checkpoint; 0 if there is none."""
+    """Returns the query's id, and the highest batch number in the ledger and checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint(LAYER), LAYER).read_last_known()
-    interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _Inputs)
+    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint(LAYER), LAYER).read_last_known_app_id_and_batch()
+    interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _RecoveryInputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
     recorded = -1 if app_id is None else read_last_batch_number(reader, LAYER, app_id)
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
-def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
-    """Makes the table reject all batches that the ended query has planned.
+def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_batch: int) -> int:
+    """Makes `bronze.messages` reject all batches that the ended query has planned.
 
     It makes an empty commit with one batch number after the other, until Delta accepts one. Delta ignores a number that
     the table has already, or a lower one. This also finds a batch that is in the table but not in the ledger.
@@ -168,7 +176,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
     Returns:
         The accepted number: the last one that must not be used again.
     """
-    number, written = known, False
+    number, written = last_known_batch, False
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
@@ -181,18 +189,20 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
 
 
 def has_unrecorded_messages(spark: SparkSession, lake: Lake) -> bool:
-    """Returns True if the table has messages that the ledger lacks."""
-    return bool(read_stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
+    """Returns True if `bronze.messages` has messages that the ledger lacks."""
+    return bool(
+        read_stored_ranges_after_offsets(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets)
+    )
 
 
-def _find_unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
-    """Returns the offset ranges of the messages that the table has and the ledger lacks.
+def _find_unrecorded_ranges(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
+    """Returns the offset ranges of the messages that `bronze.messages` has and the ledger lacks.
 
     Raises:
         OffsetHoleError: Offsets are missing in these ranges, or some are in the table twice.
     """
     log = OffsetLog.load_from_ledger(spark, lake, LAYER)
-    ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
+    ranges = read_stored_ranges_after_offsets(spark, lake, log.last_offsets)
     if ranges:
         log.require_consecutive_ranges(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges
@@ -200,7 +210,7 @@ def _find_unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tup
 
 def _record_in_ledger(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     """Adds a ledger entry for the messages that the ledger lacks. Returns the number of these messages."""
-    ranges = _find_unrecorded(spark, lake, settings)
+    ranges = _find_unrecorded_ranges(spark, lake, settings)
     if not ranges:
         return 0
     version = lake.latest_version(spark, MESSAGES)

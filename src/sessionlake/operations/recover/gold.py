@@ -16,10 +16,10 @@ from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.notes import read_maintained_names
 from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import (
     find_first_loss,
-    has_started,
+    has_layer_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_unreadable_rows,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
-    """Empties gold if a table or the checkpoint of it is lost, so that its next start computes it again.
+    """Empties gold if one of its tables or its checkpoint is lost. Its next run then computes it again.
 
     Args:
         shorten: True to empty gold even if retention has removed old changes of silver. Gold then begins later.
@@ -46,11 +46,11 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     """
     lake, all_tables = Lake(settings), list_gold_tables(settings)
     require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
-    if not has_started(spark, lake, LAYER):
+    if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
             f"recover gold: there is no gold in {settings.place}", fix="Start it with `sessionlake run gold`"
         )
-    require_uninterrupted(settings, LAYER)
+    refuse_interrupted_operations(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable_rows(spark, lake, [LEDGER, CHANGES])
     refuse_restored_tables(spark, lake, [CHANGES])
@@ -58,7 +58,12 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     # The tables of rules exist all together, or not at all before the first rule.
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
-    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_list_missing_tables(spark, lake)}
+    optional = {
+        LATE_POINTS,
+        LOOKUP_FAILURES,
+        *(() if has_rules else RULE_RESULTS),
+        *_list_tables_not_created(spark, lake),
+    }
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, present))
     tables = unread or find_first_loss(lambda: refuse_restored_tables(spark, lake, present))
@@ -75,8 +80,8 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     return losses
 
 
-def _list_missing_tables(spark: SparkSession, lake: Lake) -> set[str]:
-    """Returns the declared tables that gold has not created yet, so that they do not count as lost."""
+def _list_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
+    """Returns the names of the declared tables that gold has not created yet. They do not count as lost."""
     noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()

@@ -15,7 +15,7 @@ from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
 from sessionlake.streaming.losses import (
     find_first_loss,
-    has_started,
+    has_layer_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_lost_rows,
@@ -51,7 +51,7 @@ def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     """
     lake = Lake(settings)
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
-    if not has_started(spark, lake, LAYER):
+    if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
             f"recover silver: there is no silver in {settings.place}", fix="Start it with `sessionlake run silver`"
         )

@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sessionlake.bronze.batch_ranges import PlannedOffsets, read_stored_ranges_of_batch
 from sessionlake.bronze.compare import OFFSET_COLUMNS
-from sessionlake.bronze.gaps import explain_gaps
+from sessionlake.bronze.gaps import record_transaction_gaps
 from sessionlake.bronze.job import (
     LAYER,
-    PlannedOffsets,
     build_ledger_entry,
     convert_to_bronze_columns,
-    read_stored_ranges,
 )
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.bronze.unreadable import is_unreadable
+from sessionlake.bronze.unreadable import is_about_unreadable_message
 from sessionlake.delta.commit import stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
@@ -33,11 +32,11 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
 from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
-from sessionlake.operations.recover.bronze import end_query, start_recovered_generation
+from sessionlake.operations.recover.bronze import end_bronze_query, start_recovered_generation
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.manifest import remove_stop
+from sessionlake.streaming.manifest import remove_stopping_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +80,7 @@ class SkipDecision:
 
 
 def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision) -> int:
-    """Commits the messages before the skipped ones, and makes bronze resume after the skipped ones.
+    """Makes bronze leave out a range of messages: commits the messages before it, and lets bronze resume after it.
 
     This process must have claimed bronze.
 
@@ -89,8 +88,8 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
         The number of messages committed.
 
     Raises:
-        UsageError: Bronze has already read past the offsets, Kafka does not have them, or an earlier message cannot be
-            read either.
+        UsageError: Bronze has already read past these offsets, Kafka does not have them, or an earlier message cannot
+            be read either.
         LakeError: The lake has no bronze, or its tables or checkpoint cannot be read.
     """
     lake = Lake(settings)
@@ -102,20 +101,20 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
-        book.check_topics()
-        _require_unread(book, decision)  # raises its errors before anything changes
-        app_id, number, _ = end_query(spark, lake, settings)
-        book.check_topics()  # because `end_query` may have added entries to the ledger
-        start = _require_unread(book, decision)
+        book.update_topics_from_kafka()
+        _find_next_offset_before_skip(book, decision)  # raises its errors before anything changes
+        app_id, number, _ = end_bronze_query(spark, lake, settings)
+        book.update_topics_from_kafka()  # because `end_query` may have added entries to the ledger
+        start = _find_next_offset_before_skip(book, decision)
         txn = Txn(app_id, number + 1)
-        messages = _commit_skip(spark, lake, book, (start, decision.first), decision, txn)
+        messages = _commit_until_skipped(spark, lake, book, (start, decision.first), decision, txn)
         fault_point("after:bronze.skipped")
         start_recovered_generation(settings, generations, number + 2, app_id)
-    remove_stop(settings, LAYER)
+    remove_stopping_message(settings, LAYER)
     return messages
 
 
-def _require_unread(topic_register: TopicRegister, decision: SkipDecision) -> int:
+def _find_next_offset_before_skip(topic_register: TopicRegister, decision: SkipDecision) -> int:
     """Returns the offset that bronze reads next in the topic-partition.
 
     Raises:
@@ -142,23 +141,41 @@ def _require_unread(topic_register: TopicRegister, decision: SkipDecision) -> in
     return start
 
 
-def _commit_skip(
-    spark: SparkSession, lake: Lake, topic_register: TopicRegister, before: OffsetRun, decision: SkipDecision, txn: Txn
+def _commit_until_skipped(
+    spark: SparkSession,
+    lake: Lake,
+    topic_register: TopicRegister,
+    earlier: OffsetRun,
+    decision: SkipDecision,
+    txn: Txn,
 ) -> int:
+    """Commits the messages before the skipped ones, and records the skipped offsets.
+
+    Returns the number of messages committed.
+
+    Args:
+        topic_register: The topics that bronze reads.
+        earlier: The offsets to commit before the skipped ones, as `[start, end)`.
+        decision: The operator's decision.
+        txn: The transaction of the messages.
+
+    Raises:
+        UsageError: One of these messages cannot be read either.
+    """
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
-    if before[0] < before[1]:
+    if earlier[0] < earlier[1]:
         try:
-            _commit_messages(spark, lake, topic_register, {decision.place: before}, txn)
+            _commit_messages(spark, lake, topic_register, {decision.place: earlier}, txn)
         except Exception as error:
-            if not is_unreadable(error):
+            if not is_about_unreadable_message(error):
                 raise
             raise UsageError(
-                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {before[0]} and "
-                f"{before[1] - 1} cannot be read either",
+                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {earlier[0]} and "
+                f"{earlier[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = read_stored_ranges(spark, lake, {decision.place: before})
+        ranges = read_stored_ranges_of_batch(spark, lake, {decision.place: earlier})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decision.place: [decision.offset_run]}
@@ -167,14 +184,18 @@ def _commit_skip(
     )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
-    topic_register.note_read_offsets([OffsetRange(*decision.place, before[0], decision.last, 0)])
+    topic_register.remember_read_offsets([OffsetRange(*decision.place, earlier[0], decision.last, 0)])
     return entry.messages
 
 
 def _commit_messages(
     spark: SparkSession, lake: Lake, topic_register: TopicRegister, planned: PlannedOffsets, txn: Txn
 ) -> None:
-    """Commits the planned messages of one topic-partition, in the same way as a batch of the stream."""
+    """Reads messages of one topic-partition from Kafka, and commits them in the same way as a batch of the stream.
+
+    Args:
+        planned: The topic-partition, and its range of offsets in `bronze.messages`, as `[first, end)`.
+    """
     settings, shifts = lake.settings, topic_register.offset_shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
@@ -184,6 +205,6 @@ def _commit_messages(
         convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
     ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
-        topic_register.admit_topics([place[0]])
+        topic_register.record_topics_of_batch([place[0]])
         if written.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
-            explain_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)
+            record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)

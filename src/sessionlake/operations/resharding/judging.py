@@ -15,7 +15,7 @@ from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 
 @dataclass(frozen=True)
 class JudgingResharder:
-    """Implements `streaming.resharded.StateResharder` for the states of judging and of processors.
+    """Moves the states of silver or of a processor into another number of shards.
 
     Attributes:
         rules: The integrity rules of the topics.
@@ -26,14 +26,26 @@ class JudgingResharder:
     shards: int
 
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """Returns topic and id of each session in a state. The id is None for sessions that share chains."""
+        """Returns topic and id of each session in a state. Their hash gives the session's new shard.
+
+        The id is None if all sessions of the topic must be in one shard, because they share a counter.
+        """
         del shard
         parts = (split_session_key(key) for key in self._list_keys(*self._decode_state(state)))
         rules = self.rules.find_rules
         return [(topic, None if rules(topic).has_chains else session.encode()) for topic, _, session in parts]
 
     def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """Splits a shard's state by session. Returns the part of each target shard."""
+        """Splits a shard's state by session.
+
+        Args:
+            shard: The old shard.
+            state: Its encoded state; None if it has none.
+            targets: The new shard of each session that `list_sessions` returned, in the same order.
+
+        Returns:
+            The encoded part of each new shard, by its number.
+        """
         del shard
         judging, memory = self._decode_state(state)
         keys, stored = self._list_keys(judging, memory), split_state_parts(state)[1]
@@ -48,7 +60,7 @@ class JudgingResharder:
         return parts
 
     def join_states(self, parts: Sequence[bytes]) -> bytes:
-        """Joins the parts of a new shard into one state."""
+        """Returns the state of a new shard, joined from its parts that came from old shards."""
         states = [split_state_parts(part) for part in parts]
         state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
         memories = [memory for _, memory in states if memory is not None]
@@ -57,16 +69,23 @@ class JudgingResharder:
         return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
+        """Returns the encoded state of a processor: its sessions by key, and when their timeouts are due."""
         return ProcessorMemory(find_next_due_times(sessions, self._find_timeout), sessions).encode_memory(
             processor, self.shards
         )
 
     def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
+        """Returns the two parts of a shard's stored state: that of judging, and that of a processor.
+
+        Both are empty for None.
+        """
         judging, memory = split_state_parts(state)
         return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode_memory(memory)
 
     def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
+        """Returns the keys of all sessions that are in the state of judging or of the processor."""
         return list(dict.fromkeys([*list_session_keys(judging), *memory.sessions]))
 
     def _find_timeout(self, topic: str) -> int:
+        """Returns the session timeout of a topic in milliseconds."""
         return self.rules.find_rules(topic).session_timeout

@@ -34,7 +34,7 @@ def list_layers(settings: Settings) -> list[str]:
 
 
 def read_configured_shards(settings: Settings, layer: str) -> int:
-    """Returns the configured number of shards. Processors use silver's."""
+    """Returns the configured number of shards of a layer. Processors have as many as silver."""
     return settings.gold.shards if layer == GOLD else settings.silver.shards
 
 
@@ -58,23 +58,25 @@ def count_shards_of_states(spark: SparkSession, settings: Settings, layer: str) 
     return None
 
 
-def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
-    """Returns a layer's states moved from `before` to `after` shards: `shard int, chunk binary`, one row per shard.
+def reshard_layer_states(
+    spark: SparkSession, settings: Settings, layer: str, old_count: int, new_count: int
+) -> DataFrame:
+    """Returns a layer's states, moved into `new_count` shards: a row `shard int, chunk binary` per new shard.
 
     Raises:
         LakeError: Gold maintains a table that is not configured any more, or a state cannot be read.
     """
     states = read_state_frame(spark, settings, layer)
     if layer != GOLD:
-        return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
+        return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), new_count), new_count)
     lake = Lake(settings, build_declared_gold_schemas(settings))
     require_maintained(spark, lake, list_declared_gold_tables(settings))
-    former = replace_shards(settings, GOLD, before)
+    former = replace_shards(settings, GOLD, old_count)
     averages = [
         build_tracked_averages(spark, lake, former, series)
         for series in find_complete_tables(spark, lake, list_declared_averages(settings))
     ]
-    marked = {one.series.name: read_shards_by_hash(spark, lake, one.series, after) for one in averages}
-    resharder = GoldResharder(get_value_columns(settings).numbers, tuple(averages), marked, after)
-    every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
-    return reshard_states(every.join(states, "shard", "left"), resharder, after)
+    marked = {one.series.name: read_shards_by_hash(spark, lake, one.series, new_count) for one in averages}
+    resharder = GoldResharder(get_value_columns(settings).numbers, tuple(averages), marked, new_count)
+    every = spark.range(old_count).selectExpr("CAST(id AS INT) AS shard")
+    return reshard_states(every.join(states, "shard", "left"), resharder, new_count)

@@ -36,7 +36,7 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_planned_batch
 from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import Journal, require_uninterrupted
+from sessionlake.streaming.journal import Journal, refuse_interrupted_operations
 from sessionlake.streaming.manifest import record_shard_count
 from sessionlake.streaming.operation import RESHARD
 
@@ -63,7 +63,7 @@ class _ReshardPlan(msgspec.Struct, frozen=True):
 
 
 def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report: Say = lambda _: None) -> list[str]:
-    """Moves the states of every layer whose configuration has this number of shards into that many shards.
+    """Moves the states of each layer that is configured with `shards` shards into this number of shards.
 
     This process must have claimed all layers. The same call finishes a resharding that was interrupted.
 
@@ -71,12 +71,13 @@ def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report:
         The layers whose states were moved.
 
     Raises:
-        UsageError: No layer is configured with this number, or a resharding to another number was interrupted.
+        UsageError: No layer is configured with this number of shards, or a resharding to another number was
+            interrupted.
         LakeError: A layer cannot finish its batch, or another operation was interrupted.
     """
     journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
-        plan = _build_new_states(spark, settings, shards, report)
+        plan = _prepare_resharding(spark, settings, shards, report)
         if plan is None:
             return []
         journal = Journal.start_journal(settings, RESHARD, plan)
@@ -87,7 +88,7 @@ def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report:
             fix=f"Run `sessionlake reshard {plan.shards}`",
         )
     for layer in plan.layers:
-        journal.run_step(layer, partial(_move_states, spark, settings, plan, layer, report))
+        journal.run_step(layer, partial(_replace_layer_states, spark, settings, plan, layer, report))
         report(f"{layer} now has {shards} shards")
     journal.remove_journal()
     return plan.layers
@@ -111,18 +112,22 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
             fix="Run `sessionlake reshard N` to start one",
         )
     plan = journal.inputs
-    moved = [layer for layer in plan.layers if handover.is_active(settings, plan.name, layer)]
+    moved = [layer for layer in plan.layers if handover.is_handover_active(settings, plan.name, layer)]
     for layer in moved:
         _activate_layer(spark, settings, plan, layer)
     journal.remove_journal()
     for layer in plan.layers:
-        handover.discard_prepared(settings, layer)
+        handover.discard_prepared_handover(settings, layer)
     return moved
 
 
-def _build_new_states(spark: SparkSession, settings: Settings, shards: int, report: Say) -> _ReshardPlan | None:
-    """Prepares the new states beside the present ones. Returns None if no layer has other shards than configured."""
-    require_uninterrupted(settings)
+def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, report: Say) -> _ReshardPlan | None:
+    """Builds the states of each layer in the new number of shards, and stores them beside the present ones.
+
+    Returns:
+        The plan that replaces the present states by them; None if all layers have this number of shards already.
+    """
+    refuse_interrupted_operations(settings)
     Lake(settings).require_columns(spark, REPLAYED)
     layers = [layer for layer in list_layers(settings) if read_configured_shards(settings, layer) == shards]
     if not layers:
@@ -138,7 +143,7 @@ def _build_new_states(spark: SparkSession, settings: Settings, shards: int, repo
         if before not in (None, shards):
             _prepare_layer(spark, settings, layer, before, shards, name, report)
             changed.append(layer)
-            if handover.is_prepared(settings, name, layer):  # a layer without states has nothing to prepare
+            if handover.is_handover_prepared(settings, name, layer):  # a layer without states has nothing to prepare
                 former[layer] = before
     if not changed:
         return None
@@ -161,23 +166,23 @@ def _read_former_shards(spark: SparkSession, settings: Settings, layer: str) -> 
 
 
 def _prepare_layer(
-    spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say
+    spark: SparkSession, settings: Settings, layer: str, old_count: int, new_count: int, resharding_id: str, say: Say
 ) -> None:
-    """Prepares a layer's states in the new number of shards, if it has any. First lets the layer finish its batches."""
+    """Builds and stores a layer's states in the new number of shards. First lets the layer finish its batches."""
     try:
-        version = handover.read_last_version(settings, layer)
+        version = handover.read_last_processed_version(settings, layer)
         ended = version is not None or read_last_planned_batch(settings.checkpoint(layer)) is None
     except LakeError:
         ended = False
     if not ended:
-        say(f"{layer}: processes what is available, with {before} shards")
-        run_layer_to_end(spark, replace_shards(settings, layer, before), layer, threading.Event())
-        version = handover.read_last_version(settings, layer)
+        say(f"{layer}: processes what is available, with {old_count} shards")
+        run_layer_to_end(spark, replace_shards(settings, layer, old_count), layer, threading.Event())
+        version = handover.read_last_processed_version(settings, layer)
     if version is None:
         return
-    say(f"{layer}: moving its states from {before} shards into {after}")
-    states = reshard_layer_states(spark, settings, layer, before, after)
-    begin = Handover(version, handover.read_next_batch(settings, layer), after, name)
+    say(f"{layer}: moving its states from {old_count} shards into {new_count}")
+    states = reshard_layer_states(spark, settings, layer, old_count, new_count)
+    begin = Handover(version, handover.read_next_batch_number(settings, layer), new_count, resharding_id)
     rows = ((row["shard"], bytes(row["chunk"])) for row in states.toLocalIterator())
     try:
         handover.prepare_handover(settings, begin, rows, layer, same_query=True)
@@ -186,10 +191,10 @@ def _prepare_layer(
     fault_point(f"after:{layer}.prepared")
 
 
-def _move_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, report: Say) -> None:
-    """Lets a layer resume from the new states. Prepares them again if they are damaged or gone."""
-    is_moved = handover.is_active(settings, plan.name, layer)
-    if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
+def _replace_layer_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, report: Say) -> None:
+    """Replaces a layer's states by the new ones. Builds the new states again if they are damaged or gone."""
+    is_moved = handover.is_handover_active(settings, plan.name, layer)
+    if not is_moved and layer in plan.former and not handover.is_handover_prepared(settings, plan.name, layer):
         _prepare_layer(spark, settings, layer, plan.former[layer], plan.shards, plan.name, report)
     _activate_layer(spark, settings, plan, layer)
 
@@ -201,8 +206,8 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
     """
     lake = Lake(settings, build_declared_gold_schemas(settings))
     handovers = (
-        handover.read_handover(handover.find_prepared_folder(settings, layer), layer),
-        handover.read_active(settings, layer),
+        handover.read_handover(handover.find_prepared_handover_folder(settings, layer), layer),
+        handover.read_active_handover(settings, layer),
     )
     begin = next(
         (candidate for candidate in handovers if candidate is not None and candidate.rebuild == plan.name), None

@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.retained import read_limits_as_frame
-from sessionlake.operations.retention.rules import build_limits
+from sessionlake.operations.retention.rules import build_limits_table
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
@@ -37,11 +37,11 @@ def compute_change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Tab
         batch: Silver's last batch that is old enough, is merged, and was read by gold.
 
     Returns:
-        The limits that are higher than those recorded before, with the schema `retained.LIMITS`.
+        The limits that are higher than those recorded in `ops.retained`, as rows `topic, partition, session_id, limit`.
     """
     from pyspark.sql import functions as F
 
-    rule, kept = RuleLookup(lake.settings.capture), _read_kept_cuts(spark, lake, batch)
+    rule, kept = RuleLookup(lake.settings.capture), _read_stored_cuts_until(spark, lake, batch)
     topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
     once = [topic for topic in topics if rule.find_rules(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
@@ -59,11 +59,11 @@ def compute_snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
         batch: Silver's last batch that is old enough and is merged.
 
     Returns:
-        The limits that are higher than those recorded before, with the schema `retained.LIMITS`.
+        The limits that are higher than those recorded in `ops.retained`, as rows `topic, partition, session_id, limit`.
     """
     from pyspark.sql import functions as F
 
-    last = _read_kept_cuts(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
+    last = _read_stored_cuts_until(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
     floors = read_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
     least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
@@ -83,7 +83,7 @@ def compute_progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
         batch: Silver's last batch that is old enough and is merged.
 
     Returns:
-        A row per life of which a row may be removed: the columns `SESSION`, `first_offset` and `limit`.
+        The rows `topic, partition, session_id, first_offset, limit`, one per life of which a row may be removed.
     """
     from pyspark.sql import functions as F
 
@@ -94,16 +94,22 @@ def compute_progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
     return lives.where(F.col("first") <= F.col(LIMIT)).drop("first").toArrow()
 
 
-def _read_kept_cuts(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
+def _read_stored_cuts_until(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
+    """Returns the cuts whose snapshots are stored, of silver's batches up to this one."""
     from pyspark.sql import functions as F
 
     return read_kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
 def _select_new_limits(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
-    """Returns the limits that are higher than those recorded before in `ops.retained`."""
+    """Selects the limits that are higher than those recorded for the table in `ops.retained`.
+
+    Args:
+        table: The table whose rows may be removed.
+        limits: Rows `topic, partition, session_id, limit`.
+    """
     from pyspark.sql import functions as F
 
     recorded = read_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
     beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
-    return build_limits(beyond.drop("recorded").toArrow())
+    return build_limits_table(beyond.drop("recorded").toArrow())

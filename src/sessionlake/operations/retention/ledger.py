@@ -26,54 +26,60 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def remove_ledger_entries(spark: SparkSession, lake: Lake, bound: datetime) -> int:
-    """Removes ledger entries that are older than `bound` and not needed singly. Returns the number of entries removed.
+def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime) -> int:
+    """Removes old ledger entries that are not needed singly. Returns the number of entries removed.
 
-    This process must hold the retention's claim.
+    This process must hold the claim `retention`. Entries committed at `keep_since` or later stay.
     """
     reader = lake.reader(spark)
-    before = read_removed_rows_of_table(reader, LEDGER) or RemovedRows(LEDGER, bound)
+    before = read_removed_rows_of_table(reader, LEDGER) or RemovedRows(LEDGER, keep_since)
     if before.pending:  # a process died during an earlier removal
         before = replace(_finish_removal(spark, lake, before), pending=0)
-    cut = find_due_time(reader, lake.settings, bound)
-    if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _build_expired_rows(cut))):
+    cut = find_end_of_removable_entries(reader, lake.settings, keep_since)
+    if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _select_entries_before(cut))):
         return 0
     refuse_restored_tables(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     record_removed_rows(spark, lake, now)
     write_sums_of_old_entries(spark, lake, cut)
-    remove_rows(spark, lake, LEDGER, _build_expired_rows(cut))
+    remove_rows(spark, lake, LEDGER, _select_entries_before(cut))
     record_removed_rows(spark, lake, replace(now, removed=now.max_missing_rows, pending=0))
     return count
 
 
-def _finish_removal(spark: SparkSession, lake: Lake, before: RemovedRows) -> RemovedRows:
-    """Finishes an interrupted removal if the sums of its entries were stored; else leaves the entries in the ledger."""
-    if read_stored_sums(lake.reader(spark)).removed_before != before.before:
-        return before
-    remove_rows(spark, lake, LEDGER, _build_expired_rows(before.before))
-    return replace(before, removed=before.max_missing_rows)
-
-
-def find_due_time(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
-    """Returns the moment before which ledger entries may be removed.
-
-    None if an earlier removal has already gone further, for example because the machine's clock was moved back since.
+def _finish_removal(spark: SparkSession, lake: Lake, recorded: RemovedRows) -> RemovedRows:
+    """Finishes an interrupted removal if the sums of its entries were stored. Else the entries stay in the ledger.
 
     Args:
-        bound: The moment before which entries are old enough. The result is never later.
+        recorded: The row of `ops.retained` about the interrupted removal. It is returned with the number of entries
+            that are removed now.
     """
-    cut, last = min(_read_needed_commit_times(reader, settings, bound)), read_stored_sums(reader).removed_before
+    if read_stored_sums(lake.reader(spark)).removed_before != recorded.before:
+        return recorded
+    remove_rows(spark, lake, LEDGER, _select_entries_before(recorded.before))
+    return replace(recorded, removed=recorded.max_missing_rows)
+
+
+def find_end_of_removable_entries(reader: TableReader, settings: Settings, keep_since: datetime) -> datetime | None:
+    """Returns the moment before which ledger entries may be removed.
+
+    None if an earlier removal has already removed later entries, for example because the machine's clock was moved back
+    since.
+
+    Args:
+        keep_since: Entries committed from this moment on are kept. The result is never later.
+    """
+    cut, last = min(_read_needed_commit_times(reader, settings, keep_since)), read_stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 
-def _read_needed_commit_times(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
-    """Returns the bound, and the commit times of all ledger entries that are still needed singly.
+def _read_needed_commit_times(reader: TableReader, settings: Settings, keep_since: datetime) -> list[datetime]:
+    """Returns `keep_since`, and the commit times of all ledger entries that are still needed singly.
 
     These are the last entry of each layer, and the entries of silver's batches that are not merged yet.
     """
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
-    needed = [bound]
+    needed = [keep_since]
     for layer in layers:
         times = [
             pc.max(part.column("committed_at")).as_py()
@@ -85,7 +91,8 @@ def _read_needed_commit_times(reader: TableReader, settings: Settings, bound: da
     ]
 
 
-def _build_expired_rows(cut: datetime) -> ExpiredRows:
-    last = cut - timedelta(microseconds=1)
+def _select_entries_before(end: datetime) -> ExpiredRows:
+    """Returns the selection of the ledger entries that were committed before `end`."""
+    last = end - timedelta(microseconds=1)
     limits = pa.table({"limit": pa.array([last], pa.timestamp("us", tz="UTC"))})
     return ExpiredRows((), "committed_at", limits, {"committed_at": last})

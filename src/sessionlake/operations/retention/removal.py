@@ -65,7 +65,7 @@ from sessionlake.settings.section import milliseconds
 from sessionlake.silver.stream_times import open_stored_times
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
-from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ _TIMEOUTS = 2
 
 @dataclass(frozen=True)
 class RemovalResult:
-    """What retention removed from a table.
+    """The result of removing old rows of one table.
 
     Attributes:
         rows: The number of rows removed.
@@ -110,7 +110,7 @@ class _DueRows:
     """The limits up to which rows of a table may be removed now.
 
     Attributes:
-        limits: A row per topic-partition or session, with the schema `LIMITS`.
+        limits: A row per topic-partition or session: its last offset, position or batch that may be removed.
         batch: The number of silver's last batch that is old enough; -1 if the table's rows have no batch numbers.
     """
 
@@ -119,7 +119,7 @@ class _DueRows:
 
 
 def _list_key_columns(table: str) -> tuple[str, ...]:
-    """Returns the columns that identify a limit of a table: topic and partition, or those of a session."""
+    """Returns the key columns of a table's limits: topic and partition, or topic, partition and session id."""
     return _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
 
 
@@ -134,8 +134,8 @@ class RetentionRunner:
         self._spark, self._settings, self._lake = spark, settings, Lake(settings)
         self._last_attempts: dict[str, datetime] = {}
 
-    def find_period(self, table: str) -> timedelta | None:
-        """Returns how long rows of a table are kept; None means forever."""
+    def find_retention_period(self, table: str) -> timedelta | None:
+        """Returns how long rows of a table are kept, from `maintain.retention`; None means forever."""
         name = _SETTINGS.get(table)
         period: timedelta | None = None if name is None else getattr(self._settings.maintain.retention, name)
         return period
@@ -148,7 +148,7 @@ class RetentionRunner:
             now: The present time, from which the age of rows is computed.
             only_if_due: True to do nothing if the table was checked a short time ago.
         """
-        span = self.find_period(table)
+        span = self.find_retention_period(table)
         last = self._last_attempts.get(table)
         if span is None or (only_if_due and last is not None and now - last < span / _STEPS):
             return RemovalResult()
@@ -156,10 +156,10 @@ class RetentionRunner:
         try:
             with self._lake.storage.hold_claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
-                require_uninterrupted(self._settings, SILVER)
+                refuse_interrupted_operations(self._settings, SILVER)
                 if table == LEDGER:
                     return RemovalResult(remove_ledger_entries(self._spark, self._lake, now - span))
-                return self._remove_up_to(table, now - span)
+                return self._remove_rows_older_than(table, now - span)
         except ClaimedError as error:
             del self._last_attempts[table]
             return RemovalResult(waits=str(error))
@@ -167,41 +167,47 @@ class RetentionRunner:
             return RemovalResult(waits=str(error))
 
     def finish_interrupted_removals(self) -> None:
-        """Finishes the removals of a process that died. This process must hold the claim `retained.CLAIM`.
+        """Finishes the removals of processes that died. This process must hold the claim `retention`.
 
-        Does not finish a removal from the ledger, whose entries are not counted by session.
+        Interrupted removals from the ledger are left alone: its entries are not counted by session.
         """
         for table, entry in read_removed_rows_without_limits(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
-                self._finish_removal(self._record_removal(table, entry.before))
+                self._finish_removal(self._read_removal_record(table, entry.before))
 
-    def _remove_up_to(self, table: str, bound: datetime) -> RemovalResult:
-        before, finished = self._record_removal(table, bound), 0
+    def _remove_rows_older_than(self, table: str, keep_since: datetime) -> RemovalResult:
+        """Removes a table's rows that are older than `keep_since` and that no reader needs.
+
+        First finishes an interrupted removal.
+        """
+        before, finished = self._read_removal_record(table, keep_since), 0
         if before.pending:
             finished = self._finish_removal(before)
-            before = self._record_removal(table, bound)
-        due = self._find_due_rows(table, bound)
+            before = self._read_removal_record(table, keep_since)
+        due = self._find_due_rows(table, keep_since)
         limits = (
-            rules.advance_limits(before.limits, due.limits, _list_key_columns(table))
-            if table != PROGRESS
-            else due.limits
+            rules.join_limits(before.limits, due.limits, _list_key_columns(table)) if table != PROGRESS else due.limits
         )
         batch = max(before.batch, due.batch)
         if table == MESSAGES:
-            count, limits = self._add_times(limits)
+            count, limits = self._add_highest_times(limits)
         else:
             count = self._count_rows(table, batch, limits)
         if not count:
             return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
-        now = RemovedRows(table, max(before.before, bound), batch, before.removed, count, noted)
+        now = RemovedRows(table, max(before.before, keep_since), batch, before.removed, count, noted)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
         record_removed_rows(self._spark, self._lake, now)
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
 
     def _finish_removal(self, entry: RemovedRows) -> int:
-        """Finishes the removal of a process that died. Returns the number of rows that it had not removed."""
+        """Removes the rows that a process was removing when it died. Returns their number.
+
+        Args:
+            entry: The row of `ops.retained` about the interrupted removal.
+        """
         count = self._count_rows(entry.table, entry.batch, entry.limits)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
         self._remove_rows(entry, entry.limits)
@@ -214,16 +220,16 @@ class RetentionRunner:
         finished = replace(entry, removed=entry.max_missing_rows, pending=0, limits=LIMITS.empty_table())
         record_removed_rows(self._spark, self._lake, finished)
 
-    def _record_removal(self, table: str, bound: datetime) -> RemovedRows:
-        """Returns the entry of `ops.retained` for a table, or an empty entry.
+    def _read_removal_record(self, table: str, keep_since: datetime) -> RemovedRows:
+        """Returns the row of `ops.retained` for a table; if there is none, a row without removals.
 
-        If limits are per topic-partition, it has all of them. If they are per session, it has only the limits up to
-        which a process was removing rows when it died.
+        Limits per topic-partition are all in it. Limits per session are in it only if a process died while it was
+        removing rows: then those up to which it was removing them.
         """
         reader = self._lake.reader(self._spark)
         entry = read_removed_rows_of_table(reader, table)
         if entry is None:
-            return RemovedRows(table, bound)
+            return RemovedRows(table, keep_since)
         if _list_key_columns(table) == _PLACE:
             return read_removed_rows(reader, [table])[table]
         if not entry.pending:
@@ -233,6 +239,7 @@ class RetentionRunner:
         return replace(entry, limits=read_last_changed_limits(reader, entry))
 
     def _count_rows(self, table: str, batch: int, limits: pa.Table) -> int:
+        """Returns the number of rows up to the limits, in the table and in the tables that are shortened with it."""
         if not limits.num_rows:
             return 0
         storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
@@ -241,8 +248,8 @@ class RetentionRunner:
             for part in parts
         )
 
-    def _add_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
-        """Returns the number of messages to remove, and the limits, each with the highest Kafka timestamp up to it."""
+    def _add_highest_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
+        """Returns the number of messages up to the limits, and the limits with their highest Kafka timestamps."""
         from pyspark.sql import functions as F
 
         places = to_spark_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
@@ -258,19 +265,22 @@ class RetentionRunner:
             "session_id", pa.nulls(highest_times.num_rows, pa.string())
         )
         count = pc.sum(highest_times["rows"]).as_py() or 0
-        return count, rules.advance_limits(limits, added.select(LIMITS.names).cast(LIMITS), _PLACE)
+        return count, rules.join_limits(limits, added.select(LIMITS.names).cast(LIMITS), _PLACE)
 
     # -- how far rows may be removed
 
-    def _find_due_rows(self, table: str, bound: datetime) -> _DueRows:
+    def _find_due_rows(self, table: str, keep_since: datetime) -> _DueRows:
+        """Returns the limits up to which a table's rows are older than `keep_since` and needed by no reader."""
         ledger = read_removed_rows_of_table(self._lake.reader(self._spark), LEDGER)
-        if ledger is not None and ledger.before > bound:
+        if ledger is not None and ledger.before > keep_since:
             raise _BlockedError(f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are")
         if table == MESSAGES:
-            return _DueRows(rules.build_partition_limits(self._find_message_limits(bound)))
-        batch = self._find_last_batch_before(bound)
+            return _DueRows(rules.build_partition_limits_table(self._find_message_limits(keep_since)))
+        batch = self._find_last_batch_before(keep_since)
         if table in {QUARANTINE, EVENTS}:
-            return _DueRows(rules.build_partition_limits(self._find_aged_offsets(SILVER, bound)), batch)
+            return _DueRows(
+                rules.build_partition_limits_table(self._find_last_offsets_read_before(SILVER, keep_since)), batch
+            )
         batch = min(batch, read_last_merged_batch_number(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._find_last_batch_read_by_gold())
@@ -278,10 +288,10 @@ class RetentionRunner:
             return _DueRows(LIMITS.empty_table())  # no batch is old enough
         return _DueRows(_RULES[table](self._spark, self._lake, batch), batch)
 
-    def _find_message_limits(self, bound: datetime) -> dict[TopicPartition, int]:
-        """Returns the last offset of bronze that may be removed, by topic-partition."""
+    def _find_message_limits(self, keep_since: datetime) -> dict[TopicPartition, int]:
+        """Returns, by topic-partition, the last offset of bronze that may be removed."""
         reader = self._lake.reader(self._spark)
-        aged, silver = self._find_aged_offsets(BRONZE, bound), read_last_offsets(reader, SILVER)
+        aged, silver = self._find_last_offsets_read_before(BRONZE, keep_since), read_last_offsets(reader, SILVER)
         if not silver:
             raise _BlockedError(f"{SILVER} has not read anything yet")
         limits = rules.compute_message_limits(aged, [silver], self._read_lowest_first_offsets())
@@ -300,25 +310,25 @@ class RetentionRunner:
             }
         return {place: limit for place, limit in limits.items() if limit >= 0}
 
-    def _find_aged_offsets(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
-        """Returns the last offset that the layer had read before a moment, by topic-partition."""
+    def _find_last_offsets_read_before(self, layer: str, moment: datetime) -> dict[TopicPartition, int]:
+        """Returns, by topic-partition, the last offset that the layer had read before a moment."""
         reader = self._lake.reader(self._spark)
-        later = read_first_offsets_since(reader, layer, bound)
+        later = read_first_offsets_since(reader, layer, moment)
         return {
             place: min(last, later.get(place, last + 1) - 1) for place, last in read_last_offsets(reader, layer).items()
         }
 
-    def _find_last_batch_before(self, bound: datetime) -> int:
+    def _find_last_batch_before(self, moment: datetime) -> int:
         """Returns the number of silver's last batch that was committed before a moment; -1 if there is none."""
         reader = self._lake.reader(self._spark)
         last = read_last_batch_number(reader, SILVER)
         if last is None:
             raise _BlockedError(f"{SILVER} has not read anything yet")
-        first = read_first_batch_number_since(reader, SILVER, bound)
+        first = read_first_batch_number_since(reader, SILVER, moment)
         return last if first is None else min(last, first - 1)
 
     def _find_last_batch_read_by_gold(self) -> int:
-        """Returns the number of silver's last batch of which gold has read all changes."""
+        """Returns the number of the last batch of silver whose changes gold has read completely."""
         if reads_initial_snapshot(self._settings.checkpoint(GOLD)):
             raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
@@ -360,7 +370,10 @@ class RetentionRunner:
         return in_state.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()
 
     def _read_stream_times(self) -> pa.Table:
-        """Returns the stream time, including silences, at the end of what silver has read: `topic, partition, time`."""
+        """Returns each topic-partition's stream time at the end of what silver has read: rows `topic, partition, time`.
+
+        The time is in milliseconds, and includes silences.
+        """
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
         times, _ = open_stored_times(self._settings, SILVER).read_times_before(places, behind)

@@ -264,7 +264,7 @@ def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[Partiti
         clock = judged.clock
         count.previous_offset, count.stream_time = (
             clock.previous_offsets[place],
-            clock.partition_times[clock.find_index(place)].time,
+            clock.partition_times[clock.find_partition_index(place)].time,
         )
         count.first_offset, count.last_offset = (
             min(count.first_offset, row["offset_min"]),

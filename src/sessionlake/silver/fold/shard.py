@@ -72,7 +72,7 @@ class SilverFold:
         stretch_times = after.clock.advance_clock(segments, _list_topic_partitions(batch))
         # Every shard gets every silence, even of topic-partitions without a session. Only shard 0 reports them.
         silences = [] if shard else [silence for part in segments for silence in part.silences]
-        first_timed = after.set_first_times()
+        first_timed = after.replace_unknown_session_times()
         judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed, self.columns)
         batch = judge.follow_chains(batch)
         processor = self.processor or SilverTableProcessor(self.columns, self._rules)
@@ -134,7 +134,7 @@ class ShardJudge:
             return messages
         known = {*self._state.keys.to_pylist()}
         follower = ChainFollower(self._state.chains, self._rules, known, self._chain_gaps)
-        return follower.follow(messages, self._read_stream_times)
+        return follower.follow_messages(messages, self._read_stream_times)
 
     def _read_stream_times(self, messages: pa.Table) -> Int64s:
         """Returns the stream time at each message, ms."""
@@ -255,7 +255,7 @@ class ShardJudge:
     def _find_clock_indices(self, messages: pa.Table) -> Int64s:
         """Returns the lane of each message: the index of its topic-partition in the shard's clock."""
         lane, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
-        index = self._state.clock.find_index
+        index = self._state.clock.find_partition_index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
         places = np.array([index(pair) for pair in pairs], np.int64)
         return places[lane] if len(places) else lane

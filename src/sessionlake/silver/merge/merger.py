@@ -48,7 +48,7 @@ from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +137,7 @@ class TableMerger:
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
     ) -> None:
         self._on_merge = on_merge
-        self._spark = separate_session(spark)  # MERGE sets its transaction in the session, so it needs its own
+        self._spark = create_separate_session(spark)  # MERGE sets its transaction in the session, so it needs its own
         self._lake = Lake(settings)
         self._ledger = Ledger(self._lake)
         self._settings = settings
