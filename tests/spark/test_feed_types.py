@@ -7,7 +7,7 @@ import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 from functools import reduce
 from operator import and_, itemgetter
@@ -32,6 +32,7 @@ from sessionlake.feeds.events import Decoded, Put
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_gold_tables
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
@@ -146,9 +147,7 @@ def test_gold_computes_with_decimals_and_joins_decimals_and_dates(typed: TypedLa
     for row in typed.expected():
         if row["day"] is not None and row["total"] is not None:
             paid[row["day"]] += row["total"]
-    assert {row["day"]: row["paid"] for row in typed.read("gold.by_day")} == pytest.approx(
-        {day: float(total) for day, total in paid.items()}
-    )
+    assert {row["day"]: row["paid"] for row in typed.read("gold.by_day")} == paid
 
 
 def test_products_of_a_decimal_column_are_exact(typed: TypedLake) -> None:
@@ -182,6 +181,49 @@ def test_products_of_a_decimal_column_are_exact(typed: TypedLake) -> None:
     assert [one.table for one in verify_gold(typed.spark, typed.settings, tables) if one.different_rows] == [
         "gold.paid"
     ]
+    job.rebuild_tables(typed.spark, typed.settings, tables)
+
+
+def test_averages_of_decimals_are_exact_and_rebuilt_alike(typed: TypedLake) -> None:
+    typed.run(Layer.GOLD)
+    tables = [one for one in list_declared_gold_tables(typed.settings) if isinstance(one, RollingAverage)]
+
+    def check() -> None:
+        lines = defaultdict[tuple[str, ...], list[Decimal]](list)
+        changes = [row for row in typed.read(CHANGES) if row["change"] == "upsert"]
+        expected = {}
+        for row in sorted(changes, key=itemgetter("_ts", "_position", "ordinal")):
+            for metric in ("wide", "total"):
+                if metric in row["_set"] and row[metric] is not None:
+                    key = (row["session_id"], row["row_id"], metric)
+                    lines[key].append(row[metric])
+                    last = lines[key][-8:]
+                    mean = float(sum(map(Fraction, last)) / len(last))
+                    expected[*key, row["_position"], row["ordinal"]] = (
+                        float(row[metric]),
+                        mean,
+                        len(last),
+                        row[metric],
+                    )
+        found = {
+            (*(row[name] for name in ("session_id", "row_id", "metric", "position", "ordinal")),): (
+                *(row[name] for name in ("value", "average", "points")),
+                row["_units"] and row["_units"].scaleb(-row["_scale"], Context(prec=80)),
+            )
+            for row in typed.read("gold.rolling_average")
+            if row["metric"] in ("wide", "total")
+        }
+        assert found == expected
+        assert {one.first_difference for one in verify_gold(typed.spark, typed.settings, tables)} == {None}
+
+    check()
+    assert {row["_units"] for row in typed.read("gold.rolling_average") if row["metric"] == "price"} == {None}
+    job.rebuild_tables(typed.spark, typed.settings, tables)
+    check()
+    wrong = "UPDATE {} SET average = average * 1.00000001 WHERE metric = 'wide' AND average <> 0"
+    typed.spark.sql(wrong.format(Lake(typed.settings).to_sql_identifier("gold.rolling_average")))
+    different = [one.table for one in verify_gold(typed.spark, typed.settings, tables) if one.different_rows]
+    assert "gold.rolling_average" in different
     job.rebuild_tables(typed.spark, typed.settings, tables)
 
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
+from fractions import Fraction
 from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,39 @@ def test_decimals_that_cancel_leave_their_last_digit_in_any_batches(spark, locat
         assert tuple(row[kind] for kind in kinds) == (7, 3 * least, wide.copy_negate(), wide, 3e-10 / 7)
     tables = [one for one in list_declared_gold_tables(feed.settings) if one.table_name == "gold.own"]
     assert {one.first_difference for one in verify_gold(spark, feed.settings, tables)} == {None}
+
+
+@pytest.mark.parametrize("on_cluster", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["driver", "cluster"])
+def test_a_late_decimal_beyond_the_tail_is_averaged_exactly(spark, location, monkeypatch, on_cluster: bool):
+    if on_cluster:
+        limit(monkeypatch, **NOTHING_IN_DRIVER, driver_changes=0)
+        all_in_files(monkeypatch)
+    columns = FORM["columns"] | {"price": {"type": "decimal(38,10)", "from": "text"}}
+    capture = {"feeds": [{"name": "capture", "topics": r"capture\..*", **FORM, "columns": columns}]}
+    feed = Feed(spark, Settings.model_validate({**location, "capture": capture, "gold": {"shards": 4}}))
+    wide, least = Decimal("9" * 28 + "." + "9" * 10), Decimal("0.0000000001")
+    values = [least, wide, least, wide.copy_negate(), *[least] * 36]
+    feed.write([change("s", "r", i, i * SECOND, price=value, qty=i) for i, value in enumerate(values)]).run()
+    feed.write([change("s", "r", 100, 2 * SECOND + 1, price=least)]).run()
+    line, places = [*values[:3], least, *values[3:]], [0, 1, 2, 100, *range(3, 40)]
+    before = {place: _exact_mean(values, place) for place in range(40)}
+    means = {place: _exact_mean(line, number) for number, place in enumerate(places)}
+    rows = [row for row in rows_of(spark, feed.lake, AVERAGES) if row["metric"] == "price"]
+    assert {row["position"]: row["average"] for row in rows} == means
+    assert {row["position"]: row["_units"] for row in rows} == {
+        place: int(value.scaleb(10, Context(prec=50))) for place, value in zip(places, line, strict=True)
+    }
+    assert {row["position"]: row["revision"] for row in rows} == {
+        place: int(place in before and before[place] != mean) for place, mean in means.items()
+    }
+    assert {
+        one.first_difference for one in verify_gold(spark, feed.settings, list_declared_averages(feed.settings))
+    } == {None}
+
+
+def _exact_mean(line: list[Decimal], number: int) -> float:
+    last = line[max(0, number - 7) : number + 1]
+    return float(sum(map(Fraction, last)) / len(last))
 
 
 def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):

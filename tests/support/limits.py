@@ -138,6 +138,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "gold.aggregate.decimals.MOST_DIGITS",
         "gold.aggregate.decimals._LIMB",
         "gold.aggregate.functions._SPLIT",
+        "gold.fold.units._NO_DECIMAL",
+        "gold.fold.units._LAST_INTEGER",
         "gold.aggregate.order._HEX_DIGITS",
         "gold.aggregate.sketches.QUANTILE_ERROR",
         "gold.aggregate.sketches._DROPPED",

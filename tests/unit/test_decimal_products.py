@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -17,17 +18,18 @@ from pydantic import ValidationError
 from sessionlake.gold.aggregate.decimals import MOST_DIGITS, read_units
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import DeclaredColumns
+from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DeclaredColumns, build_order_field_name
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.comments import build_product_comments
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, list_declared_products
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_products
 from sessionlake.gold.fold.outputs import compute_product_rows
 from sessionlake.settings.model import Settings
 from support.seeds import examples
 
 SERIES = ["topic", "session_id", "row_id", "metric"]
 RESULTS = {name: name for name in ("count", "sum", "min", "max", "mean", "first", "last")}
+INEXACT = {"p50": "p50", "variance": "variance"}
 Event = tuple[str, Decimal | None]
 """Row id and value."""
 
@@ -120,6 +122,40 @@ def test_in_any_batches_and_order_results_are_what_fractions_say(case: Any, chan
     assert found == by_hand(events, kind[1])
     assert rows.schema.field("sum").type == pa.decimal128(38, kind[1])
     assert {rows.schema.field(name).type for name in ("min", "max", "first", "last")} == {pa.decimal128(*kind)}
+
+
+@examples(usual=40, in_all=500)
+@given(drawn(), st.randoms(use_true_random=False))
+def test_products_of_a_table_have_the_same_exact_results_of_its_rows_in_any_order(case: Any, chance: Any) -> None:
+    kind, events, _ = case
+    own = {"name": "own", "source": "silver.orders", "value": "amount", "order": ["number"], "keys": ["customer"]}
+    declared = Settings.model_validate({"gold": {"products": [own | {"aggregates": RESULTS | INEXACT}]}})
+    product = create_product(declared.gold.products[0], value_type="decimal({},{})".format(*kind))
+    numbered = [*enumerate(events)]
+    chance.shuffle(numbered)
+    values = pa.array([value for _, (_, value) in numbered], pa.decimal128(*kind))
+    doubles = pa.array([None if value is None else float(value) for _, (_, value) in numbered], pa.float64())
+    number = pa.array([place for place, _ in numbered], pa.int64())
+    keys = pa.table({"customer": pa.array([row for _, (row, _) in numbered], pa.string())})
+    rows = product.aggregate_rows(
+        keys, pa.table({"value": values, VALUE_AS_DOUBLE: doubles, build_order_field_name(0): number})
+    )
+    found = {row["customer"]: tuple(row[name] for name in RESULTS) for row in rows.to_pylist()}
+    assert found == by_hand(events, kind[1])
+    for row in rows.to_pylist():
+        own_values = [float(value) for name, value in events if name == row["customer"] and value is not None]
+        assert row["p50"] == pytest.approx(sorted(own_values)[(len(own_values) - 1) // 2], rel=0.009)
+        spread = statistics.variance(own_values) if len(own_values) > 1 else None
+        assert row["variance"] == (None if spread is None else pytest.approx(spread, rel=1e-6, abs=1e-12))
+
+
+def test_a_table_s_product_depends_on_the_type_of_its_decimal_column() -> None:
+    own = {"name": "own", "source": "silver.orders", "value": "amount", "order": ["n"], "keys": ["k"]}
+    [declared] = Settings.model_validate({"gold": {"products": [own | {"aggregates": {"a": "first"}}]}}).gold.products
+    kinds = (None, "double", "bigint", "decimal(20,4)", "decimal(20,5)")
+    logics = [create_product(declared, value_type=kind).logic_hash for kind in kinds]
+    assert logics[0] == logics[1] == logics[2]
+    assert len({*logics}) == 3
 
 
 def test_what_cancels_leaves_the_last_digit_where_doubles_leave_nothing() -> None:

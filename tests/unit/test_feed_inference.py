@@ -260,7 +260,8 @@ RECORDINGS = os.environ.get("SESSIONLAKE_RECORDINGS")
 @pytest.mark.parametrize(
     ("name", "counts", "tables", "session", "order"),
     [
-        ("KRAKEN.ws.50.0", "4,279 read, 42 ignored, 0 refused", "sessions 10, rows 7,452, gaps 0", "[-1]", None),
+        ("KRAKEN.ws.50.0", "4,279 read, 42 ignored, 0 refused",
+         "sessions 10, rows 7,452, gaps 0, duplicates 0. Checksums: right 4,269, wrong 0", "[-1]", None),
         ("COINBASE.ws.28.0", "9,729 read, 217 ignored, 0 refused", "sessions 10, rows 8,359, gaps 0", "product_id",
          None),
         ("HITBTC.ws.1.0", "537 read, 263 ignored, 0 refused", "sessions 10, rows 3,774, gaps 0", "params.symbol",

@@ -5,11 +5,11 @@ The rows of the sample are computed, and each usual form of such a text is tried
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from sessionlake.feeds.checksums import Crc32
@@ -25,6 +25,11 @@ _SEPARATORS = ("", ":", ",", "|", "-", "_")
 _KEPT = 1_000
 _COMPARED = 200
 """Most checksums of the sample that are compared."""
+_MODULO = 2**32
+_TRIED = 4
+"""Most fields that are tried as checksums."""
+_FEWEST_RISES = 0.25
+"""Least share of checksums that are above, and below, the one before. Times and counters only rise."""
 _FEWEST = 3
 """Fewest checksums that show that a form is the right one."""
 Groups = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
@@ -38,50 +43,101 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
         sample: The messages, taken apart.
         records: The messages.
     """
-    path = _find_checksum(sample)
-    settings = None if path is None else _add_texts(proposal.settings)
-    if path is None or settings is None:
+    paths = _list_checksums(sample)
+    settings = _add_texts(proposal.settings) if paths else None
+    if settings is None:
         return proposal
     columns = [*settings["columns"]][-2:]
     sides = [settings["keep"]["descending"][0], *_list_sides(settings["messages"], "ask")]
-    widest = _build_check_setting(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
-    compared = _collect_rows(settings | {"check": widest}, records)
-    if len(compared) < _FEWEST:
-        note = f"{path} may be a checksum, but only {len(compared)} of them are in messages that change these rows"
-        return replace(proposal, notes=[*proposal.notes, f"{note}; add it as check, if its sender documents it"])
+    notes = []
+    for path in paths:
+        widest = _build_check_setting(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
+        compared = _collect_rows(settings | {"check": widest}, records)
+        why = f"but only {len(compared)} of them are in messages that change these rows"
+        if len(compared) >= _FEWEST:
+            if forms := _find_forms(compared, sides, columns):
+                messages = settings.pop("messages")
+                settings |= {"check": _build_check_setting(path, *forms[0]), "messages": messages}
+                counts = ", ".join(str(rows) for rows, _ in forms)
+                note = f"the checksums fit with check.rows {counts} alike; set the number that their sender documents"
+                return replace(proposal, settings=settings, notes=[*proposal.notes, *[note] * (len(forms) > 1)])
+            why = "of none of the usual forms"
+        if _is_named(path):
+            notes.append(f"{path} may be a checksum, {why}; add it as check, if its sender documents it")
+    return replace(proposal, notes=[*proposal.notes, *notes[:1]])
+
+
+def _find_forms(
+    compared: Sequence[tuple[Groups, Any]], sides: Sequence[str], columns: Sequence[str]
+) -> list[tuple[int, Crc32]]:
+    """Returns the first usual form that all checksums have, with each number of rows that fits; none if no form does.
+
+    Several numbers fit if no side of the sample's books has more rows.
+    """
+    fitting: list[tuple[int, Crc32]] = []
     for rows, crc32 in _list_forms(sides, columns):
-        if all(crc32.fits({group: found[:rows] for group, found in groups.items()}, sent) for groups, sent in compared):
-            messages = settings.pop("messages")
-            settings |= {"check": _build_check_setting(path, rows, crc32), "messages": messages}
-            return replace(proposal, settings=settings)
-    note = f"{path} may be a checksum, of none of the usual forms; add it as check, if its sender documents it"
-    return replace(proposal, notes=[*proposal.notes, note])
+        if (not fitting or crc32 == fitting[0][1]) and all(
+            crc32.fits({group: found[:rows] for group, found in groups.items()}, sent) for groups, sent in compared
+        ):
+            fitting.append((rows, crc32))
+    return fitting
 
 
-def _find_checksum(sample: Sample) -> str | None:
-    """Returns the path of a field that is named as a checksum and has numbers of 32 bits; None if there is none."""
-    counts = Counter(
-        path for one in sample.messages for path in one.scalars if get_field_name(path).lower() in CHECKSUMS
-    )
-    for path, count in counts.most_common():
-        values = [str(one.scalars[path]) for one in sample.messages if path in one.scalars]
-        is_number = all(len(value) <= len(str(-(2**32))) and value.lstrip("-").isdigit() for value in values)
-        if count >= _FEWEST and is_number and len({*values}) > count // 2:
-            return path
-    return None
+def _list_checksums(sample: Sample) -> list[str]:
+    """Returns paths of fields that may be checksums: numbers of 32 bits that neither repeat nor rise.
+
+    Those with a usual name come first. The form of the checksum decides whether a field is one.
+    """
+    values: defaultdict[str, list[str]] = defaultdict(list)
+    for one in sample.messages:
+        for path, value in {**one.scalars, **_list_from_end(one.value)}.items():
+            if type(value) is int or isinstance(value, str):
+                values[path].append(str(value))
+    found = [path for path, texts in values.items() if len(texts) >= _FEWEST and _may_be_checksums(path, texts)]
+    return sorted(found, key=lambda path: (not _is_named(path), -len(values[path])))[:_TRIED]
+
+
+def _is_named(path: str) -> bool:
+    return get_field_name(path).lower() in CHECKSUMS
+
+
+def _may_be_checksums(path: str, texts: Sequence[str]) -> bool:
+    is_number = all(len(text) <= len(str(-_MODULO)) and text.removeprefix("-").isdecimal() for text in texts)
+    if not is_number or len({*texts}) <= len(texts) // 2:
+        return False
+    rises = sum(int(one) < int(two) for one, two in pairwise(texts)) / (len(texts) - 1)
+    is_mixed = _FEWEST_RISES <= rises <= 1 - _FEWEST_RISES and max(map(int, texts)) > _MODULO // 8
+    return _is_named(path) or is_mixed
+
+
+def _list_from_end(value: Any) -> dict[str, Any]:
+    """Returns the values of objects in a message that is an array, by paths that count from its end."""
+    if not isinstance(value, list):
+        return {}
+    return {
+        f"[{place - len(value)}].{name}": inner
+        for place, item in enumerate(value)
+        if isinstance(item, dict)
+        for name, inner in item.items()
+        if name.isidentifier()
+    }
 
 
 def _add_texts(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the settings with `keep`, and columns with the digits as they were sent; None if it is no order book."""
     found = deepcopy(dict(settings))
+    if "uses" in found:
+        return None
     columns, parts = found["columns"], [part for rule in found["messages"] for part in rule.get("rows", ())]
     bids, asks = _list_sides(found["messages"], "bid"), _list_sides(found["messages"], "ask")
     quantity = next((name for name in columns if OF_QUANTITY.search(name)), None)
     if found["key"][:1] != ["side"] or len(found["key"]) != len(("side", "price")) or quantity is None:
         return None
-    if (len(bids), len(asks)) != (1, 1) or not all(isinstance(part["row"], dict) for part in parts):
+    names = (found["key"][1], quantity)
+    are_complete = all(isinstance(part["row"], dict) and part["row"].keys() >= {*names} for part in parts)
+    if (len(bids), len(asks)) != (1, 1) or not are_complete:
         return None
-    for name in (found["key"][1], quantity):
+    for name in names:
         is_text = isinstance(columns[name], dict) and columns[name].get("from") == "text"
         columns[f"{name}_text"] = "string" if is_text else {"type": "string", "from": "digits"}
         for part in parts:

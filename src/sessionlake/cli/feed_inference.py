@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 
 from sessionlake.cli.feed_checks import propose_checksum
 from sessionlake.errors import SessionlakeError, UsageError
-from sessionlake.feeds.inference.propose import Proposal, propose_feed
+from sessionlake.feeds.inference.propose import Proposal, propose_feed, propose_split_feeds
 from sessionlake.feeds.inference.sample import take_sample
 from sessionlake.feeds.inference.yaml_text import write_feed
 from sessionlake.feeds.reader import KafkaRecord
@@ -35,6 +36,8 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
     topics = list(dict.fromkeys(record.topic for record in records))
     sample = take_sample(records)
     proposal = propose_feed(sample, name, topics)
+    if proposal is None or "uses" not in proposal.settings:
+        proposal = _choose_split(propose_split_feeds(sample, name, topics), proposal, records)
     if proposal is None:
         raise UsageError(
             f"{source}: no rows were found in {len(records):,} messages; "
@@ -52,19 +55,66 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             why="Fields of these messages have names or forms that inference does not know",
             fix="Write the feed by hand; docs/how-to/bring-your-own-messages.md has examples",
         ) from error
-    proposal = propose_checksum(proposal, sample, records)
+    proposal = propose_checksum(proposal, proposal.parts or sample, records)
     settings = FeedSettings.model_validate(proposal.settings)
     return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
+
+
+def _choose_split(
+    proposals: Iterable[Proposal], other: Proposal | None, records: Sequence[KafkaRecord]
+) -> Proposal | None:
+    """Returns the first feed that reads messages part by part, and as many of them as the other feed; else the other.
+
+    A feed whose order refuses messages is tried without its order.
+    """
+    least = _count_read(other, records)
+    for proposal in proposals:
+        for one in (proposal, _remove_order(proposal)):
+            refused, read = _count_read(one, records)
+            if refused <= least[0] and read >= max(1, least[1]):
+                return one
+    return other
+
+
+def _count_read(proposal: Proposal | None, records: Sequence[KafkaRecord]) -> tuple[int, int]:
+    """Returns how many messages a feed refuses, and how many it reads; all are refused if there is no valid feed."""
+    try:
+        settings = None if proposal is None else FeedSettings.model_validate(proposal.settings)
+    except ValidationError:
+        settings = None
+    if settings is None:
+        return len(records), 0
+    totals = _try_feed(settings, records).totals
+    refused = totals.refused.total()
+    return refused, totals.messages - refused - totals.ignored
+
+
+def _remove_order(proposal: Proposal) -> Proposal:
+    """Returns a feed without its order, so that messages apply as they arrive."""
+    rules = [
+        {key: value for key, value in rule.items() if key not in ("restart", "order")}
+        for rule in proposal.settings["messages"]
+    ]
+    settings = {key: value for key, value in proposal.settings.items() if key != "order"} | {"messages": rules}
+    return replace(
+        proposal, settings=settings, seen={key: text for key, text in proposal.seen.items() if key != "order"}
+    )
+
+
+def _try_feed(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
+    """Returns the trial of a feed on all messages."""
+    feed = settings.build()
+    trial = Trial([feed], only=feed)
+    for record in records:
+        trial.read(record)
+    return trial
 
 
 def _write_comments(
     proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
 ) -> list[str]:
     """Returns what the feed does with the messages, and what a reader should know."""
-    feed = settings.build()
-    trial = Trial([feed], only=feed)
-    for record in records:
-        trial.read(record)
+    trial = _try_feed(settings, records)
     totals, tables = trial.totals, trial.tables
     checks = f" Checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}."
     refused = totals.refused.total()

@@ -22,6 +22,7 @@ from sessionlake.gold.aggregate.sources import (
 )
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removed_rows_without_limits
+from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import keep_small_frame_in_one_task
@@ -40,10 +41,8 @@ def get_value_columns(settings: Settings) -> DeclaredColumns:
     numbers = tuple(column.name for column in columns if column.is_numeric)
     texts = tuple(column.name for column in columns if column.sql == "string")
     feeds = {one.name: capture.feed_topics(one.name) for one in capture.feeds}
-    decimals = dict.fromkeys(
-        one.value for one in settings.gold.products if one.source is None and one.value is not None
-    )
-    return DeclaredColumns(numbers, texts, feeds, tuple(decimals))
+    decimals = tuple(column.name for column in columns if is_decimal(column.sql))
+    return DeclaredColumns(numbers, texts, feeds, decimals)
 
 
 def build_change_columns(declared: DeclaredColumns, once_topics: OnceTopics) -> list[Column]:
@@ -111,7 +110,7 @@ def add_seq_order(events: DataFrame) -> DataFrame:
 
 
 def select_events(
-    changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], *, numbers: bool
+    changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], *, numbers: bool, exact: bool = False
 ) -> DataFrame:
     """Returns one row for each number, or each text, that a change set. The value is in the column `value`.
 
@@ -122,6 +121,7 @@ def select_events(
         declared: The declared columns.
         copied_columns: Names of the columns to copy from the change.
         numbers: True for numbers, False for texts.
+        exact: True to add the columns `decimal:<i>`. Each has the exact values of one decimal column, else null.
     """
     from pyspark.sql import functions as F
 
@@ -129,11 +129,17 @@ def select_events(
     called, kind = ("metric", "double") if numbers else ("column", "string")
     copied_columns = [*map(quote, copied_columns)]
     nothing = changes.limit(0).select(*copied_columns, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
+    decimals = {
+        name: [quote(build_decimal_field_name(i))] for i, name in enumerate(declared.decimals) if exact and numbers
+    }
     parts = (
-        changes.select(*copied_columns, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"))
+        changes.select(
+            *copied_columns, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"), *decimals.get(name, [])
+        )
         for i, name in enumerate(names)
     )
-    events = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
+    events = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts, nothing)
+    events = events.where("value IS NOT NULL")
     # Adding zero turns -0.0 into 0.0, as the aggregates do.
     return events.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else events
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sources import Rows, build_order_field_name
+from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import create_product
 from sessionlake.gold.verify.tables import compute_expected_rows
@@ -50,7 +50,7 @@ class ProductComputation(TableComputation):
     """
 
     def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = create_product(config.product)
+        self.product = create_product(config.product, value_type=present.get(config.product.value or ""))
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
@@ -150,7 +150,10 @@ class ProductComputation(TableComputation):
         found = {name: F.col(quote(name)) for name in self.product.source_columns}
         found |= {build_order_field_name(i): F.col(quote(name)) for i, name in enumerate(source.order)}
         if source.value is not None:
-            found["value"] = F.col(quote(source.value)).cast("double" if source.numbers else "string")
+            value = F.col(quote(source.value))
+            is_exact = isinstance(source, DecimalRows)
+            found["value"] = value if is_exact else value.cast("double" if source.numbers else "string")
+            found |= {VALUE_AS_DOUBLE: value.cast("double")} if is_exact else {}
         if source.time is not None:
             time = F.col(quote(source.time))
             found["ts"] = F.unix_millis(time) if self._present[source.time] == "timestamp" else time

@@ -137,7 +137,7 @@ class ProductSettings(Section):
     time: str | None = None
     """With a source: its column with the event time, a timestamp, or a bigint in milliseconds."""
     value: str | None = None
-    """With a source: its column to aggregate. Rows where it is null are ignored.
+    """With a source: its column to aggregate. Rows where it is null are ignored. Results of decimals are exact.
 
     Without a source: a decimal column of a feed. Only its values are aggregated, and the results are exact.
     """

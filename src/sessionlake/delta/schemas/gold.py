@@ -51,6 +51,10 @@ _SESSION = Column(
     "bigint",
     "Hash of the session id, by which sessions of one event time are ordered; null unless class once",
 )
+_EXACT = (
+    Column("_units", "decimal(38,0)", "The exact value in units of 10^-_scale; null unless the metric is a decimal"),
+    Column("_scale", "int", "Number of digits of the exact value after the point; null unless the metric is a decimal"),
+)
 
 
 def _point_place_columns(name: str, order: str) -> tuple[Column, ...]:
@@ -112,7 +116,7 @@ def _metrics_schema(comment: str, bucket: str) -> TableSchema:
 
 GOLD_SCHEMAS: dict[str, TableSchema] = {
     AVERAGES: TableSchema(
-        (TOPIC, SESSION_ID, PARTITION, ROW_ID, METRIC, TS, _POSITION, ORDINAL, *_AVERAGE, _LIFE, _SEQ),
+        (TOPIC, SESSION_ID, PARTITION, ROW_ID, METRIC, TS, _POSITION, ORDINAL, *_AVERAGE, _LIFE, _SEQ, *_EXACT),
         "Average over each point and the N-1 before it in event time",
         written_by="gold.batch.averages",
         cluster_by=("topic", "session_id"),
@@ -120,7 +124,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         writes=WriteMode.BOTH,
     ),
     SENSOR_AVERAGES: TableSchema(
-        (TOPIC, ROW_ID, METRIC, TS, PARTITION, OFFSET, ORDINAL, *_AVERAGE, _SESSION, _LIFE, _SEQ),
+        (TOPIC, ROW_ID, METRIC, TS, PARTITION, OFFSET, ORDINAL, *_AVERAGE, _SESSION, _LIFE, _SEQ, *_EXACT),
         "Average over each point and the N-1 before it in event time, across the topic's sessions",
         written_by="gold.batch.averages",
         cluster_by=("topic", "row_id"),

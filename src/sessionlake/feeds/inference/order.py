@@ -12,7 +12,7 @@ from typing import Any
 
 from sessionlake.feeds.inference.sample import Sampled, get_field_name
 from sessionlake.feeds.inference.types import find_unit, is_iso_time
-from sessionlake.feeds.inference.words import LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_identifier, is_time, rank
+from sessionlake.feeds.inference.words import KEYS, LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_identifier, is_time, rank
 
 _DIGITS = re.compile(r"-?(0|[1-9]\d{0,18})")
 _NUMBER = re.compile(r"\d{9,19}(\.\d{1,9})?")
@@ -151,6 +151,8 @@ def choose_order(
     every: Sequence[Sampled],
     session_of: Callable[[Sampled], Any],
     is_snapshot: Callable[[Sampled], bool],
+    *,
+    is_split: bool = False,
 ) -> Choice:
     """Chooses the setting `order`; None if no field orders the messages, so that they apply as they arrive.
 
@@ -159,6 +161,7 @@ def choose_order(
         every: All messages, also those that are ignored.
         session_of: Returns the session of a message.
         is_snapshot: Returns True for a message that is a snapshot. It need not follow the message before it.
+        is_split: True if `messages` are parts of messages, and `every` are the messages themselves.
     """
     by_session: defaultdict[Any, list[tuple[bool, dict[str, int]]]] = defaultdict(list)
     for one in messages:
@@ -178,7 +181,9 @@ def choose_order(
         or _propose_rising_order(pairs, moving)
     )
     chained = _propose_chained_order(every)
-    if found is None or (chained is not None and "rising" in found):
+    # A number of the message is the same in all of its parts, so it counts messages and not those of a session.
+    is_of_message = is_split and found is not None and not found["seq"].startswith(".")
+    if found is None or (chained is not None and ("rising" in found or is_of_message)):
         found = chained or found
     if found is None:
         return Choice(None)
@@ -218,6 +223,9 @@ def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str
             continue
         if _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
             return {"seq": last, "after": other}
+    for last, other in product(moving, paths):
+        if last == other:
+            continue
         follows = _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
         several = any(two[other] < two[last] for _, two in pairs) or _OF_FIRST.search(get_field_name(other))
         if follows >= _USUAL and several:
@@ -245,11 +253,20 @@ def _propose_rising_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] |
 
 
 def _propose_chained_order(every: Sequence[Sampled]) -> dict[str, Any] | None:
-    """Returns the order of a number that rises by one over all messages, whatever their session."""
+    """Returns the order of a number that links all messages, or rises by one over them, whatever their session.
+
+    A number without a usual name must do so in every message, and in many of them.
+    """
     integers = [_list_integers(one) for one in every]
     pairs = list(pairwise(integers))
     if len(pairs) < _FEWEST:
         return None
-    named = [path for path in _find_common_paths(integers) if rank(get_field_name(path), SEQS)]
-    found = _propose_counted_order(pairs, named)
+    paths = _find_common_paths(integers)
+    named = [path for path in paths if rank(get_field_name(path), SEQS)]
+    counted = [path for path in paths if all(two[path] == one[path] + 1 for one, two in pairs)]
+    counted = [path for path in counted if not rank(get_field_name(path), KEYS)]  # numbers of rows
+    rising = [path for path in paths if all(two[path] > one[path] for one, two in pairs)]
+    linked = _propose_linked_order(pairs, paths, rising) if len(pairs) >= _MANY else None
+    found = _propose_counted_order(pairs, [*named, *counted])
+    found = linked if found is None and linked is not None and "after" in linked else found
     return None if found is None else found | {"chain": "kafka.topic"}

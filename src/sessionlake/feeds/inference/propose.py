@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sessionlake.feeds.inference.arrays import Table
@@ -12,11 +12,12 @@ from sessionlake.feeds.inference.change_capture import propose_change_capture
 from sessionlake.feeds.inference.kinds import KindGroup, group_by_kind
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
 from sessionlake.feeds.inference.sample import Sample, Sampled, get_field_name
+from sessionlake.feeds.inference.signed_levels import propose_signed_levels
+from sessionlake.feeds.inference.splits import Split, find_splits, take_parts
 from sessionlake.feeds.inference.tables import find_deleting_values, find_table
 from sessionlake.feeds.inference.upserts import propose_upserts
-from sessionlake.feeds.inference.words import OF_DELETE, OF_SNAPSHOT, OF_UPDATE
+from sessionlake.feeds.inference.words import HEARTBEAT, OF_DELETE, OF_SNAPSHOT, OF_UPDATE
 
-_HEARTBEAT = re.compile(r"heartbeat|keep_?alive|^ping$|^hb$", re.IGNORECASE)
 _MUCH_LONGER = 5
 """A kind whose messages have this many times the rows of the others is a snapshot."""
 
@@ -29,11 +30,13 @@ class Proposal:
         settings: The feed as an entry of `capture.feeds`.
         seen: What the sample shows about a key or column, by its name.
         notes: What a reader should know or decide.
+        parts: The parts of the messages, if the feed splits messages; else None.
     """
 
     settings: dict[str, Any]
     seen: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    parts: Sample | None = None
 
 
 def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal | None:
@@ -47,8 +50,8 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     Returns:
         The proposal; None if no message of the sample has rows.
     """
-    head = {"name": propose_feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
-    captured = propose_change_capture(sample) or propose_upserts(sample)
+    head = _build_head(name, topics)
+    captured = propose_change_capture(sample) or propose_upserts(sample) or propose_signed_levels(sample)
     if captured is not None:
         settings, seen, notes = captured
         return Proposal(head | settings, seen, notes)
@@ -57,28 +60,90 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     if parts is None:
         return None
     table, session, messages = parts
-    time = choose_time(messages)
-    order = _choose_order(table, messages, sample, session)
-    settings = head | {
+    order = _choose_order(table, messages, sample.messages, session)
+    rules = _rules(kinds, table, order, session.setting)
+    found = _build_proposal(sample, table, session, order, rules)
+    found.settings = head | found.settings
+    without = [group for group in kinds if not any(group is one for one in table.kinds)]
+    if without:
+        count = sum(len(group.messages) for group in without)
+        found.notes.insert(0, f"messages without rows of this table: {count:,}")
+    return found
+
+
+def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Iterator[Proposal]:
+    """Yields feeds that read each message part by part, because it seems to hold several tables, the best feed first.
+
+    Args:
+        sample: The messages.
+        name: Name of the topic or file, from which the feed's name is made.
+        topics: The topics of the messages.
+    """
+    for split in find_splits(sample):
+        taken = take_parts(sample, split)
+        if taken is None:
+            continue
+        parts, others = taken
+        kinds = group_by_kind(parts.messages)
+        found = _find_parts(kinds)
+        if found is None or not all("each" in part for rows in found[0].rows for part in rows):
+            continue
+        table, session, messages = found
+        if split.is_object:
+            names = {one.scalars[".key"] for one in parts.messages}
+            session = Choice(".key", why=f"{len(names):,} different names of fields")
+        if not isinstance(session.setting, str) or session.setting == "kafka.key":
+            continue
+        order = _choose_order(table, messages, sample.messages, session, is_split=True)
+        rules = [
+            _split_rule(rule, split, has_others=bool(others)) for rule in _rules(kinds, table, order, session.setting)
+        ]
+        path, _ = split.condition
+        rules += [{"when": {path: "absent"}, "is": "ignore"}] if others and split.path else []
+        proposal = _build_proposal(sample, table, session, order, rules)
+        proposal.settings = _build_head(name, topics) | proposal.settings
+        proposal.notes.insert(0, f"a message can hold several sessions, so it is read part by part: {split.each}")
+        yield replace(proposal, parts=parts)
+
+
+def _split_rule(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict[str, Any]:
+    """Returns a rule of parts for messages with parts."""
+    path, value = split.condition
+    when = ({path: value} if has_others else {}) | rule.get("when", {})
+    rest = {key: setting for key, setting in rule.items() if key not in ("when", "rows")}
+    rows = {"rows": rule["rows"]} if "rows" in rule else {}
+    return ({"when": when} if when else {}) | rest | {"split": {"each": split.each}} | rows
+
+
+def _build_head(name: str, topics: Sequence[str]) -> dict[str, Any]:
+    return {"name": propose_feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
+
+
+def _build_proposal(
+    sample: Sample, table: Table, session: Choice, order: Choice, rules: list[dict[str, Any]]
+) -> Proposal:
+    time = choose_time(_sort_sampled(table))
+    has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
+    settings = {
         "session": session.setting,
         "key": table.key,
         "columns": {column: inferred.setting for column, inferred in table.columns.items()},
         "time": time.setting,
         "order": order.setting,
+        "starts_with": None if has_snapshot else "anything",
+        "messages": [*_propose_tombstone_rule(sample), *rules],
     }
-    rules = _rules(kinds, table, order, session.setting)
-    has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
-    settings["starts_with"] = None if has_snapshot else "anything"
-    settings["messages"] = [*_propose_tombstone_rule(sample), *rules]
     seen = {f"columns.{column}": inferred.seen for column, inferred in table.columns.items() if inferred.seen}
     return Proposal(
         {key: value for key, value in settings.items() if value is not None},
         seen | _describe_seen_values(session, time, order),
-        _list_notes(sample, kinds, table, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
+        _list_notes(sample, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
     )
 
 
-def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, session: Choice) -> Choice:
+def _choose_order(
+    table: Table, messages: Sequence[Sampled], every: Sequence[Sampled], session: Choice, *, is_split: bool = False
+) -> Choice:
     snapshots = {
         id(one)
         for number, group in enumerate(table.kinds)
@@ -86,7 +151,7 @@ def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, ses
         for one in group.messages
     }
     function = _create_session_reader(session.setting)
-    return choose_order(messages, sample.messages, function, lambda one: id(one) in snapshots)
+    return choose_order(messages, every, function, lambda one: id(one) in snapshots, is_split=is_split)
 
 
 def propose_feed_name(name: str) -> str:
@@ -186,7 +251,7 @@ def _sort_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
     needed = [order.setting["seq"]] if order.setting else []
     needed += [session] if isinstance(session, str) and session != "kafka.key" else []
-    return bool(_HEARTBEAT.search(group.label)) and all(
+    return bool(HEARTBEAT.search(group.label)) and all(
         one.scalars.get(path) is not None for one in group.messages for path in needed
     )
 
@@ -245,13 +310,8 @@ def _describe_seen_values(session: Choice, time: Choice, order: Choice) -> dict[
     return found
 
 
-def _list_notes(
-    sample: Sample, kinds: Sequence[KindGroup], table: Table, *, has_snapshot: bool, is_ordered: bool
-) -> list[str]:
+def _list_notes(sample: Sample, *, has_snapshot: bool, is_ordered: bool) -> list[str]:
     notes = []
-    without = [group for group in kinds if not any(group is one for one in table.kinds)]
-    if without:
-        notes.append(f"messages without rows of this table: {sum(len(group.messages) for group in without):,}")
     if not has_snapshot:
         notes.append("no kind of message is a snapshot, so tables start with any message")
     if not is_ordered:

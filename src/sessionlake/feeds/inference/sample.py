@@ -96,6 +96,16 @@ def take_sample(records: Iterable[KafkaRecord]) -> Sample:
     return Sample(messages, others, tombstones)
 
 
+def take_part_apart(record: KafkaRecord, value: Any, prefix: str) -> Sampled:
+    """Takes a part of a message apart. All paths begin with `prefix`."""
+    one = Sampled(record, value)
+    _take_apart(one, value, "", "", set(), 0)
+    one.scalars = {f"{prefix}{path}": item for path, item in one.scalars.items()}
+    for source in one.sources:
+        source.path = f"{prefix}{source.path}"
+    return one
+
+
 def path_of(prefix: str, name: str) -> str | None:
     """Returns the path of a field below a path; None if its name is too unusual for a path."""
     if not name or len(name) > _LONGEST_NAME or _ODD_NAME.search(name):
@@ -119,12 +129,13 @@ def _list_wrapping_arrays(messages: list[Sampled]) -> set[str]:
     longest: dict[str, int] = {}
     for one in messages:
         for path, items in _find_arrays(one.value, "", 0):
-            if _has_rows_inside(items):
+            if has_rows_inside(items):
                 longest[path] = max(longest.get(path, 0), len(items))
     return {path for path, most in longest.items() if most == 1}
 
 
-def _has_rows_inside(items: list[Any]) -> bool:
+def has_rows_inside(items: list[Any]) -> bool:
+    """Returns True if an element of an array is an object with an array that may have rows."""
     return any(isinstance(item, dict) and any(_is_rows(inner) for inner in item.values()) for item in items)
 
 
@@ -159,7 +170,7 @@ def _take_apart(one: Sampled, value: Any, path: str, name: str, wrapped: set[str
             below = path_of(path, inner)
             if below is not None:
                 _take_apart(one, item, below, inner, wrapped, depth + 1)
-    elif path in wrapped and _has_rows_inside(value):
+    elif path in wrapped and has_rows_inside(value):
         _take_apart(one, value[0], f"{path}[0]", name, wrapped, depth)
     elif _is_rows(value):
         one.sources.append(Source(f"{path}[*]", name, value))

@@ -42,6 +42,7 @@ OF_SNAPSHOT = re.compile(r"snapshot|partial|initial|\binit\b|\bfull\b|image|refr
 OF_UPDATE = re.compile(
     r"update|change|delta|diff|modif|insert|upsert|delete|remove|create|l2|^[cud]$|^add$", re.IGNORECASE
 )
+HEARTBEAT = re.compile(r"heartbeat|keep_?alive|^ping$|^hb$", re.IGNORECASE)
 OF_CHANGE = re.compile(r"(insert|update|delete|remove|create|add|modif|chang)(e?d|s|ied)?", re.IGNORECASE)
 OF_DELETE = re.compile(r"delete|remove|cancel|^d$", re.IGNORECASE)
 CHECKSUMS = ("checksum", "check_sum", "crc", "crc32", "cs")

@@ -13,6 +13,7 @@ from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.names import quote
+from sessionlake.protocol.types import Bools, Int64s, Uint64s
 
 MOST_DIGITS = 38
 """The most digits of a decimal in Spark, Arrow and Delta."""
@@ -119,8 +120,26 @@ def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
     values = to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_decimal(values.type):
         return np.array([int(text) for text in values.to_pylist()], object)
-    parts = np.frombuffer(values.buffers()[1], _UNITS)[values.offset : values.offset + len(values)]
-    return parts["high"].astype(object) * _LIMB + parts["low"].astype(object)
+    return join_halves(*split_units(values))
+
+
+def split_units(decimals: pa.Array) -> tuple[Int64s, Uint64s]:
+    """Returns the upper and the lower 64 bits of the units of decimals (128 bits). They have no meaning for nulls."""
+    parts = np.frombuffer(decimals.buffers()[1], _UNITS)[decimals.offset : decimals.offset + len(decimals)]
+    return parts["high"].astype(np.int64), parts["low"].astype(np.uint64)
+
+
+def join_halves(high: Int64s, low: Uint64s) -> Any:
+    """Returns numbers of units as Python integers in a numpy array, given their upper and lower 64 bits."""
+    return high.astype(object) * _LIMB + low.astype(object)
+
+
+def build_decimals(high: Int64s, low: Uint64s, is_null: Bools) -> pa.Array:
+    """Returns units as `decimal(38,0)`, given their upper and lower 64 bits; null where `is_null` is true."""
+    parts = np.empty(len(high), _UNITS)
+    parts["high"], parts["low"] = high, low
+    valid = pa.array(~is_null).buffers()[1]
+    return pa.Array.from_buffers(pa.decimal128(MOST_DIGITS, 0), len(high), [valid, pa.py_buffer(parts)])
 
 
 def _to_decimals(unit_counts: Iterable[int], scale: int) -> pa.Array:

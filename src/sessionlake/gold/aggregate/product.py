@@ -22,6 +22,7 @@ from sessionlake.gold.aggregate.order import ensure_order_columns
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     POINTS,
+    VALUE_AS_DOUBLE,
     DeclaredColumns,
     EventSource,
     Rows,
@@ -131,7 +132,8 @@ class Product:
         If the product's source is another table (`Rows`), these are columns of that table.
         """
         own = {name for one in self._merging_aggregates.values() for name in one.input_columns}
-        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.key_fields.values()}))
+        known = {"value", VALUE_AS_DOUBLE, *(column for _, column, _ in ORDER), *self.key_fields.values()}
+        return tuple(sorted(own - known))
 
     @property
     def logic_hash(self) -> str:

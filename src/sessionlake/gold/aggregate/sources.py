@@ -21,6 +21,8 @@ POINT_KEY = ("topic", "session_id", "row_id", "metric")
 
 The session's partition is a key in addition.
 """
+VALUE_AS_DOUBLE = "value as a double"
+"""The column of events that functions without an exact result read, if `value` is a decimal."""
 MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
 """The columns that are copied from a change to each of its events.
 
@@ -43,8 +45,8 @@ class DeclaredColumns:
         texts: Names of the columns of texts. Column i of these is called `text:<i>` in changes. It is null where the
             change did not set it.
         feeds: The topics that each feed reads, by name of the feed.
-        decimals: Names of the decimal columns that products aggregate exactly. Column i of these is called
-            `decimal:<i>` in changes. It is null where the change did not set it.
+        decimals: Names of those columns of numbers that are decimals. Column i of these is also called `decimal:<i>` in
+            changes, with exact values. It is null where the change did not set it.
     """
 
     numbers: tuple[str, ...]
@@ -245,8 +247,27 @@ class Rows(EventSource):
         return rows.append_column("ordinal", pa.array(np.zeros(rows.num_rows, np.int32)))
 
 
+@dataclass(frozen=True)
+class DecimalRows(Rows):
+    """One event for every row of another table, of which a decimal column is aggregated exactly.
+
+    The event has the exact decimal in `value`, and the nearest double in `VALUE_AS_DOUBLE`.
+
+    Attributes:
+        type: Spark SQL type of the column. A product's logic depends on it.
+    """
+
+    type: str = ""
+
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = ()
+    ) -> pa.Table:
+        """Returns the rows as `Rows.extract_events` does, with the column `VALUE_AS_DOUBLE`."""
+        return super().extract_events(changes, declared, (*copied_columns, VALUE_AS_DOUBLE))
+
+
 def build_order_field_name(index: int) -> str:
-    """Returns the name that column `index` of `Rows.order` has in tables of events."""
+    """Returns the name, in events, of the order column at this index of `Rows.order`."""
     return internal(f"order:{index}")
 
 

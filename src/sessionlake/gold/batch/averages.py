@@ -23,7 +23,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
 from sessionlake.gold.fold.outputs import AveragesOutput, RowRange, add_report
 from sessionlake.gold.fold.pack import ReadChanges, combine_place
-from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.series import EXACT, EXACT_TYPES, RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
@@ -145,6 +145,7 @@ def build_older_points_ddl(series: RollingAverage) -> str:
     """
     keys = ", ".join(f"{name} string" for name in series.text_keys)
     order = "".join(f", {name} bigint" for name in series.seq_order_columns)
+    order += "".join(f", {name} {sql}" for name, sql in EXACT_TYPES)
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
 
@@ -216,7 +217,8 @@ def recompute_in_driver(
 def _list_history_columns(series: RollingAverage) -> list[str]:
     """Returns the names of the table's columns that `join_stored_points` reads."""
     places = ["position"] if series.is_per_session else ["partition", "offset"]
-    return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order_columns, "revision"])]
+    own = [*series.keys, "ts", "ordinal", "value", *places, *series.seq_order_columns, "revision", *EXACT]
+    return [*dict.fromkeys(own)]
 
 
 def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows: pa.Table | None = None) -> pa.Table:
@@ -242,7 +244,8 @@ def _to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
         apart = (numbers["partition"].to_numpy(), numbers["offset"].to_numpy()) if not series.is_per_session else ()
         numbers["place"] = pa.array(combine_place(*apart)) if apart else numbers["position"]
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
-    columns = {name: rows[name] for name in (*series.text_keys, "ts", "ordinal", "value", *series.seq_order_columns)}
+    own = (*series.text_keys, "ts", "ordinal", "value", *series.seq_order_columns, *EXACT)
+    columns = {name: rows[name] for name in own}
     columns |= {name: numbers[name] for name in ("place", "partition", "offset") if name in numbers}
     revision = zeros if fresh else rows["revision"].cast(pa.int64())
     return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})

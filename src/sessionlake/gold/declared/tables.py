@@ -21,7 +21,9 @@ from sessionlake.gold.aggregate.sources import (
     PARTITION,
     POINTS,
     TEXTS,
+    VALUE_AS_DOUBLE,
     DecimalPoints,
+    DecimalRows,
     EventSource,
     FeedEvents,
     Rows,
@@ -36,7 +38,7 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.columns import get_arrow_type, is_decimal
 from sessionlake.protocol.names import describe_name_clash, find_same_name, internal
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
@@ -72,15 +74,26 @@ _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
 }
 _SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
 _BUCKET_COUNTS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
+_QUANTILES = (AggregateKind.P50, AggregateKind.P90, AggregateKind.P95, AggregateKind.P99)
 # The columns with state (names start with an underscore) that each kind of aggregate needs.
 _HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
     AggregateKind.MEAN: _SUMS,
     AggregateKind.VARIANCE: _SUMS | {_SQUARES: Sum("value", squared=True)},
-    AggregateKind.P50: _BUCKET_COUNTS,
-    AggregateKind.P90: _BUCKET_COUNTS,
-    AggregateKind.P95: _BUCKET_COUNTS,
-    AggregateKind.P99: _BUCKET_COUNTS,
+    **dict.fromkeys(_QUANTILES, _BUCKET_COUNTS),
     AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
+}
+# Of a source's decimal column, these functions aggregate the nearest doubles.
+_DOUBLE_SUM = internal("double_sum")
+_INEXACT_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
+    AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE),
+}
+_HIDDEN_INEXACT_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
+    AggregateKind.VARIANCE: {
+        _COUNT: Count(),
+        _DOUBLE_SUM: Sum(VALUE_AS_DOUBLE),
+        _SQUARES: Sum(VALUE_AS_DOUBLE, squared=True),
+    },
+    **{kind: {_BUCKETS: Buckets(VALUE_AS_DOUBLE)} for kind in _QUANTILES},
 }
 
 
@@ -258,12 +271,16 @@ def _refuse_same_results(product: Product, where: str) -> None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
-def create_product(declared: ProductSettings, capture: CaptureSettings | None = None) -> Product:
+def create_product(
+    declared: ProductSettings, capture: CaptureSettings | None = None, value_type: str | None = None
+) -> Product:
     """Returns a declared product, which aggregates silver's changes or the rows of another table.
 
     Args:
         declared: The settings of the product.
         capture: The feeds and columns that the settings may name; None if they name neither a feed nor a column.
+        value_type: With a source table, the Spark SQL type of its column `value`; None if it is not known. Then the
+            product has the right names of columns, but decimals are not aggregated exactly.
 
     Raises:
         ConfigError: its Python code cannot be used.
@@ -273,8 +290,8 @@ def create_product(declared: ProductSettings, capture: CaptureSettings | None = 
     found = Product(
         declared.name,
         declared.keys,
-        _create_aggregates(declared, capture),
-        source=_create_source(declared, capture),
+        _create_aggregates(declared, capture, value_type),
+        source=_create_source(declared, capture, value_type),
         bucket_ms=_to_milliseconds(declared.bucket),
         lateness_ms=_to_milliseconds(declared.lateness),
         retention_ms=_to_milliseconds(declared.retention),
@@ -288,10 +305,15 @@ def create_product(declared: ProductSettings, capture: CaptureSettings | None = 
     return found
 
 
-def _create_aggregates(declared: ProductSettings, capture: CaptureSettings | None) -> dict[str, Aggregate | Derived]:
+def _create_aggregates(
+    declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None
+) -> dict[str, Aggregate | Derived]:
     functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
     if capture is not None and declared.source is None and declared.value is not None:
         functions, hidden = _list_exact_aggregates(capture.find_column(declared.value).sql)
+    elif _has_decimals(declared, value_type):
+        exact, exact_hidden = _list_exact_aggregates(str(value_type))
+        functions, hidden = exact | _INEXACT_AGGREGATES, exact_hidden | _HIDDEN_INEXACT_AGGREGATES
     aggregates = {name: functions[kind] for name, kind in declared.aggregates.items()}
     for kind in sorted({*declared.aggregates.values()}):
         aggregates |= hidden.get(kind, {})
@@ -319,10 +341,17 @@ def _list_exact_aggregates(
     return _AGGREGATES | exact, {AggregateKind.MEAN: {_COUNT: Count(), _SUM: total}}
 
 
-def _create_source(declared: ProductSettings, capture: CaptureSettings | None) -> EventSource:
+def _has_decimals(declared: ProductSettings, value_type: str | None) -> bool:
+    """Returns True if the product aggregates a decimal column of a source table."""
+    is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
+    return is_of_numbers and value_type is not None and is_decimal(value_type)
+
+
+def _create_source(declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None) -> EventSource:
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
-        return Rows(declared.source, declared.time, declared.value, declared.order, numbers)
+        settings = declared.source, declared.time, declared.value, declared.order, numbers
+        return DecimalRows(*settings, str(value_type)) if _has_decimals(declared, value_type) else Rows(*settings)
     found: EventSource = POINTS if numbers else TEXTS
     if capture is not None and declared.value is not None:
         found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)

@@ -21,7 +21,8 @@ from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.fold.pack import ReadChanges, split_place
 from sessionlake.gold.fold.points import PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import AverageFigures, AverageRows, FoldedPoints, PaneTiming
-from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.series import EXACT_TYPES, RollingAverage
+from sessionlake.protocol.columns import get_arrow_type
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
@@ -252,7 +253,7 @@ def _create_output_tables(
     columns = {name: pa.array(column) for name, column in brought.items()}
     columns |= {
         name: part for name, part in _build_seq_order_columns(points).items() if name in series.seq_order_columns
-    }
+    } | _build_exact_columns(points)
     keys = names(points.key)
     texts = {name: keys[name] for name in series.text_keys}  # the partition comes from the message
     yield AveragesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
@@ -265,6 +266,12 @@ def _value_columns(points: PointSet) -> dict[str, pa.Array]:
 
 def _build_seq_order_columns(points: PointSet) -> dict[str, pa.Array]:
     return (points.by_seq or SeqOrder.create_nulls(len(points))).to_columns()
+
+
+def _build_exact_columns(points: PointSet) -> dict[str, pa.Array]:
+    if points.units is None:
+        return {name: pa.nulls(len(points), get_arrow_type(sql)) for name, sql in EXACT_TYPES}
+    return points.units.to_columns()
 
 
 def _order_columns(series: RollingAverage, points: PointSet) -> dict[str, pa.Array]:
@@ -283,10 +290,14 @@ def _create_average_rows(series: RollingAverage, averages: AverageRows, chosen: 
         | _order_columns(series, points)
         | _build_figure_columns(averages.figures.select_rows(chosen))
     )
-    columns |= {
-        "revision": _to_int32_column(points.revision),
-        "pane": _create_pane_column(averages.pane[chosen]),
-    } | _build_seq_order_columns(points)
+    columns |= (
+        {
+            "revision": _to_int32_column(points.revision),
+            "pane": _create_pane_column(averages.pane[chosen]),
+        }
+        | _build_seq_order_columns(points)
+        | _build_exact_columns(points)
+    )
     return pa.table({name: columns[name] for name, _ in series.column_types})
 
 

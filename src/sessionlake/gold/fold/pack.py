@@ -112,10 +112,10 @@ class ChangePacker:
         with_points = encoded.filter(has_any_value(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
-            kept, more = (encoded, [APPLIED, *texts, *decimals]) if owner == OF_SESSION else (with_points, [])
+            kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
             names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
             across = [SESSION_MARK] * (self.once is not None and owner != OF_SESSION)
-            columns = [*names, *_NUMBERS, *order, *across, *values, *more]
+            columns = [*names, *_NUMBERS, *order, *across, *values, *decimals, *more]
             of_shard, parts = _split_by_shard(kept.select(columns), kept[build_shard_field_name(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]

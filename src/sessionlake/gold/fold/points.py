@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import NO_LIFE
 from sessionlake.gold.fold.series import SEQ_ORDER
+from sessionlake.gold.fold.units import DecimalUnits
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1
@@ -91,6 +92,7 @@ class PointSet:
         value: The number that was set.
         revision: How often the point's published average has changed. `UNKNOWN` if only the table knows it.
         by_seq: What orders points under `once`. None if no point is of class `once`.
+        units: The exact values of decimal columns. None if no point is of a decimal column.
     """
 
     key: Int64s
@@ -100,6 +102,7 @@ class PointSet:
     value: Float64s
     revision: Int64s
     by_seq: SeqOrder | None = None
+    units: DecimalUnits | None = None
 
     def __len__(self) -> int:
         return len(self.key)
@@ -107,7 +110,8 @@ class PointSet:
     def select_points(self, index: Int64s | Bools) -> PointSet:
         """Returns the points at these indices."""
         by_seq = None if self.by_seq is None else self.by_seq.select_points(index)
-        return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
+        units = None if self.units is None else self.units.select_points(index)
+        return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq, units=units)
 
     def compute_sorted_indices(self) -> Int64s:
         """Returns the indices of all points, sorted by series, event time, and the order within equal event time.
@@ -123,6 +127,10 @@ class PointSet:
         by_seq = () if self.by_seq is None else (self.by_seq.seq, self.by_seq.life, self.by_seq.session)
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
+    def replace_averages(self, averages: Float64s, index: Int64s, sizes: Int64s) -> Float64s:
+        """Returns averages, of which those over decimals are exact, as `DecimalUnits.replace_averages` says."""
+        return averages if self.units is None else self.units.replace_averages(averages, index, sizes)
+
     def with_keys(self, key: Int64s) -> PointSet:
         """Returns the same points with new codes of their series."""
         return replace(self, key=key)
@@ -130,10 +138,13 @@ class PointSet:
     @staticmethod
     def concat_points(*parts: PointSet) -> PointSet:
         """Concatenates several sets of points."""
-        by_seq = None
+        by_seq, units = None, None
         if any(p.by_seq is not None for p in parts):
             by_seq = SeqOrder.concat_points(*(p.by_seq or SeqOrder.create_nulls(len(p)) for p in parts))
-        return PointSet(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}, by_seq=by_seq)
+        if any(p.units is not None for p in parts):
+            units = DecimalUnits.concat_points(*(p.units or DecimalUnits.create_nulls(len(p)) for p in parts))
+        columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}
+        return PointSet(**columns, by_seq=by_seq, units=units)
 
     @staticmethod
     def create_empty() -> PointSet:
@@ -149,12 +160,13 @@ class PointSet:
         ordinal: Int64s,
         value: Float64s,
         by_seq: SeqOrder | None = None,
+        units: DecimalUnits | None = None,
     ) -> PointSet:
         """Returns points with revision 0, whose averages have never been published.
 
         Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the points.
         """
-        return PointSet(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
+        return PointSet(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq, units)
 
     def drop_points(self, dropped_points: PointSet) -> PointSet:
         """Returns the points that are not in `dropped_points`.
@@ -174,7 +186,7 @@ class PointSet:
         return s.select_points((order >= len(dropped_points)) & ~same)
 
 
-COLUMNS = tuple(f.name for f in fields(PointSet) if f.name != "by_seq")
+COLUMNS = tuple(f.name for f in fields(PointSet) if f.name not in ("by_seq", "units"))
 
 
 def _to_int64s(column: Any) -> Int64s:

@@ -193,7 +193,7 @@ class PointTimeline:
             for back in range(min(window - 1, int(rank.max(initial=0))), -1, -1):
                 total += np.where(rank >= back, self.points.value[np.maximum(index - back, 0)], 0.0)
         size = np.minimum(rank + 1, window)
-        return total / size, size
+        return self.points.replace_averages(total / size, index, size), size
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,11 @@ _IN_SESSION = ("ts", "position", "ordinal")
 _IN_TOPIC = ("ts", "partition", "offset", "ordinal")
 # Under `once`, these columns order points of equal event time. Points of the same session stay together.
 SEQ_ORDER = ("_session", "_life", "_seq")
+# The exact value of a decimal column: the number of units of 10^-scale. Null for columns of other types.
+EXACT = ("_units", "_scale")
+EXACT_TYPES = tuple(zip(EXACT, ("decimal(38,0)", "int"), strict=True))
 _TYPES = {"ts": "bigint", "position": "bigint", "ordinal": "int", "partition": "int", "offset": "bigint"}
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class RollingAverage:
         keys = tuple((name, _TYPES.get(name, "string")) for name in self.row_keys)
         figures = (("value", "double"), ("average", "double"), ("points", "int"))
         order = ((name, "bigint") for name in self.seq_order_columns)
-        return (*keys, *figures, ("revision", "int"), ("pane", "string"), *order)
+        return (*keys, *figures, ("revision", "int"), ("pane", "string"), *order, *EXACT_TYPES)
 
     @property
     def columns_ddl(self) -> str:

@@ -20,6 +20,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
+    build_decimal_field_name,
     build_number_field_name,
     select_changes_of_feed,
 )
@@ -36,8 +37,9 @@ from sessionlake.gold.fold.points import PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints, fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
+from sessionlake.gold.fold.units import DecimalUnits
 from sessionlake.protocol.arrow import encode_as_codes, number_combinations, to_contiguous
-from sessionlake.protocol.types import Int64s, TopicPartition
+from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
 _APART = 120
@@ -178,19 +180,26 @@ class GoldFold:
         ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
         by_seq = SeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
-        for metric in range(len(self.declared.numbers)):
+        for metric, name in enumerate(self.declared.numbers):
             value = changes[build_number_field_name(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
-            parts.append(
-                PointSet.create_unpublished(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order)
-            )
+            units = self._read_units(changes, name, is_set)
+            part = key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order, units
+            parts.append(PointSet.create_unpublished(*part))
             places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
         return PointSet.concat_points(*parts), CauseMessages(
             _to_int64s(changes["partition"])[place], _to_int64s(changes["offset"])[place]
         )
+
+    def _read_units(self, changes: pa.Table, column: str, is_set: Bools) -> DecimalUnits | None:
+        """Returns the exact values that changes set in a column; None if it is not a decimal column."""
+        if column not in self.declared.decimals:
+            return None
+        values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
+        return DecimalUnits.from_decimals(to_contiguous(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -199,7 +208,8 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     Args:
         points: The new points, where `fresh` is true, and all older points of their series. The older points may
             include the new ones. Columns: the series' keys, `ts, place, ordinal, value, revision, partition, offset,
-            fresh`, and `RollingAverage.seq_order_columns`. `partition` and `offset` are read only of new points.
+            fresh`, `RollingAverage.seq_order_columns`, and for decimals `EXACT`. `partition` and `offset` are read only
+            of new points.
         series: The table of averages.
     """
     key, parts = number_combinations(*(points[name] for name in series.keys))
@@ -208,7 +218,8 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
         known[PARTITION] = known[PARTITION].cast(pa.int32())
     ts, position = _to_int64s(points["ts"]), _to_int64s(points["place"])
     value, revision = points["value"].to_numpy(), _to_int64s(points["revision"])
-    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, SeqOrder.from_table(points))
+    parted = SeqOrder.from_table(points), DecimalUnits.from_table(points)
+    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, *parted)
     fresh = points["fresh"].to_numpy()
     new = every.select_points(fresh)
     causes = CauseMessages(*(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
@@ -321,9 +332,9 @@ def select_changes_with_points(
 
     Returns:
         `owner` and `row`, both dictionary-encoded: the owner's name, and the keys of the series without the metric,
-        each joined by `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal, position`, and `value:<i>`, null
-        where the declared number `i` was not set. If some changes are of class `once`, also the columns `SEQ_ORDER`,
-        which order points of equal event time.
+        each joined by `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal, position`, and `value:<i>` and
+        `decimal:<i>`, null where the declared number or decimal `i` was not set. If some changes are of class `once`,
+        also the columns `SEQ_ORDER`, which order points of equal event time.
     """
     values = [build_number_field_name(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
@@ -338,7 +349,8 @@ def select_changes_with_points(
     row = _join_names(points, [name for name in series.keys if name != "metric"])
     owner = _join_names(points, series.owner_columns) if series.is_per_session else row
     columns = {"owner": owner, "row": row, "position": position} | _build_seq_order_columns(points, series)
-    return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values)})
+    decimals = map(build_decimal_field_name, range(len(declared.decimals)))
+    return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values, *decimals)})
 
 
 def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:

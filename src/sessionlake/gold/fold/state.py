@@ -7,8 +7,10 @@ are stored as `sessionlake.gold.states/1`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from hashlib import blake2b
 from typing import Any
 
@@ -20,6 +22,7 @@ import pyarrow as pa
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.points import COLUMNS, PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints
+from sessionlake.gold.fold.units import DecimalUnits
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -344,12 +347,17 @@ def _read_field_values(record: Any) -> dict[str, Any]:
 
 def _point_columns(points: PointSet) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
-    return columns | ({} if points.by_seq is None else _read_field_values(points.by_seq))
+    further = (_read_field_values(part) for part in (points.by_seq, points.units) if part is not None)
+    return reduce(operator.or_, further, columns)
 
 
 def _create_points(columns: dict[str, Any]) -> PointSet:
-    order = {f.name: columns.pop(f.name) for f in fields(SeqOrder) if f.name in columns}
-    return PointSet(**columns, by_seq=SeqOrder(**order) if order else None)
+    order, units = (
+        {f.name: columns.pop(f.name) for f in fields(kind) if f.name in columns} for kind in (SeqOrder, DecimalUnits)
+    )
+    return PointSet(
+        **columns, by_seq=SeqOrder(**order) if order else None, units=DecimalUnits(**units) if units else None
+    )
 
 
 def _narrow_table(columns: dict[str, Any]) -> pa.Table:

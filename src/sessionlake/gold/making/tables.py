@@ -17,7 +17,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
@@ -32,6 +32,7 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
+from sessionlake.gold.fold.units import replace_decimals
 from sessionlake.gold.making.states import restart_states
 from sessionlake.gold.references.applied import join_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired, store_expiry_times
@@ -209,7 +210,8 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
 
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Computes averages as if all points had come in one batch."""
-    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True)
+    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True, exact=True)
+    decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
         "ts",
@@ -219,10 +221,12 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "partition",
         "offset",
         *series.seq_order_columns,
+        *decimals,
     ]
     points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
+        rows = replace_decimals(rows, decimals)
         return pa.concat_tables(
             decode_dictionaries(emitted.rows)
             for emitted in recompute_averages(join_stored_points(series, rows), series)

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
-from sessionlake.gold.aggregate.sources import DeclaredColumns
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.changes import (
     add_seq_order,
     build_late_filter,
@@ -57,7 +57,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
-    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind) for kind in (True, False))
+    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind, exact=True) for kind in (True, False))
     numbers, texts = map(keep_small_frame_in_one_task, of_kinds)
     floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables(tables)])
     found, late, averages = [], [], []
@@ -67,7 +67,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
                 spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), table
             )
         elif isinstance(table, RollingAverage):
-            truth = _compute_expected_averages(numbers.where(build_feed_condition(table.topics)), table)
+            truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
@@ -157,11 +157,11 @@ def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataF
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
-def _compute_expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
+def _compute_expected_averages(numbers: DataFrame, series: RollingAverage, decimals: Sequence[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    keys = [*map(quote, series.keys)]
+    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_condition(series.topics))
     all_points = Window.partitionBy(*keys)
     line = all_points.orderBy(*map(quote, series.sort_columns))
     last = line.rowsBetween(1 - series.window_points, Window.currentRow)
@@ -169,8 +169,15 @@ def _compute_expected_averages(points: DataFrame, series: RollingAverage) -> Dat
     # The watermark is at least the smallest possible event time.
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(all_points), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.minimum_points) & (F.lit(series.publishes_early) | (F.col("ts") <= watermark))
-    average = F.when(shown, F.avg("value").over(last))
+    average, magnitude = F.avg("value").over(last), F.avg(F.abs("value")).over(last)
+    for place, name in enumerate(decimals):
+        is_own, total = F.col("metric") == name, F.try_sum(quote(build_decimal_field_name(place))).over(last)
+        average = F.when(is_own, total.cast("double") / size).otherwise(average)
+        # Exact sums need no tolerance. If a sum has too many digits for SQL, any average is accepted.
+        exact = F.when(total.isNull(), float("inf")).otherwise(0.0)
+        magnitude = F.when(is_own, exact).otherwise(magnitude)
+    average = F.when(shown, average)
     return add_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias(build_magnitude_column_name("average")),
+        magnitude.alias(build_magnitude_column_name("average")),
     )  # fmt: skip

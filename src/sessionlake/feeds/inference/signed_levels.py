@@ -1,0 +1,100 @@
+"""Recognizes books in messages that are arrays, `[session, levels]`, in which the sign of a level's amount is its side.
+
+A snapshot has all levels, `[7, [[price, count, amount], …]]`, and an update one of them, `[7, [price, count, amount]]`.
+Its count is 0 if the level is deleted. Other messages have a word instead, as in `[7, "hb"]` and `[7, "cs", checksum]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+from sessionlake.feeds.inference.sample import Sample
+from sessionlake.feeds.inference.types import Inferred, infer_type
+from sessionlake.feeds.inference.words import CHECKSUMS, HEARTBEAT
+
+_COLUMNS = ("price", "count", "amount")
+_AMOUNT = _COLUMNS.index("amount")
+_Found = tuple[dict[str, Any], dict[str, str], list[str]]
+
+
+def propose_signed_levels(sample: Sample) -> _Found | None:
+    """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
+    arrays = [one.value for one in sample.messages if isinstance(one.value, list)]
+    if not arrays or not all(len(value) > 1 and type(value[0]) in (int, str) for value in arrays):
+        return None
+    snapshots = [value[1] for value in arrays if _is_snapshot(value[1])]
+    updates = [value[1] for value in arrays if _is_level(value[1])]
+    words = sorted({value[1] for value in arrays if isinstance(value[1], str)})
+    others = len(arrays) - len(snapshots) - len(updates) - sum(isinstance(value[1], str) for value in arrays)
+    if others or not updates or not snapshots or not all(map(_says_side, snapshots)):
+        return None
+    levels = [*updates, *(level for levels in snapshots for level in levels)]
+    columns = {"side": Inferred("string")}
+    columns |= {
+        name: infer_type(name, [level[place] for level in levels], is_key=True, is_level=name != "count")
+        for place, name in enumerate(_COLUMNS)
+    }
+    has_objects = len(arrays) < len(sample.messages)
+    rules: list[dict[str, Any]] = [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
+    rules += [{"when": {"body": "object"}, "is": "ignore"}] if has_objects else []
+    rules += [{"when": {"[1]": word}, "is": _find_meaning(word)} for word in words]
+    settings = {
+        "session": "[0]",
+        "key": ["side", "price"],
+        "columns": {name: column.setting for name, column in columns.items()},
+        "messages": [*rules, *_list_rules()],
+    }
+    seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
+    notes = ["positive amounts are bids, and negative ones asks; a count of 0 deletes a level"]
+    return settings, seen, notes
+
+
+def _is_level(value: Any) -> bool:
+    """Returns True for a price above 0, a count and an amount that is not 0."""
+    if not isinstance(value, list) or len(value) != len(_COLUMNS):
+        return False
+    price, count, amount = value
+    is_number = type(price) in (int, Decimal) and type(count) is int and type(amount) in (int, Decimal)
+    return is_number and price > 0 and count >= 0 and amount != 0
+
+
+def _is_snapshot(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_level, value))
+
+
+def _says_side(levels: Sequence[Sequence[Any]]) -> bool:
+    """Returns True if all prices with a positive amount are below those with a negative one, and both occur."""
+    bids, asks = ([level[0] for level in levels if (level[_AMOUNT] > 0) is is_bid] for is_bid in (True, False))
+    return bool(bids) and bool(asks) and max(bids) < min(asks)
+
+
+def _find_meaning(word: str) -> str:
+    """Returns what messages with a word are. One with a checksum is an update without rows, which is compared."""
+    if word.lower() in CHECKSUMS:
+        return "update"
+    return "heartbeat" if HEARTBEAT.search(word) else "ignore"
+
+
+def _list_rules() -> list[dict[str, Any]]:
+    sides = (("bid", {"above": 0}), ("ask", {"below": 0}))
+    row = {name: f".[{place}]" for place, name in enumerate(_COLUMNS)}
+    snapshots = [
+        {
+            "when": {"[1][0][0]": "present", f".[{_AMOUNT}]": dict(sign)},
+            "is": "snapshot",
+            "split": {"each": "[1][*]"},
+            "rows": [{"row": {"side": f"={side}", **row}}],
+        }
+        for side, sign in sides
+    ]
+    updates = [
+        {
+            "when": {f"[1][{_AMOUNT}]": dict(sign)},
+            "is": "update",
+            "rows": [{"at": "[1]", "row": {"side": f"={side}", **row}, "delete": {"count": 0}}],
+        }
+        for side, sign in sides
+    ]
+    return [*snapshots, *updates]
