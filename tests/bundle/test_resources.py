@@ -13,7 +13,7 @@ from sessionlake.cli.app import app
 from sessionlake.cli.job import explain_refusal
 from sessionlake.databricks.bundle.files import ResolvedTarget, resolve_target
 from sessionlake.databricks.bundle.models import MODEL_FILE
-from sessionlake.delta.lake import Lake, storage_of
+from sessionlake.delta.lake import Lake, create_storage
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.settings.file import read_document
 from sessionlake.settings.model import Settings, load_settings
@@ -117,7 +117,7 @@ def test_schemas_are_named_only_through_their_resource(files):
 
 
 def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
-    beside, schemas = storage_of(told(bundle)).build_staging_settings().schemas, bundle.resources_of_kind("schemas")
+    beside, schemas = create_storage(told(bundle)).build_staging_settings().schemas, bundle.resources_of_kind("schemas")
     named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
     assert (beside.silver, beside.ops) == named
 

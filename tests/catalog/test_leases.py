@@ -27,7 +27,7 @@ from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.commit import append_rows, fence_off, merge_rows
+from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.delta.storage.faults import VARIABLE
@@ -194,7 +194,7 @@ def test_one_that_was_replaced_and_gives_back_late_leaves_the_lease_to_the_other
     spark: Any, settings: Settings
 ) -> None:
     table = SparkLeases(spark, Lake(settings).storage)
-    past = ClockReading.read_clocks().from_utc_time(datetime.now(UTC) - 2 * leases.LENGTH)
+    past = ClockReading.read_clocks().convert_utc_time(datetime.now(UTC) - 2 * leases.LENGTH)
     stopped = leases.HeldLease(settings, table, SILVER, "runs silver", lambda: past)
     other = leases.HeldLease(settings, table, SILVER, "rebuilds silver")
     stopped.release_lease()
@@ -244,13 +244,13 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
             merge_rows(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
 
     write(1, Txn(of_stream, 1))
-    fence_off(spark, lake, [SESSIONS], Txn(of_stream, 5))
+    block_transaction(spark, lake, [SESSIONS], Txn(of_stream, 5))
     for number in (4, 5, 6):
         write(number, Txn(of_stream, number))
-    write(7, Txn(of_merges, 7).fenced_by(2))
-    fence_off(spark, lake, [SESSIONS], Txn.before_lease_holder(of_merges, 3))
-    write(8, Txn(of_merges, 8).fenced_by(2))
-    write(9, Txn(of_merges, 0).fenced_by(3))
+    write(7, Txn(of_merges, 7).add_fencing_token(2))
+    block_transaction(spark, lake, [SESSIONS], Txn.before_lease_holder(of_merges, 3))
+    write(8, Txn(of_merges, 8).add_fencing_token(2))
+    write(9, Txn(of_merges, 0).add_fencing_token(3))
     assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]
 
 

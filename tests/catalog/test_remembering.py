@@ -91,7 +91,7 @@ def answers(reader: TableReader) -> list[Any]:
             sorted(rows["offset"].to_pylist()),
             count,
             reader.has_rows(DECISIONS, *conditions),
-            reader.count_by(DECISIONS, ["topic", "offset"], *conditions),
+            reader.count_rows_by(DECISIONS, ["topic", "offset"], *conditions),
             reader.find_highest_values(DECISIONS, "offset", ["topic"], *conditions),
             reader.read_arrow_table(DECISIONS, *conditions, columns=["decision"]).schema,
         ]

@@ -24,7 +24,7 @@ from sessionlake.local.broker import BrokerStatus
 from sessionlake.protocol.names import DELETE
 from sessionlake.publish.topic import prepare_topic
 from sessionlake.settings.model import Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.published import Message, Outgoing, rows_received, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -151,7 +151,7 @@ def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are
     assert folded(scene.sent(topic)) == scene.table()
 
     scene.change()
-    for file in (folder_of(scene.lake, ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
+    for file in (find_table_folder(scene.lake, ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
         file.unlink()
     with pytest.raises(LakeError, match=r"changes that were not published yet are gone.*publish into a new topic"):
         scene.publish(ROWS, topic)

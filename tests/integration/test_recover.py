@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.errors import LakeError, LossError, SessionlakeError
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -77,7 +77,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
     world.send("a", 3, 1)
     lake = Lake(world.settings)
     for table, check in ((MESSAGES, "tables"), (TOPICS, "topics")):
-        folder = folder_of(lake, table)
+        folder = find_table_folder(lake, table)
         away = shutil.move(folder, world.settings.home / "away")
         gone = rf"{table} is gone.*\. Restore it from a backup"
         with pytest.raises(LossError, match=gone):
@@ -102,7 +102,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
 
 
 def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(world):
-    lake, table = Lake(world.settings), folder_of(Lake(world.settings), TOPICS)
+    lake, table = Lake(world.settings), find_table_folder(Lake(world.settings), TOPICS)
     world.create("a")
     world.send("a", 0, 3)
     world.run(world.settings)
@@ -136,7 +136,7 @@ def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world
     world.create("a")
     world.send("a", 0, 4)
     world.run(world.under(OnTopicChange.RESTART))
-    next(folder_of(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
+    next(find_table_folder(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
     with pytest.raises(LakeError, match=r"ledger needs files that are gone.*sessionlake recover ledger"):
         world.run(world.settings)
     assert "7 messages in bronze.messages were missing in ops.ledger" in recovered(world, RecoverableLayer.LEDGER)

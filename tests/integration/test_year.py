@@ -39,7 +39,7 @@ from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, read_partition_
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
-from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
+from support.lakes import assert_silver_is_the_truth, find_table_folder, rows_of
 from support.sent_topics import SentTopics
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, START, StreamMaker
 
@@ -256,7 +256,7 @@ class Year:
 
     def _figures(self, memory: dict[str, int], costs: dict[str, float]) -> Figures:
         lake = Lake(self.settings)
-        folders = {table: folder_of(lake, table) for table in TABLES}
+        folders = {table: find_table_folder(lake, table) for table in TABLES}
         there = {table: folder for table, folder in folders.items() if folder.exists()}
         reader = lake.reader(None)
         return Figures(

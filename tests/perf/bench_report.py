@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, EVENTS, LEDGER, METRICS_1M, PROGRESS, QUARANTINE, SESSIONS
 from sessionlake.settings.model import Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.ledgers import entries
 from support.reports import END, TIME
 
@@ -52,7 +52,7 @@ class Filler:
         return pa.array(texts).take(pa.array(self.rnd.integers(0, len(texts), count)))
 
     def write(self, table: str, columns: dict[str, pa.Array]) -> None:
-        write_deltalake(folder_of(self.lake, table), pa.table(columns), mode="append")
+        write_deltalake(find_table_folder(self.lake, table), pa.table(columns), mode="append")
 
     def ledger(self) -> None:
         each = PARTS * ROWS // (ENTRIES // 4)
@@ -62,7 +62,7 @@ class Filler:
             for row in rows:
                 row["outputs"] += more if row["layer"] == "silver" else []
             found = pa.Table.from_pylist(rows, entries(0, 1).schema)
-            write_deltalake(folder_of(self.lake, LEDGER), found, mode="append")
+            write_deltalake(find_table_folder(self.lake, LEDGER), found, mode="append")
 
     def part(self, number: int) -> None:
         batches = ENTRIES // 4 // PARTS

@@ -27,8 +27,8 @@ from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.alerts.stored import StoredInLake
-from sessionlake.gold.rules.batch import RuleBatch, log_changes
+from sessionlake.gold.alerts.stored import LakeRuleInputs
+from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
 from sessionlake.gold.rules.patterns import MATCH
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 
@@ -125,7 +125,7 @@ def append(folder: Path, product: Product, rows: pa.Table) -> None:
 def measure(
     reader: FolderReader, folder: Path, rules: list[Rule], rows: int, end: int, batches: int
 ) -> dict[str, list[float]]:
-    series, stored = series_of(rows), StoredInLake(reader)
+    series, stored = series_of(rows), LakeRuleInputs(reader)
     found: dict[str, list[float]] = {"wall, s": [], "CPU, s": [], "alerts": [], "memory, MiB": []}
     size = reader.read_size(METRICS_1M.table_name)
     Console(width=100).print(f"{size.rows:,} buckets of a minute in {size.files} files")
@@ -138,7 +138,7 @@ def measure(
         before, after = (dict.fromkeys(topics, at * 60_000) for at in (minute, minute + 1))
         touched = pa.concat_tables([_touched(part, minute + 1), _touched(part.slice(7, 1), minute - 60)])
         wall, cpu = time.perf_counter(), time.process_time()
-        logged = log_changes(rules, [], RuleBatch(before, after, touched, MATCH.empty_table()), stored)
+        logged = compute_log_rows(rules, [], RuleBatch(before, after, touched, MATCH.empty_table()), stored)
         found["wall, s"].append(time.perf_counter() - wall)
         found["CPU, s"].append(time.process_time() - cpu)
         found["alerts"].append(len(logged))

@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 pytestmark = pytest.mark.spark
 
@@ -27,7 +27,7 @@ def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Setting
             append_rows(spark, lake, MESSAGES, read, Txn(f"q{part}", batch))
     earlier = lake.read(spark, MESSAGES).where("topic = 'a' AND offset < 5").selectExpr("_metadata.file_path")
     (gone,) = {row["file_path"] for row in earlier.collect()}
-    next(file for file in folder_of(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
+    next(file for file in find_table_folder(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
     planned = {("a", 0): (5, 12), ("b", 0): (1, 3), ("c", 0): (0, 2)}
     # Each range ends at the last message that the table holds of it.
     assert read_stored_ranges_of_batch(spark, lake, planned) == (

@@ -35,7 +35,7 @@ from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.operation import FORGET
 from support import crash_worker
 from support.archives import capture
-from support.lakes import folder_of, rows_of
+from support.lakes import find_table_folder, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -187,7 +187,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         (ERASED_KEY, True): 20,
         (b"s1", False): 20,
     }
-    log = folder_of(Lake(archived), ERASURES) / "_delta_log"
+    log = find_table_folder(Lake(archived), ERASURES) / "_delta_log"
     newest = max(log.glob("*.json"))
     kept = newest.rename(tmp_path / newest.name)
     newest.with_suffix(".crc").unlink(missing_ok=True)

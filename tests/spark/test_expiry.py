@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, 
 from sessionlake.errors import LakeError, MachineError, NotFoundError
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.query import metrics
-from sessionlake.gold.tables.expiry import drop_expired, drop_expired_rows, read_expiry_times
+from sessionlake.gold.tables.expiry import drop_expired_arrow_rows, drop_expired_spark_rows, read_expiry_times
 from sessionlake.history.explain import explain
 from sessionlake.ledger.retained import CLAIM, read_removed_rows
 from sessionlake.operations.recover import gold as recover
@@ -264,6 +264,6 @@ def test_both_ways_to_pass_over_what_is_gone_are_one(spark: Any, feed: Feed):
     rows = [{"topic": rng.choice("abc"), "metric": "m", "window_start": at, "n": 1, "total": 1.0} for at in moments]
     table = pa.Table.from_pylist(rows, product.arrow_schema())
     floors = {"a": 9_000_000, "b": 20 * 600_000}
-    frame = drop_expired(spark.createDataFrame(table), floors).toArrow()
-    assert frame.num_rows == drop_expired_rows(table, floors).num_rows < 40
+    frame = drop_expired_spark_rows(spark.createDataFrame(table), floors).toArrow()
+    assert frame.num_rows == drop_expired_arrow_rows(table, floors).num_rows < 40
     assert {row["topic"] for row in frame.to_pylist()} == {"a", "b", "c"}

@@ -18,7 +18,7 @@ from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 OWN = ProductSettings.model_validate({"name": "own", "keys": ("topic",), "aggregates": {"n": "count"}})
 BY_METRIC = AverageSettings.model_validate({"name": "by_metric", "keys": ("topic", "metric"), "points": 2})
@@ -70,7 +70,7 @@ def test_what_is_only_declared_so_far_is_not_lost(feed: Feed) -> None:
     left_out(feed).write(points(0, 5)).run()
     assert recover.recover_gold(feed.spark, named(feed).settings) == ()
     feed.run().require_exact(*TABLES)
-    shutil.rmtree(folder_of(feed.lake, "gold.own"))
+    shutil.rmtree(find_table_folder(feed.lake, "gold.own"))
     assert recover.recover_gold(feed.spark, feed.settings) == ("gold.own is gone",)
 
 

@@ -58,7 +58,7 @@ from sessionlake.streaming.restored_tables import refuse_restored_tables
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
-from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
+from support.lakes import assert_silver_is_the_truth, comparable, find_table_folder, in_order, rows_of, write_rows
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 CONTENT = tuple(table for table in REPLAYED if table != PROGRESS)  # a row for each batch
@@ -109,7 +109,7 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
 @pytest.mark.soak
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
     before = read_last_offsets(run.lake.reader(spark), "silver")
-    ledger = folder_of(run.lake, LEDGER)
+    ledger = find_table_folder(run.lake, LEDGER)
     away = shutil.move(ledger, run.settings.home / "away")
     assert faults(run.settings) == {"ledger"}
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pi
         run.arrive(part)
         run.stream()
     run.merge()
-    DeltaTable(folder_of(run.lake, LEDGER)).restore(version)
+    DeltaTable(find_table_folder(run.lake, LEDGER)).restore(version)
     assert "ledger" in faults(run.settings)
     told = r"ops\.ledger has batches up to \d of silver, which has committed batch \d"
     with pytest.raises(LakeError, match=f"{told}.*sessionlake recover ledger"):
@@ -169,9 +169,9 @@ def torn(*below: str) -> Damage:
 def everything_but_bronze(run: Pipeline) -> None:
     """The checkpoint, the files of a table, and all of another."""
     shutil.rmtree(checkpoint(run))
-    for file in folder_of(run.lake, CHANGES).glob("*.parquet"):
+    for file in find_table_folder(run.lake, CHANGES).glob("*.parquet"):
         file.unlink()
-    shutil.rmtree(folder_of(run.lake, ROWS))
+    shutil.rmtree(find_table_folder(run.lake, ROWS))
 
 
 @pytest.mark.soak
@@ -197,7 +197,7 @@ def a_torn_state(run: Pipeline) -> None:
 
 
 def a_merged_table(run: Pipeline) -> None:
-    shutil.rmtree(folder_of(run.lake, ROWS))
+    shutil.rmtree(find_table_folder(run.lake, ROWS))
 
 
 def the_note_of_a_half_committed_batch(run: Pipeline) -> None:
@@ -240,11 +240,11 @@ def test_each_loss_of_silver_is_found_and_made_good(
 
 @pytest.mark.soak
 def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline) -> None:
-    log = max((folder_of(run.lake, CHANGES) / "_delta_log").glob("*.json"))
+    log = max((find_table_folder(run.lake, CHANGES) / "_delta_log").glob("*.json"))
     log.write_text("{torn")
     with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read.* remove the table"):
         recovered(run, RecoverableLayer.SILVER)
-    shutil.rmtree(folder_of(run.lake, CHANGES))
+    shutil.rmtree(find_table_folder(run.lake, CHANGES))
     assert "found: silver.session_changes is gone" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run)
 
@@ -259,7 +259,7 @@ def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
 def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sessionlake.spark.session.spark_session", power_cut)
     assert faults(run.settings) == set()
-    next(folder_of(run.lake, MESSAGES).glob("*.parquet")).unlink()
+    next(find_table_folder(run.lake, MESSAGES).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"files"}
 
 
@@ -272,7 +272,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     assert all(before)
     assert "no loss" in recovered(run, RecoverableLayer.GOLD)
     shutil.rmtree(Path(run.settings.checkpoint("gold"), "state"))
-    next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
+    next(find_table_folder(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:
         dying.setattr("sessionlake.operations.rebuild.endings.delete_all_rows", power_cut)
@@ -308,7 +308,7 @@ def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark
 def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_by_the_next(
     run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next(folder_of(run.lake, LEDGER).glob("*.parquet")).unlink()
+    next(find_table_folder(run.lake, LEDGER).glob("*.parquet")).unlink()
     with monkeypatch.context() as dying:
         dying.setattr(handover, "activate_handover", power_cut)
         with pytest.raises(PowerCutError):
@@ -320,15 +320,18 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
 
 def set_back(run: Pipeline, table: str) -> None:
     """By RESTORE to the version before its latest rows came."""
-    delta = DeltaTable(folder_of(run.lake, table))
+    delta = DeltaTable(find_table_folder(run.lake, table))
     commits = run.lake.storage.latest_commits(None, table, delta.version() + 1)
     delta.restore(max(commit.version for commit in commits if commit.changes) - 1)
 
 
 def older(run: Pipeline, home: Path, table: str) -> None:
     """By a copy of a home of before."""
-    shutil.rmtree(folder_of(run.lake, table))
-    shutil.copytree(folder_of(Lake(run.settings.model_copy(update={"home": home})), table), folder_of(run.lake, table))
+    shutil.rmtree(find_table_folder(run.lake, table))
+    shutil.copytree(
+        find_table_folder(Lake(run.settings.model_copy(update={"home": home})), table),
+        find_table_folder(run.lake, table),
+    )
 
 
 def noticed(run: Pipeline) -> str:
@@ -383,7 +386,7 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
     lake = Lake(settings)
     lake.prepare_tables(spark, [SESSIONS, LEDGER])
     for table in (POSITIONS, RETAINED, ERASURES):
-        (folder_of(lake, table) / "_delta_log").mkdir(parents=True)
+        (find_table_folder(lake, table) / "_delta_log").mkdir(parents=True)
         assert not lake.exists(spark, table)
         assert not lake.reader(spark).exists(table)
     refuse_restored_tables(spark, lake, [SESSIONS])
@@ -398,7 +401,7 @@ def test_a_table_of_which_rows_are_marked_as_gone_can_be_read(spark: Any, settin
     write_rows(spark, lake, SESSIONS, [{"topic": "t", "session_id": name} for name in "abcdefgh"])
     lake.set_property(spark, SESSIONS, "delta.enableDeletionVectors", "true")
     lake.storage.open_delta_table(spark, SESSIONS).delete("session_id = 'a'")
-    assert any(folder_of(lake, SESSIONS).glob("deletion_vector*.bin"))
+    assert any(find_table_folder(lake, SESSIONS).glob("deletion_vector*.bin"))
     refuse_unreadable_rows(spark, lake, [SESSIONS])
 
 
@@ -417,7 +420,7 @@ def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: 
         with pytest.raises(LakeError, match=told):
             run_once(spark, run.settings, layer, threading.Event())
         assert run.lake.last_commit(spark, table).version == version
-        DeltaTable(folder_of(run.lake, table)).restore(before[table])
+        DeltaTable(find_table_folder(run.lake, table)).restore(before[table])
         assert noticed(run) == ""
 
 
@@ -476,7 +479,7 @@ def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_told(
     with pytest.raises(LakeError, match=rf"{table} has lost its latest changes"):
         run_once(spark, run.settings, ELSEWHERE.get(table) or Layer(own), threading.Event())
     if table in ELSEWHERE:
-        DeltaTable(folder_of(run.lake, table)).restore(newest)
+        DeltaTable(find_table_folder(run.lake, table)).restore(newest)
     else:
         assert f"found: {table} has lost its latest changes" in recovered(run, RecoverableLayer(own))
         gold.start(spark, run.settings, once=True).wait()
@@ -494,7 +497,7 @@ def power_cut(*_: object) -> None:
 
 @pytest.mark.parametrize("table", [MESSAGES, CHANGES])
 def test_a_file_that_is_gone_is_named(run: Pipeline, table: str) -> None:
-    gone = next(folder_of(run.lake, table).glob("*.parquet"))
+    gone = next(find_table_folder(run.lake, table).glob("*.parquet"))
     gone.unlink()
     [finding] = [found for found in doctor._check_tables(run.settings) if found.check == "files"]
     assert finding.level is CheckSeverity.FAIL

@@ -53,7 +53,7 @@ from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from spark.test_silver_law import TABLES, Pipeline, streams
-from support.lakes import assert_silver_is_the_truth, folder_of, limit, rows_of
+from support.lakes import assert_silver_is_the_truth, find_table_folder, limit, rows_of
 from support.waiting import eventually
 
 NOW = HistoryToKeep(timedelta(0))
@@ -229,7 +229,7 @@ def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than
         pipeline.lake.set_property(spark, MESSAGES, "test.note", value)
     pipeline.arrive(batches[1])
     pipeline.stream()
-    folder = folder_of(pipeline.lake, MESSAGES)
+    folder = find_table_folder(pipeline.lake, MESSAGES)
     DeltaTable(folder).create_checkpoint()
     long_ago = time.time() - 86_400
     for file in (folder / "_delta_log").iterdir():
@@ -291,7 +291,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     monkeypatch.setattr(tiers, "_ENOUGH", (3, 2, 2))
     lake = Lake(settings)
     lake.prepare_tables(spark, [EVENTS])
-    folder = folder_of(lake, EVENTS)
+    folder = find_table_folder(lake, EVENTS)
     append_events(lake, 120)
     log = sorted((folder / "_delta_log").glob("*.json"))
     for n, file in enumerate(log):  # a commit a minute, the last one now
@@ -337,9 +337,9 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     before = {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()}
     time.sleep(3)
     if not lake.storage.needs_spark:  # files of long before, which the log does not name any more
-        for file in folder_of(lake, ROWS).glob("*.*"):
+        for file in find_table_folder(lake, ROWS).glob("*.*"):
             os.utime(file, (0, 0))
-        DeltaTable(folder_of(lake, ROWS)).create_checkpoint()
+        DeltaTable(find_table_folder(lake, ROWS)).create_checkpoint()
     lake.storage.vacuum_table(spark, ROWS, HistoryToKeep(timedelta(seconds=1), first_unread=since))
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
     lake.prepare_tables(spark, [ROWS])
@@ -355,12 +355,12 @@ def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read
     lake = Lake(settings)
     lake.prepare_tables(spark, [EVENTS])
     append_events(lake, 49)
-    log = folder_of(lake, EVENTS) / "_delta_log"
+    log = find_table_folder(lake, EVENTS) / "_delta_log"
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for file in log.iterdir():
         os.utime(file, (month_ago, month_ago))
     none = lake.read(spark, EVENTS).limit(0)
-    lake.storage.append_with_spark(none, EVENTS, Txn("test", 49).writer_options(EVENTS))
+    lake.storage.append_with_spark(none, EVENTS, Txn("test", 49).build_writer_options(EVENTS))
     assert (log / f"{50:020}.checkpoint.parquet").exists()
     assert len(list(log.glob("*.json"))) == 51
     lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(days=30)))
@@ -396,7 +396,7 @@ def test_files_that_share_a_file_of_deletion_vectors_are_read_by_all_and_keep_it
         merge_rows(spark, lake, ROWS, source, upsert, Txn("m", n))
     expected = {f"r{row}": row // 10 for row in range(30)} | {f"r{row}": 3 for row in (1, 11, 21)}
     expected |= {f"r{row}": 4 for row in (2, 12)}
-    folder = folder_of(lake, ROWS)
+    folder = find_table_folder(lake, ROWS)
     assert len([*folder.glob("deletion_vector_*.bin")]) == 2
     for _ in range(2):
         assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == expected
@@ -426,7 +426,7 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 
 def codecs(lake: Lake, table: str) -> set[str]:
     """What the files of a table are compressed with."""
-    folder = folder_of(lake, table)
+    folder = find_table_folder(lake, table)
     footers = [pq.read_metadata(file.full_path) for file in list_live_files(DeltaTable(folder))]
     return {footer.row_group(0).column(0).compression for footer in footers}
 
@@ -440,7 +440,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
         "from sessionlake.delta.home import FolderStorage;"
         f"FolderStorage(Settings(home=Path(sys.argv[1]))).compact_table(None, {EVENTS!r})"
     )
-    folder = folder_of(lake, EVENTS)
+    folder = find_table_folder(lake, EVENTS)
     for place, files in ((f"before:compact:{EVENTS}", 51), (f"after:compact:{EVENTS}", 52)):
         ended = subprocess.run(
             [sys.executable, "-c", script, str(settings.home)], env=os.environ | {VARIABLE: place}, check=False
@@ -466,7 +466,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     def compact() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, len(list_live_files(open_table(folder_of(lake, EVENTS)))))
+            most = max(most, len(list_live_files(open_table(find_table_folder(lake, EVENTS)))))
             compact_all(lake)
 
     with ThreadPoolExecutor(1) as beside:
@@ -477,7 +477,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
             ended.set()
         done.result()
     compact_all(lake)
-    return most, len(list_live_files(open_table(folder_of(lake, EVENTS))))
+    return most, len(list_live_files(open_table(find_table_folder(lake, EVENTS))))
 
 
 @pytest.mark.soak

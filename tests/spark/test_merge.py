@@ -24,7 +24,7 @@ from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import use_temporary_spark_conf
-from support.lakes import folder_of, limit, rows_of
+from support.lakes import find_table_folder, limit, rows_of
 
 KEYS = ("topic", "window_start")
 POINTS = Upsert(KEYS, ("points",))
@@ -184,7 +184,7 @@ def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made
     def append_by_spark() -> None:
         lake.read(spark, METRICS_1M).limit(1).write.format("delta").mode("append").save(str(log.parent))
 
-    log = folder_of(lake, METRICS_1M) / "_delta_log"
+    log = find_table_folder(lake, METRICS_1M) / "_delta_log"
     with use_temporary_spark_conf(spark, {"spark.databricks.delta.incremental.commit.verify": "true"}):
         for number in range(2):
             merged(number)

@@ -25,7 +25,7 @@ from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.gold.sql.figures_with import create_figures_with
-from sessionlake.gold.sql.views import create_quality_since, create_views
+from sessionlake.gold.sql.views import create_data_quality_since, create_views
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
@@ -274,7 +274,7 @@ def test_sql_says_which_figures_a_message_is_in_and_python_what_a_figure_is_made
 
 def test_views_and_queries_take_the_published_columns_for_what_they_are(names: Names) -> None:
     create_views(names.spark, names.lake)
-    since = create_quality_since(names.spark, names.lake)
+    since = create_data_quality_since(names.spark, names.lake)
     [row] = names.spark.sql(COUNTED.format(since)).collect()
     used = row[0]
     assert used == len(names.sent)

@@ -20,7 +20,7 @@ from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import NotFoundError
 from sessionlake.notebook.jupyter import convert_to_jupyter, main
 from sessionlake.settings.model import Settings, load_settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.notebooks import CONFIG, NOTEBOOKS, fill, require_true, run_all
 
 EXPLORE = str(NOTEBOOKS[0])
@@ -67,7 +67,9 @@ def deployed(spark: Any, filled: Settings) -> Iterator[dict[str, str]]:
         spark.sql(f"CREATE SCHEMA spark_catalog.{prefix}{schema}")
     for table in TABLES:
         if lake.exists(spark, table):
-            spark.sql(f"CREATE TABLE spark_catalog.{prefix}{table} USING delta LOCATION '{folder_of(lake, table)}'")
+            spark.sql(
+                f"CREATE TABLE spark_catalog.{prefix}{table} USING delta LOCATION '{find_table_folder(lake, table)}'"
+            )
     yield {
         "catalog": "spark_catalog",
         "schema_prefix": prefix,

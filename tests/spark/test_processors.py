@@ -26,7 +26,7 @@ from sessionlake.silver.decisions import read_stopping_message, record_decision
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.clocks import set_clock_back
-from support.lakes import folder_of, rows_of, write_bronze, write_rows
+from support.lakes import find_table_folder, rows_of, write_bronze, write_rows
 
 HOUR = 3_600_000
 MODULE = """
@@ -444,7 +444,7 @@ def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_ro
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     spark, lake = counted.spark, counted.lake
     lake.prepare_tables(spark, [ROWS])
-    checkpoint, place = Path(counted.settings.checkpoint(own.layer)), folder_of(lake, ROWS)
+    checkpoint, place = Path(counted.settings.checkpoint(own.layer)), find_table_folder(lake, ROWS)
 
     def arrive(*rows: str) -> None:
         told = {"topic": "capture.a", "session_id": "s", "_ts": 0, "x": 1}

@@ -14,7 +14,7 @@ import pytest
 from sessionlake.cli import gold, processors
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
@@ -109,7 +109,7 @@ class Fills:
     def write(self, *fills: Fill) -> None:
         """As if the processor had written them."""
         columns = (*HEAD, ("customer", "string"), ("price", "double"), ("at", "timestamp"))
-        definitions = with_comments(columns, defaultdict(str))
+        definitions = add_comments(columns, defaultdict(str))
         schema = TableSchema(definitions, "Fills", written_by="processors.job", writes=WriteMode.APPEND)
         lake = Lake(self.settings, {"silver.fills": schema})
         lake.prepare_tables(self.spark, ["silver.fills"])

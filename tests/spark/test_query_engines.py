@@ -33,7 +33,7 @@ from support.engine_probes import (
     write_probes_again,
 )
 from support.engines import EnginePair
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.random_lakes import write_random_lake
 
 _QUERIES = sorted((ROOT / "resources" / "queries").glob("*.sql"))
@@ -42,7 +42,7 @@ _QUERIES = sorted((ROOT / "resources" / "queries").glob("*.sql"))
 @pytest.fixture(scope="module")
 def engines(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
     settings = Settings(home=tmp_path_factory.mktemp("probes"))
-    write_probes(folder_of(Lake(settings), TABLE))
+    write_probes(find_table_folder(Lake(settings), TABLE))
     with SailEngine(settings) as sail:
         yield EnginePair(spark, sail, settings, [])
 
@@ -87,7 +87,7 @@ def test_what_sail_computes_differently_is_left_to_spark(engines: EnginePair):
 
 def test_deleted_rows_and_changed_logs_are_read_as_spark_reads_them(spark, settings):
     lake = Lake(settings)
-    write_probes(folder_of(lake, TABLE))
+    write_probes(find_table_folder(lake, TABLE))
     statements = [
         "SELECT count(*), count(i), min(t), max(t), sum(d) FROM silver.session_rows WHERE k < 4",
         "SELECT * FROM silver.session_rows ORDER BY k",
@@ -99,7 +99,7 @@ def test_deleted_rows_and_changed_logs_are_read_as_spark_reads_them(spark, setti
     changes = (
         lambda: table.delete("k = 2"),  # a deletion vector
         lambda: table.update("k = 7", {"s": "'changed'", "t": "t + INTERVAL 1 MICROSECOND"}),
-        lambda: open_table(folder_of(lake, TABLE)).create_checkpoint(),  # as Parquet
+        lambda: open_table(find_table_folder(lake, TABLE)).create_checkpoint(),  # as Parquet
         lambda: table.delete("k = 8"),
         lambda: lake.set_property(spark, TABLE, "delta.enableChangeDataFeed", "true"),
         lambda: table.optimize().executeCompaction(),
@@ -110,18 +110,18 @@ def test_deleted_rows_and_changed_logs_are_read_as_spark_reads_them(spark, setti
         for change in changes:
             change()
             assert [both.compare(sql, ordered="ORDER BY" in sql) for sql in statements] == [None] * len(statements)
-    log = folder_of(lake, TABLE) / "_delta_log"
+    log = find_table_folder(lake, TABLE) / "_delta_log"
     assert any('deletionVector":{' in file.read_text() for file in log.glob("*.json"))
     assert [*log.glob("*.checkpoint.parquet")]
 
 
 def test_both_engines_read_the_same_versions_whatever_is_committed_meanwhile(spark, settings):
     lake = Lake(settings)
-    write_probes(folder_of(lake, TABLE))
+    write_probes(find_table_folder(lake, TABLE))
     statement = read_statement(
         settings, "SELECT count(*) AS n FROM silver.session_rows AS a JOIN silver.session_rows AS c USING (k)"
     )
-    write_probes_again(folder_of(lake, TABLE))
+    write_probes_again(find_table_folder(lake, TABLE))
     with SailEngine(settings) as sail:
         answers = [engine.run(statement).rows.to_pylist() for engine in (sail, SparkEngine(spark, settings))]
     assert answers == [[{"n": len(ROWS)}]] * 2

@@ -16,7 +16,7 @@ from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.history.report.contents import read_report_contents
 from sessionlake.history.report.page import render_page
 from sessionlake.spark.frames import to_spark_frame
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.ledgers import NOON
 from support.reports import fill
 
@@ -40,15 +40,15 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     lake.storage.append_with_spark(rows.coalesce(1), SESSIONS, {})
     lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
     lake.open_delta_table(spark, SESSIONS).delete("session_id < 's5'")
-    log = folder_of(lake, SESSIONS) / "_delta_log"
+    log = find_table_folder(lake, SESSIONS) / "_delta_log"
     assert any("deletionVector" in file.read_text() for file in log.glob("*3.json"))
     left = [row for row in sessions if row["session_id"] >= "s5"]
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
         size = reader.read_size(SESSIONS)
         assert size == TableSize(version=3, rows=len(left), files=1, bytes=size.bytes)
         assert size.bytes > 0
-        assert reader.count_by(SESSIONS, ("topic", "status")) == {
+        assert reader.count_rows_by(SESSIONS, ("topic", "status")) == {
             ("a", status): sum(row["status"] == status for row in left) for status in ("open", "ended")
         }
-        assert reader.count_by(SESSIONS, ("status",), ("session_id", eq, "s50")) == {("ended",): 1}
-        assert reader.count_by("silver.quarantine", ("topic",)) == {}
+        assert reader.count_rows_by(SESSIONS, ("status",), ("session_id", eq, "s50")) == {("ended",): 1}
+        assert reader.count_rows_by("silver.quarantine", ("topic",)) == {}

@@ -83,7 +83,7 @@ from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import truth_of
-from support.lakes import assert_silver_is_the_truth, folder_of, rows_of, write_bronze, write_rows
+from support.lakes import assert_silver_is_the_truth, find_table_folder, rows_of, write_bronze, write_rows
 from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
 
 GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
@@ -305,7 +305,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
     assert all(done.rows for done in cut.values())
     whole = read_last_offsets(aging.reader, SILVER)
-    for file in folder_of(aging.lake, LEDGER).glob("*.parquet"):
+    for file in find_table_folder(aging.lake, LEDGER).glob("*.parquet"):
         file.unlink()
     said: list[str] = []
     if bronze:
@@ -575,7 +575,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     ]
     assert read_partition_starts(lake.reader(spark))[TOPIC, 0].last_removed == 7
     lake.storage.purge_history(spark, RETAINED, "test")
-    held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
+    held = [file for file in find_table_folder(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
     assert held == []
 
 

@@ -36,7 +36,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake_lab.truth import KafkaMessage
-from support.lakes import folder_of, write_bronze
+from support.lakes import find_table_folder, write_bronze
 
 TOPIC, NOW = "capture.a", 1_700_000_000_000
 CAPTURE = CaptureSettings(columns={"price": "double", "status": "string"}, on_violation=OnViolation.ISOLATE)
@@ -147,7 +147,7 @@ def test_commits_are_those_that_the_tables_own_logs_say(traced):
     found = traced.at(1)
     for commit in (found.silver, found.tables):
         for table, version in commit.versions.items():
-            log = folder_of(traced.lake, table) / "_delta_log" / f"{version:020}.json"
+            log = find_table_folder(traced.lake, table) / "_delta_log" / f"{version:020}.json"
             (txn,) = [json.loads(line)["txn"] for line in log.read_text().splitlines() if '"txn"' in line]
             assert (txn["appId"], txn["version"]) == (f"{commit.app_id}:{table}", commit.batch)
     assert set(found.tables.versions) == {"silver.session_rows", "silver.sessions"}

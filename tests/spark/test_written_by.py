@@ -20,7 +20,7 @@ from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.gold.references.writing import write_reference
+from sessionlake.gold.references.writing import write_reference_rows
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake_lab.truth import KafkaMessage
@@ -129,7 +129,7 @@ def test_a_table_s_rows_are_committed_by_the_module_that_its_definition_names(
     run(spark, settings, *messages(0, 10))
     [rooms] = list_declared_references(settings)
     row = {"topic": "capture.a", "valid_from": datetime.fromtimestamp(0, UTC), "valid_to": None, "room": "one"}
-    write_reference(spark, lake, rooms, pa.Table.from_pylist([row], rooms.arrow_schema()), datetime.now(UTC))
+    write_reference_rows(spark, lake, rooms, pa.Table.from_pylist([row], rooms.arrow_schema()), datetime.now(UTC))
     run(spark, settings, *messages(10, 5), *broken(15))
 
     writers = {table: schema.written_by for table, schema in (TABLES | build_declared_gold_schemas(settings)).items()}

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 _OWN = {"_batch", "_life", "last_kafka_timestamp", "integrity"}
 
 
-def folder_of(lake: Lake, table: str) -> Path:
+def find_table_folder(lake: Lake, table: str) -> Path:
     """Returns the folder of a table in a home, for tests that read or damage files."""
     return FolderStorage(lake.settings).path(table)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.lake import storage_of
+from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import SessionlakeError
 from sessionlake.local.signals import StopFlag
@@ -41,7 +41,7 @@ def register(spark: SparkSession, tables: dict[str, str]) -> None:
 
 def hold(spark: SparkSession, settings: Settings, stop: StopFlag) -> None:
     """Holds the claim on silver without running it."""
-    storage = storage_of(settings)
+    storage = create_storage(settings)
     with storage.hold_claim(spark, SILVER, "runs silver"):
         while not stop.wait(0.1):
             storage.require_claims()

@@ -22,7 +22,7 @@ from sessionlake.delta.schemas.names import (
     RESTATEMENTS,
     SESSIONS,
 )
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.ledgers import NOON, PLACES, entries
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -56,15 +56,15 @@ SCHEMAS = {
 
 def write(lake: Lake, table: str, rows: Sequence[dict[str, object]]) -> None:
     """Appends rows to a table."""
-    write_deltalake(folder_of(lake, table), pa.Table.from_pylist(list(rows), SCHEMAS[table]), mode="append")
+    write_deltalake(find_table_folder(lake, table), pa.Table.from_pylist(list(rows), SCHEMAS[table]), mode="append")
 
 
 def fill(lake: Lake, names: Sequence[str], batches: int = 40) -> None:
     """Fills a lake in which topics, sessions, rows, metrics, events, reasons and statuses have these names."""
     ledger = entries(0, 4 * batches)
-    write_deltalake(folder_of(lake, LEDGER), ledger)
+    write_deltalake(find_table_folder(lake, LEDGER), ledger)
     messages = pa.table({"topic": [name for name in names for _ in range(PLACES)]})
-    write_deltalake(folder_of(lake, MESSAGES), messages)
+    write_deltalake(find_table_folder(lake, MESSAGES), messages)
     places = [{"topic": name, "session_id": name, "partition": 0} for name in names]
     write(lake, SESSIONS, [place | {"status": place["topic"]} for place in places])
     write(lake, SESSIONS, [place | {"status": "open"} for place in places])

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming.manifest import record_stopping_message
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 TEXTS = ("topic", "session_id", "decision", "who", "why")
 EMPTY = pa.table(
@@ -34,10 +34,10 @@ def make_home(settings: Settings) -> None:
     messages = pa.table(
         {"topic": ["t"] * 10, "partition": pa.array([0] * 10, pa.int32()), "offset": range(10), "key": [b"s"] * 10}
     )
-    write_deltalake(folder_of(lake, "bronze.messages"), messages)
-    write_deltalake(folder_of(lake, DECISIONS), EMPTY)
+    write_deltalake(find_table_folder(lake, "bronze.messages"), messages)
+    write_deltalake(find_table_folder(lake, DECISIONS), EMPTY)
     entries = [entry("silver", 3, [0]), *(entry(own.layer, 5) for own in settings.processors)]
-    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(entries))
+    write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(entries))
 
 
 def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:

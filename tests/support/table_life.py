@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, STATISTICS_COLUMNS
@@ -122,7 +122,7 @@ class Life:
         source = self._table(rows, *younger)
         source = source.append_column(DELETE, [[n >= len(rows) - len(gone) for n in range(len(rows))]])
         upsert = Upsert(("key",), (*columns, *younger), deletes=True)
-        assert merge_by_marking(
+        assert merge_without_spark(
             open_table(self.lake.path(TABLE)), source, upsert, "merge", self._number, uses_vectors=marks
         )
         self.held |= {one["key"]: one for one in rows}

@@ -16,7 +16,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ROWS, RULES
 from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.gold.references.writing import write_reference
+from sessionlake.gold.references.writing import write_reference_rows
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings, SilverSettings
@@ -192,7 +192,7 @@ class TypedLake:
         ]
         for reference, own in zip(list_declared_references(self.settings), rows, strict=True):
             table = pa.Table.from_pylist(own, reference.arrow_schema())
-            write_reference(self.spark, lake, reference, table, start)
+            write_reference_rows(self.spark, lake, reference, table, start)
 
     def expected(self, count: int = COUNT) -> list[dict[str, Any]]:
         """The rows of all sessions after some messages, as a plain fold gives them."""

@@ -59,7 +59,7 @@ def test_every_change_of_a_batch_counts_once_whether_its_shard_has_few_or_many(
     batch = BatchRows(NO_SPARK, FoldResult(FoldedBatch(NO_SPARK, inline), report), DECLARED, STANDARD)
     expected = compute_product_rows(pa.concat_tables(shards), DECLARED, STANDARD)
     for product in STANDARD:
-        rows = batch.product_rows(product)
+        rows = batch.find_product_rows(product)
         assert isinstance(rows, pa.Table)
         assert rows_by_key(product, rows) == rows_by_key(product, expected[product.name])
         assert rows_by_key(product, batch.collect_rows(product)) == rows_by_key(product, expected[product.name])

@@ -21,7 +21,7 @@ from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stopping_message
 from sessionlake.streaming.manifest import record_commit, remove_stopping_message
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.stops import entry, make_home, stop
 
 
@@ -143,7 +143,7 @@ def test_what_counts_is_the_last_word_though_the_clock_was_set_back(settings, mo
 def test_a_place_is_decided_anew_though_the_table_was_set_back(settings):
     stop(settings, 6)
     decide(settings)
-    DeltaTable(folder_of(Lake(settings), DECISIONS)).restore(0)
+    DeltaTable(find_table_folder(Lake(settings), DECISIONS)).restore(0)
     assert known(settings) == {}
     decide(settings, decision=Decision.ISOLATE)
     assert known(settings) == {("t", 0, "s", 6): Decision.ISOLATE}
@@ -177,19 +177,19 @@ def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
     stop(settings, 6)
     decide(settings, 6)
     row = pa.Table.from_pylist([entry("silver", 5, [6], batch=1)])  # of what was held back: its offset came earlier
-    write_deltalake(folder_of(Lake(settings), LEDGER), row, mode="append")
+    write_deltalake(find_table_folder(Lake(settings), LEDGER), row, mode="append")
     with pytest.raises(UsageError, match="offset 6: silver has followed the decision, so it cannot be withdrawn"):
         withdraw(settings, 6)
 
 
 def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it(settings):
     stop(settings, 6)
-    reader, table = Lake(settings).reader(), folder_of(Lake(settings), DECISIONS)
+    reader, table = Lake(settings).reader(), find_table_folder(Lake(settings), DECISIONS)
     shutil.copytree(table, table.with_name("before"))
     decide(settings, 6, Decision.SKIP)
     other = entry("silver", 5, [6], batch=1)
     other["decisions"][0]["decision"] = "skip-message"
-    write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([other]), mode="append")
+    write_deltalake(find_table_folder(Lake(settings), LEDGER), pa.Table.from_pylist([other]), mode="append")
     shutil.rmtree(table)
     table.with_name("before").rename(table)
     assert known(settings) == {}
@@ -204,7 +204,9 @@ def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     stop(settings, 6)
     decide(settings, 6)
     remove_stopping_message(settings)
-    write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
+    write_deltalake(
+        find_table_folder(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append"
+    )
     with pytest.raises(UsageError, match=f"too late to withdraw: {layer} has processed it"):
         withdraw(settings)
 

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 
 from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
@@ -99,8 +99,10 @@ COMMITS: dict[str, Callable[[FolderStorage], object]] = {
     "append": lambda lake: lake.append_rows(None, TABLE, rows(x=9), Txn("app", 9)),
     "replacement": lambda lake: lake.replace_rows(None, TABLE, rows(x=9), None),
     "marks": lambda lake: lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true"),
-    "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a0=9, n=1, delete=False), UPSERT, "m", 1),
-    "deletes": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
+    "merge": lambda lake: merge_without_spark(
+        open_table(lake.path(TABLE)), rows(a0=9, n=1, delete=False), UPSERT, "m", 1
+    ),
+    "deletes": lambda lake: merge_without_spark(open_table(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
     "removal": lambda lake: folder_removal.remove_rows(
         lake.path(TABLE), ExpiredRows((), "value", pa.table({"limit": [1]}), {})
     ),

@@ -26,21 +26,21 @@ from sessionlake.gold.enrich.reference import (
     TO,
     ReferenceDifference,
     ReferenceTable,
-    are_in_spans,
+    are_rows_in_spans,
     find_changed_spans,
-    find_difference,
-    find_faults,
+    find_key_faults,
+    find_reference_difference,
 )
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.gold.enrich.upsert import FIRST_MICROS, NewRow, RowVersion, insert_versions, plan_upsert
 from sessionlake.gold.references.applied import read_reference
-from sessionlake.gold.references.step import _find_batches_to_add, _join_ranges
-from sessionlake.gold.references.writing import read_rows_file
+from sessionlake.gold.references.step import _find_batches_to_add, _unite_ranges
+from sessionlake.gold.references.writing import read_reference_rows_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import JoinSettings, ReferenceSettings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.seeds import examples
 
 SITES = ReferenceTable("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
@@ -156,7 +156,7 @@ def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_ch
         done, written = last, as_table(changes[:last])
         for join in TABLE.joins:
             reference = join.reference
-            found, _ = find_difference(reference, taken[reference.name], now[reference.name])
+            found, _ = find_reference_difference(reference, taken[reference.name], now[reference.name])
             for part in found.split_into_parts(reference, rng.choice([9, 99])):
                 assert part.row_count
                 taken[reference.name] = applied(reference, taken[reference.name], part)
@@ -176,7 +176,9 @@ def corrected(
 ) -> dict[int, Any]:
     """Rows of changes in the spans that a slice touches, and no other, are other than before."""
     keys = [written[name] for name in join.on]
-    touched = are_in_spans(join.reference, find_changed_spans(join.reference, part), keys, written["_ts"].to_numpy())
+    touched = are_rows_in_spans(
+        join.reference, find_changed_spans(join.reference, part), keys, written["_ts"].to_numpy()
+    )
     return told(TABLE.join_rows(written.filter(pa.array(touched)), taken))
 
 
@@ -184,7 +186,7 @@ def corrected(
 @given(st.integers(0, 2**40), st.integers(1, 20))
 def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key(seed: int, most: int):
     rng = random.Random(seed)
-    found, _ = find_difference(SITES, sites(rng), sites(rng))
+    found, _ = find_reference_difference(SITES, sites(rng), sites(rng))
     parts = [(part.removed.to_pylist(), part.added.to_pylist()) for part in found.split_into_parts(SITES, most)]
     keys = [{(row["site"], row["floor"]) for row in (*gone, *new)} for gone, new in parts]
     assert sum(map(len, keys)) == len({key for part in keys for key in part})
@@ -200,10 +202,10 @@ def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key
 def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int):
     rng = random.Random(seed)
     changes, old, new = as_table(changes_of(seed, 60)), sites(rng), sites(rng)
-    found, _ = find_difference(SITES, old, new)
+    found, _ = find_reference_difference(SITES, old, new)
     join, none = TABLE.joins[0], FLAGS.arrow_schema().empty_table()
     keys = [changes[name] for name in join.on]
-    touched = are_in_spans(SITES, find_changed_spans(SITES, found), keys, changes["_ts"].to_numpy())
+    touched = are_rows_in_spans(SITES, find_changed_spans(SITES, found), keys, changes["_ts"].to_numpy())
     a, b = (told(TABLE.join_rows(changes, {"sites": rows, "flags": none})) for rows in (old, new))
     assert {offset for offset in a if a[offset] != b[offset]} == {
         *changes["_offset"].filter(pa.array(touched)).to_pylist()
@@ -223,7 +225,7 @@ def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int)
 def test_a_key_with_a_fault_rests_and_the_others_are_taken(spans: list[Any], reason: str):
     held = rows_of(SITES, [(("a", 1), 3, None, ("held", 1.0)), (("b", 1), 0, None, ("old", 1.0))])
     now = rows_of(SITES, [*spans, (("b", 1), 0, None, ("new", 1.0))])
-    found, faults = find_difference(SITES, held, now)
+    found, faults = find_reference_difference(SITES, held, now)
     assert [fault.reason.partition(" (")[0] for fault in faults] == [reason]
     assert found.added["place"].to_pylist() == ["new"]
     assert set(found.removed["place"].to_pylist()) - {"held"} == {"old"}
@@ -234,7 +236,7 @@ def test_spans_that_meet_at_a_microsecond_are_no_fault():
     rows = rows_of(
         SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, 11, ("q", 1.0)), (("a", 1), 11, None, ("p", 1.0))]
     )
-    assert find_faults(SITES, rows)[1] == []
+    assert find_key_faults(SITES, rows)[1] == []
 
 
 @examples(usual=120, in_all=1200)
@@ -295,7 +297,10 @@ def test_rows_of_a_key_that_cannot_be_put_in_are_refused_and_the_others_are_put_
 def test_one_nan_is_like_another():
     """A writer of Parquet may change its bits: it would be taken anew for ever."""
     held = rows_of(SITES, [(("a", 1), 0, None, ("p", math.nan))])
-    assert find_difference(SITES, held, rows_of(SITES, [(("a", 1), 0, None, ("p", -math.nan))]))[0].row_count == 0
+    assert (
+        find_reference_difference(SITES, held, rows_of(SITES, [(("a", 1), 0, None, ("p", -math.nan))]))[0].row_count
+        == 0
+    )
     assert (
         plan_upsert(SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7).written.num_rows == 0
     )
@@ -303,7 +308,7 @@ def test_one_nan_is_like_another():
 
 def test_moments_beyond_those_of_python_are_told_and_put_in():
     far = 10**18  # the year 33658
-    (fault,) = find_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
+    (fault,) = find_key_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
     assert fault.reason.startswith("valid_to is not after valid_from")
     dated = ReferenceTable("dated", (("site", "string"),), (("since", "timestamp"), ("day", "date")))
     held = rows_of(dated, [(("a",), 0, None, (far, 10**7))])
@@ -326,19 +331,21 @@ def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
     named = ReferenceTable("named", (("site", "string"),), (("place", "string"), ("size", "double")))
     file = tmp_path / "sites.csv"
     file.write_text("site,place,size\nNA,null,\nb,,2\n")
-    assert [(r["site"], r["place"], r["size"]) for r in read_rows_file(named, file).to_pylist()] == [
+    assert [(r["site"], r["place"], r["size"]) for r in read_reference_rows_file(named, file).to_pylist()] == [
         ("NA", "null", None), ("b", None, 2.0),
     ]  # fmt: skip
     file.write_text("site,place,place,size\na,b,c,1\n")
     with pytest.raises(UsageError, match="has the columns place twice"):
-        read_rows_file(named, file)
+        read_reference_rows_file(named, file)
 
 
 @pytest.mark.parametrize("rows", [pa.table({"status": ["x"], "bad": [{"is": True}]}), pa.table({"status": ["x"]})])
 def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
     lake = Lake(Settings(home=tmp_path))
     moments = pa.nulls(1, FLAGS.arrow_schema().field(FROM).type)
-    write_deltalake(folder_of(lake, FLAGS.table_name), rows.append_column(FROM, moments).append_column(TO, moments))
+    write_deltalake(
+        find_table_folder(lake, FLAGS.table_name), rows.append_column(FROM, moments).append_column(TO, moments)
+    )
     with pytest.raises(LakeError, match=r"reference\.flags (has|lacks)"):
         read_reference(lake, lake.reader(), FLAGS)
 
@@ -391,5 +398,5 @@ def test_silver_s_batches_are_all_added_and_none_that_a_batch_before_has_added_w
         assert {*read} - {*added} <= {*left} <= {*read}
         assert bool(left) == bool({*read} - {*added})
         seen |= {*left}
-        added = _join_ranges(added, left) if left else added
+        added = _unite_ranges(added, left) if left else added
         assert {*read} <= {*added} <= seen

@@ -19,9 +19,9 @@ from sessionlake.delta.schemas.names import CUTS
 from sessionlake.delta.storage.far_times import (
     OutOfRangeTime,
     convert_ms_to_time,
+    convert_time_to_micros,
+    convert_time_to_ms,
     format_time,
-    time_to_micros,
-    time_to_ms,
 )
 from sessionlake.delta.storage.reading import Condition, build_key_conditions, is_in
 from sessionlake.delta.storage.txn import Txn
@@ -29,7 +29,7 @@ from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.history.state import convert_times_to_iso
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 INT64_MAX = 2**63 - 1
 MOST_MS = INT64_MAX // 1000
@@ -50,7 +50,7 @@ MS = [ms for ms, _ in TEXTS if abs(ms) <= MOST_MS] + [MOST_MS, -MOST_MS]
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
 def test_every_millisecond_has_a_text(ms: int, text: str) -> None:
     found = convert_ms_to_time(ms)
-    assert (format_time(ms), format_time(found), time_to_ms(found)) == (text, text, ms)
+    assert (format_time(ms), format_time(found), convert_time_to_ms(found)) == (text, text, ms)
     assert isinstance(found, OutOfRangeTime) is ("ms since" in text)
     assert f"{found:%Y}" == (text if isinstance(found, OutOfRangeTime) else f"{found:%Y}")
 
@@ -150,7 +150,7 @@ def test_a_state_is_told_at_any_time(ms: int, text: str) -> None:
 def lake(settings: Settings) -> Lake:
     """A table with a row at each of `MS`, in two files."""
     found, schema = Lake(settings), pa.schema([("snapshot_at", pa.timestamp("us", "UTC")), ("position", pa.int64())])
-    write_deltalake(folder_of(found, CUTS), schema.empty_table())
+    write_deltalake(find_table_folder(found, CUTS), schema.empty_table())
     for number, part in enumerate((MS[::2], MS[1::2])):
         rows = pa.table([pa.array([ms * 1000 for ms in part], schema[0].type), pa.array(part)], schema=schema)
         found.storage.append_rows(None, CUTS, rows, Txn("test", number))
@@ -162,7 +162,7 @@ def lake(settings: Settings) -> Lake:
 def test_rows_are_found_by_any_time(lake: Lake, compare: Any, ms: int) -> None:
     found = [*lake.reader().read_rows(CUTS, ("snapshot_at", compare, convert_ms_to_time(ms)))]
     assert sorted(row["position"] for row in found) == sorted(other for other in MS if compare(other, ms))
-    assert all(time_to_ms(row["snapshot_at"]) == row["position"] for row in found)
+    assert all(convert_time_to_ms(row["snapshot_at"]) == row["position"] for row in found)
 
 
 def test_rows_are_found_by_several_times_and_keys_by_their_ends(lake: Lake) -> None:
@@ -176,4 +176,4 @@ def test_rows_are_found_by_several_times_and_keys_by_their_ends(lake: Lake) -> N
     schema = pa.schema([("snapshot_at", pa.timestamp("us", "UTC"))])
     wanted = pa.table([pa.array([ms * 1000 for ms in MS], schema[0].type)], schema=schema)
     assert len([*reader.read_rows(CUTS, *build_key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
-    assert time_to_micros(convert_ms_to_time(-MOST_MS)) == -MOST_MS * 1000
+    assert convert_time_to_micros(convert_ms_to_time(-MOST_MS)) == -MOST_MS * 1000

@@ -19,8 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.file_statistics import FileStatistics, correct_stats, encode_json, parse_statistics
-from sessionlake.delta.folders.parquet import _adopt_spark_file
+from sessionlake.delta.folders.file_statistics import (
+    FileStatistics,
+    correct_statistics,
+    encode_log_json,
+    parse_statistics,
+)
+from sessionlake.delta.folders.parquet import _move_spark_file_to_table
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
@@ -113,7 +118,7 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     after = list_live_files(delta)
     assert {file.log_key for file in after} == {file.log_key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
-    assert [correct_stats(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
+    assert [correct_statistics(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
     assert not lake.latest_commits(None, TABLE, 1)[0].changes_rows
     version = delta.version()
     lake.compact_table(NO_SPARK, TABLE)
@@ -157,12 +162,12 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.dictionaries(st.text(), inner, max_size=3)))
 def test_what_was_escaped_is_told_unescaped_and_what_is_so_is_left_alone(value: Any) -> None:
     try:
-        plain = encode_json({"numRecords": 1, "minValues": {"key": value}}).decode()
+        plain = encode_log_json({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
         return
-    assert correct_stats(plain, 1) is None
+    assert correct_statistics(plain, 1) is None
     escaped = json.dumps(json.loads(plain))
-    told = correct_stats(escaped, 1)
+    told = correct_statistics(escaped, 1)
     assert told is None or told == plain
     assert told is not None or not any(ord(character) > 0xFFFF for character in plain)
 
@@ -193,7 +198,7 @@ def test_bounds_of_each_type_are_the_values_as_json(tmp_path: Path, kind: str, b
     made = pa.table({"key": pa.array([*values, None], arrow)})
     if by_spark:
         pq.write_table(made, tmp_path / "x.parquet", row_group_size=1, store_schema=False)
-        file = _adopt_spark_file(tmp_path / "x.parquet", tmp_path, ("key",))
+        file = _move_spark_file_to_table(tmp_path / "x.parquet", tmp_path, ("key",))
         assert file is not None
         told = parse_statistics(file.stats)
     else:

@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction
 
 from sessionlake.delta.folders import compaction as folder_upkeep
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.folders.table_files import list_live_files, open_table
@@ -97,7 +97,7 @@ def mark(lake: FolderStorage) -> None:
     DeltaTable(lake.path(TABLE)).alter.add_feature(
         TableFeatures.DeletionVectors, allow_protocol_versions_increase=True, post_commithook_properties=ALONE
     )
-    assert merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0)
+    assert merge_without_spark(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0)
 
 
 COMMITS: dict[str, Callable[[FolderStorage], Any]] = {
@@ -105,7 +105,7 @@ COMMITS: dict[str, Callable[[FolderStorage], Any]] = {
     "files": add_files,
     "replacement": lambda lake: lake.replace_rows(None, TABLE, ROWS, None),
     "property": lambda lake: lake.set_property(NO_SPARK, TABLE, "delta.appendOnly", "false"),
-    "merge": lambda lake: merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, uses_vectors=False),
+    "merge": lambda lake: merge_without_spark(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, uses_vectors=False),
     "marks": mark,
     "removal": remove,
     "compaction": compact,

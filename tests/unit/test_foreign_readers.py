@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from sessionlake.cli import app as cli
 from sessionlake.delta.catalog.storage import CatalogStorage
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.names import ROWS
@@ -143,7 +143,7 @@ def test_the_command_rewrites_a_table_once_without_spark_and_says_what_is_wrong(
     write_deltalake(lake.path(ROWS), rows)
     lake.set_property(None, ROWS, DELETION_VECTORS, "true")
     upsert = Upsert(("row_id",), ("value",))
-    assert merge_by_marking(open_table(lake.path(ROWS)), rows.slice(1), upsert, "app", 0)
+    assert merge_without_spark(open_table(lake.path(ROWS)), rows.slice(1), upsert, "app", 0)
     for rewritten in (1, 0):
         done = purged(tmp_path, ROWS)
         assert (done.exit_code, json.loads(done.stdout)) == (0, {"table": ROWS, "files_rewritten": rewritten})

@@ -26,7 +26,7 @@ from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.streams import LIGHT, WILD, StreamMaker, cut
 from unit.test_law import capture, interval
 
@@ -146,7 +146,9 @@ def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp
     named = Lake(Settings(home=tmp_path, gold=GoldSettings(change_feed=("metrics_1m",))))
     with pytest.raises(LakeError, match="does not exist yet"):
         require_publications_can_send(spark, named, ["gold.metrics_1m"])
-    write_deltalake(folder_of(named, "gold.metrics_1m"), pa.table({"points": [1]}), configuration={CHANGE_FEED: "true"})
+    write_deltalake(
+        find_table_folder(named, "gold.metrics_1m"), pa.table({"points": [1]}), configuration={CHANGE_FEED: "true"}
+    )
     require_publications_can_send(spark, named, ["gold.metrics_1m"])
     shutil.rmtree(there)
     require_publications_can_send(spark, lake, ["gold.metrics_1m"])

@@ -31,7 +31,7 @@ from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 from sessionlake.streaming import pause_requests
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 ID = "chamber-7"
 NO_SPARK: Any = None
@@ -163,7 +163,7 @@ def test_a_sessions_messages_lose_all_but_place_and_time() -> None:
 def test_a_sessions_topic_is_known_by_whatever_is_left_of_it(tmp_path: Path, table: str, column: str) -> None:
     lake = Lake(Settings(home=tmp_path))
     ids = pa.array([ID, ID, "chamber-70"]).cast(pa.binary() if column == "key" else pa.string())
-    write_deltalake(folder_of(lake, table), pa.table({"topic": ["b", "a", "c"], column: ids}))
+    write_deltalake(find_table_folder(lake, table), pa.table({"topic": ["b", "a", "c"], column: ids}))
     assert find_topics_of_session(lake.reader(), ID) == ["a", "b"]
 
 

@@ -68,7 +68,7 @@ def truth_of(messages: Iterable[KafkaMessage], rules: CaptureSettings, every: in
     return truth.finish_and_return_tables()
 
 
-def folder_of(rules: CaptureSettings, rnd: random.Random, every: int, hold: int, shards: int) -> Folder:
+def find_table_folder(rules: CaptureSettings, rnd: random.Random, every: int, hold: int, shards: int) -> Folder:
     folder = Folder(rules, shards, rnd, interval=every, bulk=rnd.random() < 0.7)
     folder.use_rules(holding(rules, hold, every))
     return folder
@@ -78,7 +78,7 @@ def folder_of(rules: CaptureSettings, rnd: random.Random, every: int, hold: int,
 def test_any_batches_and_shards_equal_the_truth_and_leave_the_same_state(seed: int) -> None:
     rnd, messages, rules, every, hold = case(seed)
     shards = rnd.randint(1, 4)
-    found, rebuilt = (folder_of(rules, rnd, every, hold, shards) for _ in range(2))
+    found, rebuilt = (find_table_folder(rules, rnd, every, hold, shards) for _ in range(2))
     for batch in cut(rnd, messages, rnd.randint(1, 9)):
         found.batch(batch)
     rebuilt.batch(messages)
@@ -92,7 +92,7 @@ def test_any_batches_and_shards_equal_the_truth_and_leave_the_same_state(seed: i
 def test_fail_stops_at_the_first_violation_of_the_truth(seed: int) -> None:
     rnd, messages, _, every, hold = case(seed)
     rules = capture("strict", "fail", seed)
-    folder = folder_of(rules, rnd, every, hold, 1)
+    folder = find_table_folder(rules, rnd, every, hold, 1)
     done: list[KafkaMessage] = []
     for batch in cut(rnd, messages, rnd.randint(1, 8)):
         try:

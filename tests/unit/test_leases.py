@@ -18,8 +18,8 @@ from sessionlake.delta.catalog.leases import (
     HeldLease,
     LeaseRow,
     hold_lease,
-    read_token,
-    require_leases,
+    read_fencing_token,
+    require_held_leases,
 )
 from sessionlake.errors import ClaimedError
 from sessionlake.settings.model import Settings
@@ -273,14 +273,14 @@ def test_an_idle_holder_renews_by_itself_and_gives_back_at_the_end_also_of_a_fai
     def work() -> None:
         begun = table.rows["silver"]
         while table.rows["silver"].expires_at < begun.expires_at + 2 * short:
-            require_leases(table.identifier)
-        assert (read_token(table.identifier, "silver"), read_token(table.identifier, "gold")) == (1, 0)
+            require_held_leases(table.identifier)
+        assert (read_fencing_token(table.identifier, "silver"), read_fencing_token(table.identifier, "gold")) == (1, 0)
         raise KeyError
 
     with pytest.raises(KeyError), hold_lease(settings, table, "silver", "runs silver"):
         work()
     assert table.rows["silver"].holder is None
-    assert read_token(table.identifier, "silver") == 0
+    assert read_fencing_token(table.identifier, "silver") == 0
 
 
 @pytest.mark.usefixtures("short")
@@ -312,7 +312,7 @@ def test_a_table_that_cannot_be_asked_for_a_while_costs_no_lease(settings, caplo
         before = table.rows["silver"].number
         while table.rows["silver"].number == before:
             time.sleep(0.01)
-        require_leases(table.identifier)
+        require_held_leases(table.identifier)
     assert "could not be renewed, and is tried again soon: the store does not answer" in caplog.text
 
 

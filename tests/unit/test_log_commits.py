@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, TableFeatures
 from deltalake.schema import PrimitiveType
 
-from sessionlake.delta.folders.commits import finish_commit
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.commits import write_checksum_and_checkpoint
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.folders.table_files import list_live_files
@@ -66,7 +66,7 @@ def actions(lake: FolderStorage) -> list[dict[str, Any]]:
 
 def commit_marking_merge(lake: FolderStorage, number: int, table: pa.Table) -> None:
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
-    assert merge_by_marking(DeltaTable(lake.path(TABLE)), table, UPSERT, "marking", number)
+    assert merge_without_spark(DeltaTable(lake.path(TABLE)), table, UPSERT, "marking", number)
 
 
 def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: FolderStorage) -> None:
@@ -87,7 +87,7 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
     assert told["add"]["dataChange"]
     assert told["remove"]["dataChange"]
     assert any("deletionVector" in action.get("remove", {}) for action in actions(lake))
-    assert lake.latest_commits(None, TABLE, 1)[0].replaces_all
+    assert lake.latest_commits(None, TABLE, 1)[0].replaces_all_rows
 
 
 def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderStorage) -> None:
@@ -142,7 +142,7 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
     steps = [
         lambda: lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
         lambda: staged(lake, rows(c=3)).commit_rows(Txn("app", 1)),
-        lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, uses_vectors=False),
+        lambda: merge_without_spark(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, uses_vectors=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
         lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRows((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append_rows(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
@@ -186,7 +186,7 @@ def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(l
     lake.append_rows(None, TABLE, rows(b=1), Txn("app", 1))
     assert_noted(lake)
     DeltaTable(lake.path(TABLE)).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
-    finish_commit(DeltaTable(lake.path(TABLE)), 3)
+    write_checksum_and_checkpoint(DeltaTable(lake.path(TABLE)), 3)
     assert not (log / f"{3:020}.crc").exists()
     assert held(lake) == {"a": 1, "b": 1}
 

@@ -20,7 +20,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, ReferenceJoin
-from sessionlake.gold.references.lookups import LookupRunner, _convert_row
+from sessionlake.gold.references.lookups import LookupRunner, _convert_fetched_row
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import LookupSettings
@@ -66,7 +66,7 @@ class Asking:
     def add(self, sessions: Sequence[str], batch: int) -> None:
         """As gold adds a batch of silver's; no correction is made."""
         self.write(TABLE.table_name, self.rows(sessions, batch))
-        self.lookups.add_batches(batch, batch)
+        self.lookups.schedule_search(batch, batch)
 
     def run(self) -> list[str]:
         """Asks until there is no more to ask for; returns what was asked for."""
@@ -208,9 +208,9 @@ def test_decimals_and_times_without_zone_of_an_answer_are_exact(sql: str, sent: 
     row = {"device": "a", "value": sent}
     if isinstance(found, str):
         with pytest.raises(ValueError, match=found):
-            _convert_row(reference, row)
+            _convert_fetched_row(reference, row)
     else:
-        assert _convert_row(reference, row)["value"] == found
+        assert _convert_fetched_row(reference, row)["value"] == found
 
 
 def test_of_a_key_that_rests_the_answer_is_refused_and_others_are_put_in(asking: Asking):
@@ -239,6 +239,6 @@ def test_while_somebody_else_writes_the_reference_table_nothing_is_noted_and_the
 
     asking.add("a", 0)
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.gold.references.lookups.write_reference", claimed)
+        patch.setattr("sessionlake.gold.references.lookups.write_reference_rows", claimed)
         assert (asking.run(), asking.failures()) == (["a"], {})
     assert (asking.run(), asking.owners()) == (["a"], {"a": "x"})

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
 from sessionlake.delta.folders import commits as folder_commits
 from sessionlake.delta.folders import deletion_vectors, table_files
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
@@ -94,7 +94,7 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     lookup = RowLookup(KeyIndexCache(rnd.choice([0, 20_000, 1 << 20])))
     for number in range(rnd.choice([3, 40])):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]) if number % 10 else keys, number)
-        assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)
+        assert merge_without_spark(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)
         apply(held, rows)
     assert read(tmp_path) == held
     delta = DeltaTable(tmp_path)
@@ -111,7 +111,7 @@ def test_the_change_feed_tells_what_each_merge_has_changed(tmp_path: Path, seed:
     first = DeltaTable(tmp_path).version() + 1
     for number in range(20):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]), number)
-        assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number)
+        assert merge_without_spark(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number)
         before = dict(held)
         apply(held, rows)
         told: dict[str, Rows] = {"delete": {}, "update_preimage": {}, "update_postimage": {}, "insert": {}}
@@ -151,7 +151,7 @@ def test_rows_stay_gone_whatever_the_folder_is_called(tmp_path: Path, name: str)
     _, held = made(folder, 30)
     for number in range(3):
         rows = [(f"k{i % 7}", i, number, 1.0, [True], False) for i in range(number, 20, 4)]
-        assert merge_by_marking(DeltaTable(folder), as_table(rows), UPSERT, "app", number)
+        assert merge_without_spark(DeltaTable(folder), as_table(rows), UPSERT, "app", number)
         apply(held, rows)
     assert read(folder) == held
 
@@ -159,11 +159,11 @@ def test_rows_stay_gone_whatever_the_folder_is_called(tmp_path: Path, name: str)
 def test_a_vector_that_is_not_what_the_log_says_stops_the_merge(tmp_path: Path) -> None:
     made(tmp_path, 9)
     rows = as_table([("k0", 0, 5, 1.0, [True], False)])
-    assert merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 1)
+    assert merge_without_spark(DeltaTable(tmp_path), rows, UPSERT, "app", 1)
     newest = max((tmp_path / "_delta_log").glob("*.json"))
     newest.write_text(newest.read_text(encoding="utf-8").replace('"cardinality":1', '"cardinality":2'), "utf-8")
     with pytest.raises(LakeError, match=r"/part-.*: its deletion vector marks 1 rows as deleted, but Delta's log says"):
-        merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 2)
+        merge_without_spark(DeltaTable(tmp_path), rows, UPSERT, "app", 2)
 
 
 def test_many_small_files_are_put_together_some_at_a_time(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_many_small_files_are_put_together_some_at_a_time(tmp_path: Path) -> Non
         added = {"key": "new", "at": datetime.fromtimestamp(n, UTC)}
         write_deltalake(tmp_path, pa.Table.from_pylist([added], SCHEMA), mode="append")
     before = len(DeltaTable(tmp_path).get_add_actions())
-    assert merge_by_marking(DeltaTable(tmp_path), as_table([("x", 0, 5, 1.0, [True], False)]), UPSERT, "app", 1)
+    assert merge_without_spark(DeltaTable(tmp_path), as_table([("x", 0, 5, 1.0, [True], False)]), UPSERT, "app", 1)
     assert len(DeltaTable(tmp_path).get_add_actions()) == before - 16 + 1
     assert len(read(tmp_path)) == 3 + 40 + 1
 
@@ -180,7 +180,7 @@ def test_many_small_files_are_put_together_some_at_a_time(tmp_path: Path) -> Non
 def test_of_a_table_that_only_grows_no_file_is_removed(tmp_path: Path) -> None:
     for n in range(20):
         write_deltalake(tmp_path, pa.table({"key": [n]}), mode="append", configuration={APPEND_ONLY: "true"})
-    assert merge_by_marking(
+    assert merge_without_spark(
         DeltaTable(tmp_path), pa.table({"key": [3, 99]}), Upsert(("key",), (), updates=False), "app", 1
     )
     assert len(DeltaTable(tmp_path).get_add_actions()) == 21
@@ -192,7 +192,7 @@ def test_a_column_that_is_younger_than_a_file_stays_null_where_it_is_not_written
     DeltaTable(tmp_path).alter.add_columns(Field("kept", "long"))
     DeltaTable(tmp_path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     rows = pa.table({"key": ["a", "b"], "kept": [7, 8], WRITTEN: [[True], [False]]})
-    assert merge_by_marking(DeltaTable(tmp_path), rows, Upsert(("key",), (), optional_columns=("kept",)), "app", 1)
+    assert merge_without_spark(DeltaTable(tmp_path), rows, Upsert(("key",), (), optional_columns=("kept",)), "app", 1)
     found = pa.table(DeltaTable(tmp_path).scan())
     assert dict(zip(found["key"].to_pylist(), found["kept"].to_pylist(), strict=True)) == {"a": 7, "b": None}
 
@@ -212,21 +212,21 @@ def test_vectors_say_the_same_rows_to_another_reader_at_the_limits_of_their_cont
     write_deltalake(tmp_path, pa.table({"row": range(200_000)}))
     DeltaTable(tmp_path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     source = pa.table({"row": rows, DELETE: [True] * len(rows)})
-    assert merge_by_marking(DeltaTable(tmp_path), source, Upsert(("row",), (), deletes=True), "app", 1)
+    assert merge_without_spark(DeltaTable(tmp_path), source, Upsert(("row",), (), deletes=True), "app", 1)
     left = pa.table(DeltaTable(tmp_path).scan())["row"].to_pylist()
     assert left == sorted({*range(200_000)} - {*rows})
     for _ in range(2):
         assert [
             file.deleted_rows.tolist() for file in list_live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)
         ] == [[*rows]]
-        monkeypatch.setattr(table_files, "read_vector", lambda *_: None)  # as of a vector that others wrote
+        monkeypatch.setattr(table_files, "read_deletion_vector", lambda *_: None)  # as of a vector that others wrote
 
 
 def test_the_vectors_of_a_commit_stand_in_one_file(tmp_path: Path) -> None:
     _, held = made(tmp_path, 30)
     for number, rows in enumerate([range(30), range(0, 30, 4)]):
         changed = [(f"k{i % 7}", i, number, 1.0, [True], False) for i in rows if number or i % 3]
-        assert merge_by_marking(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
+        assert merge_without_spark(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
         apply(held, changed)
         assert len([*tmp_path.glob("deletion_vector_*.bin")]) == number + 1
     marked = [file for file in list_live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
@@ -241,9 +241,9 @@ def test_where_another_commit_has_come_between_nothing_is_written(tmp_path: Path
     added = {"key": "new", "at": datetime.fromtimestamp(9, UTC)}
     write_deltalake(tmp_path, pa.Table.from_pylist([added], SCHEMA), mode="append")
     files = {path.name for path in tmp_path.iterdir()}
-    assert not merge_by_marking(before, as_table(rows), UPSERT, "app", 1)
+    assert not merge_without_spark(before, as_table(rows), UPSERT, "app", 1)
     assert {path.name for path in tmp_path.iterdir()} == files
-    assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
+    assert merge_without_spark(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
     apply(held, rows)
     assert read(tmp_path) == held | {("new", 9_000_000): [None, None, None]}
 
@@ -251,17 +251,17 @@ def test_where_another_commit_has_come_between_nothing_is_written(tmp_path: Path
 def test_rows_that_are_only_inserted_or_only_updated(tmp_path: Path) -> None:
     _, held = made(tmp_path, 10)
     both = pa.table({"key": ["k0", "x"], "at": pa.array([0, 1], SCHEMA.field("at").type), "value": [7, 8]})
-    assert merge_by_marking(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), inserts=False), "app", 1)
+    assert merge_without_spark(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), inserts=False), "app", 1)
     held["k0", 0][0] = 7
     assert read(tmp_path) == held
-    assert merge_by_marking(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), updates=False), "app", 2)
+    assert merge_without_spark(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), updates=False), "app", 2)
     assert read(tmp_path) == held | {("x", 1): [8, None, None]}
 
 
 def test_the_commit_says_how_many_rows_it_touched(tmp_path: Path) -> None:
     made(tmp_path, 10)
     rows = [("k0", 0, 5, 1.0, [True], False), ("k1", 1, 5, 1.0, [True], True), ("x", 1, 5, 1.0, [True], False)]
-    merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
+    merge_without_spark(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
     newest = max((tmp_path / "_delta_log").glob("*.json"))
     info = json.loads(newest.read_text(encoding="utf-8").splitlines()[0])["commitInfo"]
     assert info["operationMetrics"] == {

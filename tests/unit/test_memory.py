@@ -25,7 +25,7 @@ class Asked(Tables):
         self.questions, self.beside = 0, lambda: None
 
     def exists(self, table: str) -> bool:
-        memory.note_exists(table)
+        memory.remember_table_exists(table)
         return super().exists(table)
 
     def read_arrow_table(self, table: str, *conditions: Condition, **more: Any) -> pa.Table:
@@ -49,7 +49,7 @@ def commit(asked: Asked) -> None:
 def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
     asked = Asked()
     reader = CachingReader(asked, str, lambda _: False)
-    with memory.cache_tables():
+    with memory.cache_table_reads():
         assert [reader.count_rows(LEDGER) for _ in range(3)] == [1, 1, 1]
         assert asked.questions == 1
         in_another_thread(lambda: commit(asked))
@@ -62,10 +62,10 @@ def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
     reader = CachingReader(asked, str, lambda _: False)
 
     def other() -> None:
-        with memory.cache_tables():
+        with memory.cache_table_reads():
             pass
 
-    with memory.cache_tables():
+    with memory.cache_table_reads():
         in_another_thread(other)  # it remembers as little as this one
         assert reader.count_rows(LEDGER) == 1
         in_another_thread(lambda: commit(asked))
@@ -82,6 +82,6 @@ def test_rows_that_were_read_while_a_commit_was_made_are_not_kept():
         in_another_thread(lambda: commit(asked))
 
     asked.beside = beside
-    with memory.cache_tables():
+    with memory.cache_table_reads():
         assert reader.count_rows(LEDGER) == 1
         assert reader.count_rows(LEDGER) == 2

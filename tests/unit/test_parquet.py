@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.delta.folders.parquet import FileWriter, _adopt_spark_file
+from sessionlake.delta.folders.parquet import FileWriter, _move_spark_file_to_table
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.storage.txn import Txn
@@ -95,7 +95,7 @@ def test_a_file_of_spark_s_is_taken_over_with_what_its_footer_tells(seed: int, t
     pq.write_table(
         pa.Table.from_pylist(made, SCHEMA), tmp_path / "staged" / "x.parquet", row_group_size=rnd.randrange(1, 10)
     )
-    file = _adopt_spark_file(tmp_path / "staged" / "x.parquet", tmp_path, INDEXED)
+    file = _move_spark_file_to_table(tmp_path / "staged" / "x.parquet", tmp_path, INDEXED)
     assert pq.read_table(tmp_path / file.path).to_pylist() == made
     assert_bounds_hold(file.stats, made)
 
@@ -107,7 +107,7 @@ def test_a_time_that_no_calendar_here_has_leaves_a_file_without_bounds(tmp_path:
     made = pa.table({"text": ["a", "b"], "number": [1, 2], "at": times, "value": [b"", b""]}, SCHEMA)
     [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
     pq.write_table(made, tmp_path / "x.parquet")
-    for stats in (told["stats"][0].as_py(), _adopt_spark_file(tmp_path / "x.parquet", tmp_path, INDEXED).stats):
+    for stats in (told["stats"][0].as_py(), _move_spark_file_to_table(tmp_path / "x.parquet", tmp_path, INDEXED).stats):
         assert json.loads(stats) == {"numRecords": 2}
 
 
@@ -143,7 +143,7 @@ def test_a_file_whose_footer_lacks_a_bound_tells_none(tmp_path: Path) -> None:
         {"text": ["a", "z" * 5_000], "number": [1, 2], "at": [NOON, NOON], "value": [b"", b""]}, schema=SCHEMA
     )
     pq.write_table(made, tmp_path / "staged" / "x.parquet", row_group_size=1, write_statistics=["number"])
-    file = _adopt_spark_file(tmp_path / "staged" / "x.parquet", tmp_path, INDEXED)
+    file = _move_spark_file_to_table(tmp_path / "staged" / "x.parquet", tmp_path, INDEXED)
     assert json.loads(file.stats) == {"numRecords": 2}
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.folders.table_files import folder_of, list_live_files, open_table
+from sessionlake.delta.folders.table_files import find_table_folder, list_live_files, open_table
 from sessionlake.errors import MachineError
 from sessionlake.local import paths
 from sessionlake.local.home import create_home
@@ -87,7 +87,7 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
     )
 
     delta = open_table(folder)
-    assert folder_of(delta) == folder
+    assert find_table_folder(delta) == folder
     assert [file.full_path for file in list_live_files(delta)] == [folder / NAME]
 
 

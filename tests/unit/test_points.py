@@ -34,17 +34,17 @@ from sessionlake.gold.fold.pack import (
     DecodedChunks,
     ReadChanges,
     build_shard_field_name,
-    combine_place,
+    combine_partition_and_offset,
     find_owner_columns,
-    split_place,
+    split_into_partition_and_offset,
 )
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import (
     GoldFold,
     TrackedAverages,
+    compute_tail_length,
     recompute_averages,
     select_changes_with_points,
-    tail_length,
 )
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
 from sessionlake.gold.making import states
@@ -140,13 +140,13 @@ class Gold:
         table = self.tables[series.name]
         beyond = (
             decode_dictionaries(content[kind])
-            if (kind := AveragesOutput.BEYOND.choose_payload_kind(series)) in content
+            if (kind := AveragesOutput.BEYOND.build_payload_kind(series)) in content
             else None
         )
         for kind in (AveragesOutput.RESTATED, AveragesOutput.NEW, AveragesOutput.CHANGED):
             rows = (
-                decode_dictionaries(content[kind.choose_payload_kind(series)]).to_pylist()
-                if kind.choose_payload_kind(series) in content
+                decode_dictionaries(content[kind.build_payload_kind(series)]).to_pylist()
+                if kind.build_payload_kind(series) in content
                 else []
             )
             if kind is AveragesOutput.RESTATED:
@@ -170,7 +170,7 @@ class Gold:
                 place = (
                     row["position"]
                     if series.is_per_session
-                    else combine_place(*as_ints(row["partition"], row["offset"]))[0]
+                    else combine_partition_and_offset(*as_ints(row["partition"], row["offset"]))[0]
                 )
                 rows.append(row | {"place": int(place), "fresh": False, "offset": None})
         added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
@@ -279,9 +279,9 @@ def test_restatements_lead_from_the_first_figure_to_the_last(batches: list[list[
 
 def test_a_message_s_place_is_one_number_and_taken_apart_again():
     partition, offset = np.array([0, 1, 65_535]), np.array([0, (1 << 47) - 1, 7])
-    place = combine_place(partition, offset)
+    place = combine_partition_and_offset(partition, offset)
     assert (np.diff(place) > 0).all()
-    assert {name: found.tolist() for name, found in split_place(place).items()} == {
+    assert {name: found.tolist() for name, found in split_into_partition_and_offset(place).items()} == {
         "partition": partition.tolist(),
         "offset": offset.tolist(),
     }
@@ -316,7 +316,7 @@ def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, 
     marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
-        states._store_owners(settings, BY_SESSION, made, rows)
+        states._write_owner_files(settings, BY_SESSION, made, rows)
     (folder,) = states.get_owners_at_rebuild_folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
@@ -427,7 +427,7 @@ def test_forgetting_a_session_again_keeps_the_later_time():
 
 @pytest.mark.parametrize("keys", [BY_SESSION.keys, BY_SENSOR.keys])
 def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
-    assert all(tail_length(RollingAverage("own", keys, window_points=n)) >= n - 1 for n in range(1, 1025))
+    assert all(compute_tail_length(RollingAverage("own", keys, window_points=n)) >= n - 1 for n in range(1, 1025))
 
 
 OWNER = SEPARATOR.join(("capture.a", "s", "0"))

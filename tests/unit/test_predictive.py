@@ -2,7 +2,7 @@
 
 import pytest
 
-from sessionlake.delta.catalog.predictive import is_enabled
+from sessionlake.delta.catalog.predictive import is_predictive_optimization_enabled
 
 ROW = "Predictive Optimization"
 
@@ -18,4 +18,4 @@ ROW = "Predictive Optimization"
     ],
 )
 def test_only_the_row_of_that_name_says_so(description, expected):
-    assert is_enabled(description) == expected
+    assert is_predictive_optimization_enabled(description) == expected

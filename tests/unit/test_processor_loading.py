@@ -218,7 +218,7 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     assert hints == {"price": float | None, "qty": int | None, "class": str | None, "on": bool | None}
     change = get_type_hints(made["Change"])
     assert (change["_ts"], change["row_id"], change["_set"]) == (int, str | None, list[str] | None)
-    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].columns_for(settings)}
+    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].list_column_types(settings)}
     assert made["values_of"](Row("r", {"price": 1.5})) == {"price": 1.5}
 
 

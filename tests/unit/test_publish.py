@@ -30,7 +30,7 @@ from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
 from sessionlake.publish.job import Publication, require_change_feed
 from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,7 +227,7 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
     ours = gold(change_feed=["own"]).model_copy(update={"home": tmp_path})
     out.require_allowed_by(ours)
     lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
-    write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
+    write_deltalake(find_table_folder(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet. Run `sessionlake run gold --once`"):
         require_change_feed(spark, lake, "gold.own")
     own = [one for one in list_declared_gold_tables(ours) if one.table_name == "gold.own"]

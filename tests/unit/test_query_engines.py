@@ -30,7 +30,7 @@ from sessionlake.delta.schemas.names import SESSIONS
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 SQL = "SELECT topic, count(*) AS n FROM silver.sessions GROUP BY topic ORDER BY topic"
 KINDS = {
@@ -46,7 +46,7 @@ def lake(settings: Settings) -> Lake:
     """A lake whose table of sessions has two versions: one row, then three."""
     made = Lake(settings)
     for topics in (["a"], ["a", "b"]):
-        write_deltalake(folder_of(made, SESSIONS), pa.table({"topic": topics}), mode="append")
+        write_deltalake(find_table_folder(made, SESSIONS), pa.table({"topic": topics}), mode="append")
     return made
 
 
@@ -104,14 +104,14 @@ def test_a_table_with_a_feature_that_is_not_covered_is_left_to_spark(lake: Lake,
 
 def test_a_table_with_partitions_is_left_to_spark(settings: Settings):
     lake = Lake(settings)
-    write_deltalake(folder_of(lake, SESSIONS), pa.table({"topic": ["a"], "n": [1]}), partition_by=["topic"])
+    write_deltalake(find_table_folder(lake, SESSIONS), pa.table({"topic": ["a"], "n": [1]}), partition_by=["topic"])
     _, [line] = run(lake, EngineName.AUTO)
     assert line.endswith("silver.sessions has partitions, which are not covered")
 
 
 def test_a_folder_with_special_characters_is_left_to_spark(tmp_path: Path):
     lake = Lake(Settings(home=tmp_path / "a home#1"))
-    write_deltalake(folder_of(lake, SESSIONS), pa.table({"topic": ["a"]}))
+    write_deltalake(find_table_folder(lake, SESSIONS), pa.table({"topic": ["a"]}))
     _, [line] = run(lake, EngineName.AUTO)
     assert line.endswith("has special characters")
 

@@ -17,7 +17,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.ledger.progress import ReadOffsets, find_entry_of_message, read_last_offsets, read_layer_offsets
 from sessionlake.settings.model import Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 NUMBERS = [(name, pa.int64()) for name in ("first", "last", "messages")]
 OFFSETS = pa.list_(pa.struct([("topic", pa.string()), ("partition", pa.int32()), *NUMBERS]))
@@ -59,7 +59,7 @@ FILES = [
 def lake(settings: Settings) -> Lake:
     found = Lake(settings)
     for rows in FILES:
-        write_deltalake(folder_of(found, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+        write_deltalake(find_table_folder(found, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
     return found
 
 
@@ -92,7 +92,7 @@ def test_a_span_reaches_over_all_batches_of_a_layer(lake):
 
 def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     rows = [entry("silver", 1, ("a", 0, 5, 6), app="rebuild:1"), entry("silver", 2, ("a", 0, 7, 7))]
-    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+    write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
     reader = lake.reader()
     assert [span for span in read_layer_offsets(reader) if span.layer == "silver"] == [
         ReadOffsets("silver", "a", 0, 5, 7, 3)
@@ -148,7 +148,7 @@ def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(set
 
 
 def test_a_damaged_table_is_told_by_its_name(lake):
-    for file in (folder_of(lake, LEDGER) / "_delta_log").glob("*.json"):
+    for file in (find_table_folder(lake, LEDGER) / "_delta_log").glob("*.json"):
         file.write_text("{")
     with pytest.raises(LakeError, match=r"ops\.ledger cannot be read by delta-rs"):
         read_layer_offsets(lake.reader())
@@ -194,7 +194,7 @@ def test_columns_by_which_a_table_is_partitioned_are_read_as_others_are(settings
     """Their values are in the log, and not in the files."""
     lake, rows = Lake(settings), [row for file in FILES for row in file]
     table = pa.Table.from_pylist(rows, SCHEMA).drop_columns("offsets")
-    write_deltalake(folder_of(lake, LEDGER), table, partition_by=["layer"])
+    write_deltalake(find_table_folder(lake, LEDGER), table, partition_by=["layer"])
     conditions = [] if condition is None else [condition]
     found = lake.reader().read_rows(LEDGER, *conditions, columns=["layer", "batch_id"])
     told = [(row["layer"], row["batch_id"]) for row in rows]

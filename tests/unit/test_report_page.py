@@ -31,7 +31,7 @@ from sessionlake.history.report.contents import read_report_contents
 from sessionlake.history.report.crosstab import count_by_topic_and_kind
 from sessionlake.history.report.page import render_page, write_report
 from sessionlake.settings.model import Settings
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 from support.ledgers import NOON, entries
 from support.reports import END, Seen, fill, minute, point, write
 
@@ -81,8 +81,8 @@ def test_a_lake_without_tables_has_a_page_that_says_so(lake):
 
 def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
     bronze = entries(0, 40).filter(pa.compute.field("layer") == "bronze")
-    write_deltalake(folder_of(lake, LEDGER), bronze)
-    write_deltalake(folder_of(lake, MESSAGES), pa.table({"topic": ["capture.a"] * 400}))
+    write_deltalake(find_table_folder(lake, LEDGER), bronze)
+    write_deltalake(find_table_folder(lake, MESSAGES), pa.table({"topic": ["capture.a"] * 400}))
     found = seen(lake)
     assert found.all_text("h2") == SECTIONS
     assert found.charts == ["How much each layer read per second, over time"]
@@ -154,7 +154,7 @@ def test_a_table_too_large_to_count_is_counted_from_a_batch_on_and_the_page_says
         if row["layer"] == "silver":
             row |= {"quarantined": 10, "applied": 30}
             row["outputs"] = [*row["outputs"], {"table": QUARANTINE, "version": 0, "rows": 10}]
-    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
+    write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
     write(lake, QUARANTINE, [{"topic": "a", "reason": "gap", "_batch": n // 10} for n in range(100)])
     write(lake, EVENTS, [{"topic": "a", "event": "gap", "_batch": 0}])
     found = read_report_contents(lake.reader(), lake.settings)
@@ -167,14 +167,14 @@ def test_a_table_too_large_to_count_is_counted_from_a_batch_on_and_the_page_says
 def test_messages_that_became_nothing_and_offsets_that_are_missing_are_told_first(lake, change):
     ledger = entries(0, 40).to_pylist()
     ledger[21] |= change  # silver's batch 5
-    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
+    write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
     complete = answer_questions(read_report_contents(lake.reader(), lake.settings))[0]
     assert (complete.verdict, complete.figure.endswith(" missing")) == (Verdict.NO, True)
 
 
 def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_have_holes_by_right(lake):
     ledger = [row for row in entries(0, 40).to_pylist() if row["batch_id"] != 5]  # which bronze and silver lack
-    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
+    write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
     complete = answer_questions(read_report_contents(lake.reader(), lake.settings))[0]
     hole = sum(part["messages"] for part in entries(20, 24).to_pylist()[0]["offsets"])
     assert (complete.verdict, complete.figure) == (Verdict.NO, f"{hole} missing")
@@ -183,7 +183,7 @@ def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_ha
     complete = answer_questions(read_report_contents(lake.reader(), settings))[0]
     assert complete.verdict == Verdict.YES
     assert complete.detail.startswith("no message occurs twice in ")
-    write_deltalake(folder_of(lake, LEDGER), entries(4, 12), mode="append")
+    write_deltalake(find_table_folder(lake, LEDGER), entries(4, 12), mode="append")
     assert answer_questions(read_report_contents(lake.reader(), settings))[0].verdict == Verdict.NO
 
 
@@ -246,7 +246,7 @@ def test_numbers_times_and_names_as_they_are_written(made, written):
 def test_the_alerts_that_stand_are_drawn_and_the_retracted_are_not(lake):
     minute_ = timedelta(minutes=1)
     write_deltalake(
-        folder_of(lake, RULE_EVENTS),
+        find_table_folder(lake, RULE_EVENTS),
         pa.table(
             {
                 "rule": ["hot", "hot", "hot", "cold", "gone", "gone"],

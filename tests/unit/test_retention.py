@@ -21,7 +21,7 @@ from sessionlake.operations.retention import removal, rules
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import RetentionSettings, Settings
 from support import ledgers
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 TOPICS, SESSIONS = ("a", "b"), ("r", "s", "t")
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
@@ -113,7 +113,7 @@ def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake, reading = Lake(settings), removal.read_last_offsets
-    write_deltalake(folder_of(lake, LEDGER), ledgers.entries(0, 40))
+    write_deltalake(find_table_folder(lake, LEDGER), ledgers.entries(0, 40))
     monkeypatch.setattr(
         removal,
         "read_last_offsets",
@@ -127,7 +127,7 @@ def test_when_the_last_batch_came_that_had_messages_of_a_topic_partition_is_told
     settings: Settings,
 ) -> None:
     lake, rows = Lake(settings), ledgers.entries(0, 40)
-    write_deltalake(folder_of(lake, LEDGER), rows)
+    write_deltalake(find_table_folder(lake, LEDGER), rows)
     since, expected = ledgers.NOON + 20 * ledgers.SPACING, {}
     for row in rows.to_pylist():
         if row["layer"] == "bronze" and row["committed_at"] >= since:

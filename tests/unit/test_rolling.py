@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.gold.fold.points import PointSet
-from sessionlake.gold.fold.rolling import FoldedPoints, OlderPoints, PaneTiming, fold_points
+from sessionlake.gold.fold.points import OlderPoints, PointSet
+from sessionlake.gold.fold.rolling import FoldedPoints, PaneTiming, fold_points
 from sessionlake.gold.fold.series import RollingAverage
 from support.seeds import examples
 
@@ -219,7 +219,7 @@ def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int,
         told.fold(batch)
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
         tables.tail = PointSet.create_empty()
-        tables.older = OlderPoints.of_forgotten(np.ones(3, np.bool_), np.full(3, newest))
+        tables.older = OlderPoints.create_for_forgotten_owners(np.ones(3, np.bool_), np.full(3, newest))
     everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
     assert {key: row[1:] for key, row in tables.averages.items()} == everything
 

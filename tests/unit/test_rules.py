@@ -18,13 +18,13 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, read_logged_alerts
+from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, find_logged_alerts
 from sessionlake.gold.rules.batch import LogRow, RuleBatch
 from sessionlake.gold.rules.buckets import MetricBuckets, build_buckets_from_rows
 from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import (
     AllOf,
     AnyOf,
@@ -102,7 +102,7 @@ def changes_of(drawn: Iterable[tuple[Any, ...]]) -> list[Change]:
     return out
 
 
-class Memory(StoredData):
+class Memory(RuleInputs):
     """The tables in memory, kept up as gold's job does."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Memory(StoredData):
         touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
         new = [one for one in rules if one not in self.known]
         known = [one for one in rules if one in self.known]
-        rows = batches.log_changes(known, new, RuleBatch(before, self.times, touched, matches), self)
+        rows = batches.compute_log_rows(known, new, RuleBatch(before, self.times, touched, matches), self)
         self.known = list(rules)
         self.rows += rows
         return rows
@@ -309,7 +309,7 @@ def about(tree: Any, change: Change) -> bool:
 
 
 def logged(rows: list[LogRow], rule: Rule) -> set[tuple[Any, ...]]:
-    alerts = read_logged_alerts(
+    alerts = find_logged_alerts(
         ((row.change.alert, row.change.retracted) for row in rows), lambda alert: alert.rule == rule.name
     )
     places = [KEY.index(name) if name in KEY else KEY.index("value") for name in rule.key_columns]

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import EVENTS, SESSIONS
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge import splits
-from support.lakes import folder_of
+from support.lakes import find_table_folder
 
 IDS, PARTITIONS = 9, 5
 NAMES = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("session_id", pa.string())])
@@ -30,9 +30,11 @@ def test_each_split_id_has_its_events_once_whatever_fits_into_the_driver(
         for number in range(IDS)
         for partition in range(PARTITIONS if number % 2 else 1)
     ]
-    write_deltalake(folder_of(lake, SESSIONS), pa.Table.from_pylist(rows, NAMES))
+    write_deltalake(find_table_folder(lake, SESSIONS), pa.Table.from_pylist(rows, NAMES))
     known = [row | {"event": "split_session"} for row in rows if row["session_id"] == "s1" and row["partition"]]
-    write_deltalake(folder_of(lake, EVENTS), pa.Table.from_pylist(known, NAMES.append(pa.field("event", pa.string()))))
+    write_deltalake(
+        find_table_folder(lake, EVENTS), pa.Table.from_pylist(known, NAMES.append(pa.field("event", pa.string())))
+    )
     monkeypatch.setattr(FolderStorage, "limits", replace(FolderStorage.limits, driver_bytes=driver_bytes))
     ids = pa.Table.from_pylist([{"topic": "capture.a", "session_id": f"s{number}"} for number in range(IDS)])
     found = pa.concat_tables(

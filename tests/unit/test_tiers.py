@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sessionlake.delta.folders.compaction import LARGEST, LiveFile, compute_size_to_merge_below, find_files_to_merge
+from sessionlake.delta.folders.compaction import LARGEST, LiveFile, compute_merge_size_limit, find_files_to_merge
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -18,8 +18,8 @@ def files(*sizes: int) -> list[LiveFile]:
 def test_fifty_small_files_are_merged_and_forty_nine_are_not():
     assert find_files_to_merge(files(*[9 * KB] * 49)) == []
     assert find_files_to_merge(files(*[9 * KB] * 50)) == files(*[9 * KB] * 50)
-    assert compute_size_to_merge_below([9 * KB] * 49) is None
-    assert compute_size_to_merge_below([9 * KB] * 50) == MB
+    assert compute_merge_size_limit([9 * KB] * 49) is None
+    assert compute_merge_size_limit([9 * KB] * 50) == MB
 
 
 def test_what_came_at_once_is_not_parted_and_what_is_large_parts_what_is_small():

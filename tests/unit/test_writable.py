@@ -16,10 +16,10 @@ from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.staging import StagedFiles
 from sessionlake.delta.folders.table_files import list_live_files, open_table
-from sessionlake.delta.folders.writable import spark_only_reason
+from sessionlake.delta.folders.writable import find_spark_only_feature
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.delta.storage.expired import ExpiredRows
@@ -118,7 +118,7 @@ Write = Callable[[FolderStorage], object]
 COMMITS: dict[str, Write] = {
     "append": lambda lake: lake.append_rows(None, TABLE, rows(x=9), Txn("app", 9)),
     "replacement": lambda lake: lake.replace_rows(None, TABLE, rows(x=9), None),
-    "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a=9, delete=False), UPSERT, "app", 9),
+    "merge": lambda lake: merge_without_spark(open_table(lake.path(TABLE)), rows(a=9, delete=False), UPSERT, "app", 9),
     "removal": lambda lake: folder_removal.remove_rows(lake.path(TABLE), UP_TO_1),
     "emptying": lambda lake: StagedFiles(lake._table_location(TABLE), []).replace_files(None, Txn("app", 9)),
 }
@@ -129,7 +129,7 @@ def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake
     lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     restated(lake, **ASKS[asked])
     before = {path: path.read_bytes() for path in lake.path(TABLE).rglob("*") if path.is_file()}
-    assert spark_only_reason(open_table(lake.path(TABLE)))
+    assert find_spark_only_feature(open_table(lake.path(TABLE)))
     for commit in COMMITS.values():
         with pytest.raises(LakeError, match="only Spark may write to it"):
             commit(lake)
@@ -140,7 +140,7 @@ def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake
 def test_a_protocol_s_features_that_the_table_does_not_use_ask_nothing(lake: FolderStorage, asked: str) -> None:
     lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     restated(lake, **ASKS_NOTHING[asked])
-    assert spark_only_reason(open_table(lake.path(TABLE))) is None
+    assert find_spark_only_feature(open_table(lake.path(TABLE))) is None
     for commit in COMMITS.values():
         commit(lake)
 
@@ -156,7 +156,7 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
     for number, (one, other) in enumerate(("ab", "cd")):
         lake.append_rows(None, TABLE, rows(**{one: number, other: number + 1}), Txn("app", number))
     gone = rows(d=0, delete=True)
-    assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
+    assert merge_without_spark(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     open_table(lake.path(TABLE)).create_checkpoint()
     expected = {"append": {"a": 0, "b": 1, "c": 1, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 1, "c": 1},
                 "removal": {}, "emptying": {}, "purge of vectors": {"a": 0, "b": 1, "c": 1}}  # fmt: skip
@@ -189,7 +189,7 @@ def switched_off(lake: FolderStorage, request: pytest.FixtureRequest) -> FolderS
         lake.append_rows(None, TABLE, rows(**{one: number, other: number}), Txn("app", number))
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     gone = rows(a=0, c=0, e=0, g=0, delete=True)
-    assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
+    assert merge_without_spark(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "false")
     assert [len(file.deleted_rows) for file in list_live_files(open_table(lake.path(TABLE)))] == [1] * 4
     return lake
@@ -264,11 +264,11 @@ def test_a_merge_that_changes_no_row_moves_none_so_that_the_change_feed_tells_no
     for number in range(20):
         lake.append_rows(None, TABLE, rows(**{f"k{number}": number}), Txn("app", number))
     first = open_table(lake.path(TABLE)).version() + 1
-    assert merge_by_marking(open_table(lake.path(TABLE)), rows(other=0, delete=True), UPSERT, "marks", 1)
+    assert merge_without_spark(open_table(lake.path(TABLE)), rows(other=0, delete=True), UPSERT, "marks", 1)
     delta = open_table(lake.path(TABLE))
     assert (delta.version(), delta.transaction_version("marks")) == (first, 1)
     assert pa.table(delta.load_cdf(starting_version=first, allow_out_of_range=True)).num_rows == 0
-    assert merge_by_marking(open_table(lake.path(TABLE)), rows(k3=7, delete=False), UPSERT, "marks", 2)
+    assert merge_without_spark(open_table(lake.path(TABLE)), rows(k3=7, delete=False), UPSERT, "marks", 2)
     told = pa.table(open_table(lake.path(TABLE)).load_cdf(starting_version=first + 1))
     changes = zip(told["_change_type"].to_pylist(), told["place"].to_pylist(), told["value"].to_pylist(), strict=True)
     assert sorted(changes) == [("update_postimage", "k3", 7), ("update_preimage", "k3", 3)]
@@ -311,7 +311,7 @@ def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
 def test_an_entry_of_somebody_else_is_no_lost_answer(lake: FolderStorage) -> None:
     before = open_table(lake.path(TABLE))
     lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
-    assert not merge_by_marking(before, rows(a=2, delete=False), UPSERT, "late", 1)
+    assert not merge_without_spark(before, rows(a=2, delete=False), UPSERT, "late", 1)
     assert held(lake) == {"a": 1}
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 1
 

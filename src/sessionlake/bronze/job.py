@@ -27,7 +27,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import fence_off, stage_append
+from sessionlake.delta.commit import block_transaction, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn
@@ -349,8 +349,8 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
     batch yet, the last batch of the previous generation is rejected.
     """
     last = generation.next_batch - 1
-    if generation.app_id is not None and last >= 0 and lake.storage.lease_token(LAYER):
-        fence_off(spark, lake, [MESSAGES], Txn(generation.app_id, last))
+    if generation.app_id is not None and last >= 0 and lake.storage.get_fencing_token(LAYER):
+        block_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
 def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:

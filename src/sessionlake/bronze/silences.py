@@ -72,7 +72,7 @@ class SilenceWriter:
         # By topic-partition: one past bronze's last offset, and the offset of its last message.
         self._last_offsets: dict[TopicPartition, tuple[int, int]] = {}
         self._looked_at = time.monotonic()
-        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
+        self._token, self._writes = lake.storage.get_fencing_token(BRONZE), count()
 
     def is_silence_check_due(self) -> bool:
         """Returns True if the time for the next check of silent topic-partitions has come."""
@@ -106,7 +106,7 @@ class SilenceWriter:
         ends = self._book.list_bronze_ends()
         # A clock that was set forward must not look like a silence, so the shorter of two measured times counts.
         last_moments = self._find_read_times_of_last_messages(now, self._after, ends)
-        lasting = {place: now.shortest_time_since(last) for place, last in last_moments.items()}
+        lasting = {place: now.compute_shortest_time_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_silence_due(place, ends[place], lasted)]
         silent = self._book.select_fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []
@@ -152,7 +152,7 @@ class SilenceWriter:
         `bronze.messages`.
         """
         if self._token:
-            return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
+            return Txn(SILENCES_APP, next(self._writes)).add_fencing_token(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
     def _find_read_times_of_last_messages(
@@ -180,7 +180,7 @@ class SilenceWriter:
             with self._lock:
                 self._has_history, self._last = (
                     True,
-                    {p: now.from_utc_time(at) for p, at in before.items()} | self._last,
+                    {p: now.convert_utc_time(at) for p, at in before.items()} | self._last,
                 )
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}

@@ -70,7 +70,7 @@ class TopicRegister:
         self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
         self._open = True
         self._lock = threading.RLock()
-        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
+        self._token, self._writes = lake.storage.get_fencing_token(BRONZE), count()
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
@@ -299,7 +299,7 @@ class TopicRegister:
                 self._admin.close()
 
     def _write_topics(self) -> None:
-        txn = Txn(TOPICS_APP, next(self._writes)).fenced_by(self._token) if self._token else None
+        txn = Txn(TOPICS_APP, next(self._writes)).add_fencing_token(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
         self._written, self._is_version_recorded = dict(self._rows), False
 

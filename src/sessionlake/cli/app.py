@@ -261,9 +261,9 @@ def recover(
     """
     settings = settings_of(config)
     from sessionlake.cli import recover as command
-    from sessionlake.delta.lake import storage_of
+    from sessionlake.delta.lake import create_storage
 
-    storage_of(settings).require_writable()
+    create_storage(settings).require_writable()
     with_spark(settings, lambda spark: command.recover_layer(spark, settings, lost, say, shorten=shorten_gold))
 
 
@@ -324,10 +324,10 @@ def maintain(
     """
     settings = settings_of(config)
     from sessionlake.cli import maintain as command
-    from sessionlake.delta.lake import storage_of
+    from sessionlake.delta.lake import create_storage
     from sessionlake.local.signals import StopFlag
 
-    storage_of(settings).require_writable()
+    create_storage(settings).require_writable()
     if purge_vectors is not None:
         command.purge_vectors(settings, purge_vectors, form)
         return

@@ -106,6 +106,6 @@ def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
 
 def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
     """Calls a function with a Spark session if tables cannot be read without one, otherwise with None."""
-    from sessionlake.delta.lake import storage_of
+    from sessionlake.delta.lake import create_storage
 
-    return with_spark(settings, work) if storage_of(settings).needs_spark else work(None)
+    return with_spark(settings, work) if create_storage(settings).needs_spark else work(None)

@@ -48,14 +48,14 @@ def forget(
     Prints a receipt as JSON. Running layers pause meanwhile. Exits with 1 if the session's id is still found somewhere.
     """
     settings = settings_of(config)
-    from sessionlake.delta.lake import storage_of
+    from sessionlake.delta.lake import create_storage
 
     if (session is not None) + resume + cancel != 1:
         raise UsageError(
             "forget: exactly one of --session, --resume and --cancel is needed",
             fix="Run `sessionlake forget --session ID`",
         )
-    storage_of(settings).require_writable()
+    create_storage(settings).require_writable()
     if cancel:
         receipt_name = with_spark(settings, lambda spark: cancel_forgetting(spark, settings, wait))
         say(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")

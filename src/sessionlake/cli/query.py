@@ -179,10 +179,10 @@ def _import_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]
     """Returns what creates each SQL function of the lake, by the function's name in a catalog."""
     from sessionlake.gold.sql.definitions import create_metrics_between
     from sessionlake.gold.sql.figures_with import create_figures_with
-    from sessionlake.gold.sql.views import create_quality_since
+    from sessionlake.gold.sql.views import create_data_quality_since
     from sessionlake.silver.merge.sql_function import create_session_as_of
 
-    creators = (create_session_as_of, create_metrics_between, create_quality_since, create_figures_with)
+    creators = (create_session_as_of, create_metrics_between, create_data_quality_since, create_figures_with)
     return dict(zip(FUNCTIONS, creators, strict=True))
 
 

@@ -38,20 +38,20 @@ def load_reference_table(
     """
     settings = settings_of(config)
     from sessionlake.gold.declared.references import list_declared_references
-    from sessionlake.gold.references.writing import find_reference, read_rows_file
+    from sessionlake.gold.references.writing import find_declared_reference, read_reference_rows_file
 
-    reference = find_reference(list_declared_references(settings), name)
-    rows = read_rows_file(reference, file)
+    reference = find_declared_reference(list_declared_references(settings), name)
+    rows = read_reference_rows_file(reference, file)
 
     def write_rows(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
         from sessionlake.gold.declared.tables import build_declared_gold_schemas
-        from sessionlake.gold.references.writing import write_reference
+        from sessionlake.gold.references.writing import write_reference_rows
 
         lake = Lake(settings, build_declared_gold_schemas(settings))
         if not lake.exists(spark, reference.table_name):
             lake.prepare_tables(spark, [reference.table_name])
-        done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
+        done = write_reference_rows(spark, lake, reference, rows, datetime.now(UTC))
         say(f"{reference.table_name}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
 
     with_spark(settings, write_rows)

@@ -38,9 +38,9 @@ def reshard(
     Moves the states of silver, processors and gold into the number of shards that the configuration now sets.
     """
     settings = settings_of(config)
-    from sessionlake.delta.lake import storage_of
+    from sessionlake.delta.lake import create_storage
 
-    storage_of(settings).require_writable()
+    create_storage(settings).require_writable()
     if cancel:
         with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return

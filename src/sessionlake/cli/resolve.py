@@ -6,7 +6,7 @@ import getpass
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import DecisionOptions
-from sessionlake.delta.lake import storage_of
+from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
@@ -57,7 +57,7 @@ def record_or_withdraw_decision(
     Raises:
         ClaimedError: Silver is running. It could pass the message without the decision, while a rebuild would apply it.
     """
-    with storage_of(settings).hold_claim(spark, SILVER, "resolves a violation of silver"):
+    with create_storage(settings).hold_claim(spark, SILVER, "resolves a violation of silver"):
         who = current_user(spark)
         if decision is None:
             return withdraw_decision(

@@ -25,10 +25,10 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
-from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
+from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import RuleBatch, log_changes
+from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
@@ -107,7 +107,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 
 
 @dataclass(frozen=True)
-class _LakeWithMoreEvents(StoredInLake):
+class _LakeWithMoreEvents(LakeRuleInputs):
     """The lake, with the additional events that the tested rules need and that gold has not recorded yet."""
 
     events: pa.Table
@@ -129,9 +129,9 @@ def try_rules(
     events = list_events_to_find(tried)
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
-    matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
+    matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
     batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = log_changes([], tried, batch, _LakeWithMoreEvents(reader, matches))
+    rows = compute_log_rows([], tried, batch, _LakeWithMoreEvents(reader, matches))
     show_rows(
         _TESTED,
         [

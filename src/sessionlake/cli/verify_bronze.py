@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.verify import VerifiedBronze, compare_bronze_with_kafka
 from sessionlake.cli.options import Say
-from sessionlake.delta.lake import Lake, storage_of
+from sessionlake.delta.lake import Lake, create_storage
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError
 from sessionlake.kafka.clients import require_broker
@@ -46,7 +46,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
     Returns True if they are equal.
     """
-    with storage_of(settings).hold_claim(spark, CLAIM, "verifies bronze"):
+    with create_storage(settings).hold_claim(spark, CLAIM, "verifies bronze"):
         result = compare_bronze_with_kafka(spark, settings)
     for line in describe_comparison(result):
         say(line)

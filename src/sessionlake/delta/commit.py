@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 
-def merge_app_id(app_id: str) -> str:
-    """Returns the application id of the MERGEs that follow a silver query.
+def build_merge_app_id(app_id: str) -> str:
+    """Returns the application id for the transactions of MERGEs that bring the batches of a silver query into tables.
 
     Args:
-        app_id: the silver query's own application id.
+        app_id: the application id of the silver query.
     """
     return f"{app_id}:{SILVER_TABLES}"
 
 
 def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
-    """Appends rows in one commit; a replay of the same transaction appends nothing."""
+    """Appends rows to a table in one commit; a replay of the same transaction appends nothing."""
     fault_point(f"before:{table}")
     lake.storage.require_lease(table)
     lake.storage.append_rows(spark, table, rows, txn)
@@ -68,9 +68,9 @@ def append_and_read_commit(spark: SparkSession, lake: Lake, table: str, rows: Ro
 
 @contextmanager
 def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[StagedRows]:
-    """Writes rows to files, runs the block, and then appends the rows to the table in one commit.
+    """Writes rows to files, runs the block, and then adds the files to the table in one commit.
 
-    If the block fails, nothing is appended. A replay of the same transaction appends nothing.
+    If the block fails, nothing is added. A replay of the same transaction adds nothing.
     """
     with lake.storage.stage_rows(spark, table, rows) as written:
         yield written
@@ -89,40 +89,47 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
 
 
 def replace_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
-    """Replaces all rows of one of `names.CLAIMED_TABLES`. The caller must hold the table's claim."""
+    """Replaces all rows of a table that only the holder of its claim writes (`names.CLAIMED_TABLES`)."""
     lake.prepare_tables(spark, [table])
     replace_rows(spark, lake, table, rows, _create_claimed_txn(spark, lake, table))
 
 
 def merge_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
-    """MERGEs rows into one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
+    """MERGEs rows into an existing table that only the holder of its claim writes (`names.CLAIMED_TABLES`)."""
     merge_rows(spark, lake, table, rows, upsert, _create_claimed_txn(spark, lake, table))
 
 
 def delete_with_claim(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
-    """Deletes rows of one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
+    """Deletes the rows that meet `where` from an existing table that only the holder of its claim writes.
+
+    The table is one of `names.CLAIMED_TABLES`.
+    """
     txn = _create_claimed_txn(spark, lake, table)
     retry_on_conflict(lambda: delete_rows(spark, lake, table, txn, where))
 
 
 def _create_claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """Returns a transaction with a higher version than the transactions of all earlier holders of the table's claim.
+    """Returns a transaction for a write by the holder of the table's claim.
 
-    If an earlier holder was suspended and tries to commit now, Delta skips its commit.
+    Its version is higher than those of all earlier holders. If an earlier holder was suspended and tries to commit now,
+    Delta skips its commit.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return create_next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.lease_token(claim))
+    return create_next_txn(spark, lake, table, CLAIMED_APP).add_fencing_token(lake.storage.get_fencing_token(claim))
 
 
 def create_next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
-    """Returns a transaction for a write that belongs to no streaming query. Its version is the next Delta version."""
+    """Returns a transaction for a write that belongs to no streaming query.
+
+    Its version is the table's next Delta version.
+    """
     return Txn(app_id, lake.latest_version(spark, table) + 1)
 
 
 def delete_all_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
     """Deletes all rows of a table; a replay of the same transaction deletes nothing.
 
-    Sets `delta.appendOnly` to false if the table has it.
+    Sets the table property `delta.appendOnly` to false if it is true.
     """
     _disable_append_only(spark, lake, table)
     lake.storage.require_lease(table)
@@ -132,28 +139,37 @@ def delete_all_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> No
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column) -> None:
     """Deletes the rows that meet a condition; a replay of the same transaction deletes nothing.
 
-    Sets `delta.appendOnly` to false if the table has it.
+    Sets the table property `delta.appendOnly` to false if it is true.
     """
     _disable_append_only(spark, lake, table)
     lake.storage.require_lease(table)
-    with lake.storage.commit_lock(table), use_temporary_spark_conf(spark, txn.session_conf(table)):
+    with lake.storage.commit_lock(table), use_temporary_spark_conf(spark, txn.build_session_conf(table)):
         lake.open_delta_table(spark, table).delete(where)
 
 
-def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelection) -> None:
+def remove_rows(spark: SparkSession, lake: Lake, table: str, selection: RowSelection) -> None:
     """Removes the selected rows of an append-only table in one commit. Streams that read the table skip this commit.
 
-    Sets `delta.appendOnly` to false. If a replay finds no selected rows, it removes nothing.
+    Sets the table property `delta.appendOnly` to false. If called again, and no selected rows are left, removes
+    nothing.
     """
     fault_point(f"before:remove:{table}")
-    _retry_write(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
+    _retry_write(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, selection))
     fault_point(f"after:remove:{table}")
 
 
 def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
-    """Erases the content of a session's messages in one commit. Streams that read the table skip this commit.
+    """Erases key, value and headers of a session's messages in one commit.
+
+    Streams that read the table skip this commit.
 
     Each message keeps its offset and Kafka timestamp. Sets `delta.appendOnly` to false if the table has it.
+
+    Args:
+        spark: the session to write with.
+        lake: the lake that has the table.
+        table: the table with the messages.
+        rows: selects the session's messages.
     """
     _retry_write(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
 
@@ -173,12 +189,18 @@ def _retry_write(spark: SparkSession, lake: Lake, table: str, write: Callable[[]
     retry_on_conflict(write_with_lease)
 
 
-def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
-    """Makes Delta skip this transaction in these tables from now on, and earlier transactions of the application.
+def block_transaction(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
+    """Makes Delta skip a transaction in these tables from now on, and earlier transactions of the same application.
 
     A process that was suspended just before its commit may resume and commit at any time. So a process that would write
     different rows under the same transaction calls this function first. If the transaction was already committed, that
     commit stays.
+
+    Args:
+        spark: the session to write with.
+        lake: the lake that has the tables.
+        tables: the tables.
+        txn: the transaction to skip.
     """
     for table in tables:
         lake.storage.require_lease(table)
@@ -186,7 +208,15 @@ def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) 
 
 
 def merge_rows(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
-    """MERGEs rows in one commit; a replay of the same transaction changes nothing.
+    """MERGEs rows into a table in one commit; a replay of the same transaction changes nothing.
+
+    Args:
+        spark: the session to write with.
+        lake: the lake that has the table.
+        table: the table's two-level name.
+        source: the rows to merge, at most one per key.
+        upsert: says which columns are the key, and how a row changes the table's row with its key.
+        txn: the transaction.
 
     Returns:
         The commit; after a replay, the table's latest one.
@@ -200,14 +230,18 @@ def merge_rows(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert
 def accumulate_rows(
     spark: SparkSession, lake: Lake, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
 ) -> TableCommit:
-    """Combines rows with the table's rows of the same keys, and MERGEs the results in one commit.
+    """Combines rows with the table's rows of the same keys, such as sums, and MERGEs the results in one commit.
 
     A replay of the same transaction changes nothing.
 
     Args:
+        spark: the session to write with.
+        lake: the lake that has the table.
+        table: the table's two-level name.
         rows: at most one row per key, with the table's columns.
         combine: computes the resulting rows from `rows` and the table's rows of the same keys.
         upsert: names the keys and all other columns. It must update and insert, and not delete.
+        txn: the transaction.
 
     Returns:
         The commit; after a replay, the table's latest one.

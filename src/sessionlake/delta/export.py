@@ -68,7 +68,7 @@ class ExportResult:
 def export_frame(
     frame: DataFrame, path: str, file_format: FileFormat, max_bytes: int, *, overwrite: bool
 ) -> ExportResult:
-    """Writes a frame's rows to a folder, which then holds exactly these rows.
+    """Writes the rows of a Spark frame to files in a folder, which then holds exactly these rows.
 
     In CSV files, nested columns are JSON and binary columns are Base64. In JSON Lines files, binary columns are Base64,
     and null columns are written, too.
@@ -86,12 +86,12 @@ def export_frame(
     folder = _ExportFolder(frame.sparkSession, path)
     folder.require_writable(overwrite=overwrite)
     beside = _ExportFolder(frame.sparkSession, f"{folder.path.rstrip('/')}.partial-{uuid.uuid4()}")
-    rows, flat = frame.count(), _flatten_columns(frame) if file_format is FileFormat.CSV else frame
+    rows, flat = frame.count(), _convert_columns_for_csv(frame) if file_format is FileFormat.CSV else frame
     try:
         at_most = max(1, rows)
         if rows > _SAMPLE:
             _write_files(flat.limit(_SAMPLE), beside, file_format, 1, _SAMPLE)
-            at_most = _count_fitting_rows(_SAMPLE, beside, max_bytes)
+            at_most = _estimate_rows_per_file(_SAMPLE, beside, max_bytes)
         while True:
             _write_files(flat, beside, file_format, max(1, math.ceil(rows / at_most)), at_most)
             sizes = beside.list_file_sizes()
@@ -102,35 +102,36 @@ def export_frame(
                     f"export: a file with a single row has {max(sizes)} bytes, but --max-file-size allows {max_bytes}",
                     fix="Raise --max-file-size",
                 )
-            at_most = min(at_most - 1, _count_fitting_rows(at_most, beside, max_bytes))
+            at_most = min(at_most - 1, _estimate_rows_per_file(at_most, beside, max_bytes))
         beside.move_to(folder)
     finally:
         beside.remove_folder()
     return ExportResult(rows, len(sizes), sum(sizes))
 
 
-def _count_fitting_rows(rows: int, written: _ExportFolder, max_bytes: int) -> int:
+def _estimate_rows_per_file(rows: int, written: _ExportFolder, max_bytes: int) -> int:
     """Returns how many rows a file may have to stay below `max_bytes`, estimated from files that were just written.
 
     Args:
         rows: number of rows of each written file.
-        written: the folder with these files. The largest one counts.
+        written: the folder with these files. The largest file counts.
+        max_bytes: limit for the size of a file, in bytes.
     """
     return max(1, int(rows * max_bytes * _MARGIN / max(*written.list_file_sizes(), 1)))
 
 
-def _write_files(rows: DataFrame, folder: _ExportFolder, format_: FileFormat, files: int, max_rows: int) -> None:
-    name, options = _OPTIONS[format_]
+def _write_files(rows: DataFrame, folder: _ExportFolder, file_format: FileFormat, files: int, max_rows: int) -> None:
+    name, options = _OPTIONS[file_format]
     writer = rows.coalesce(files).write.mode("overwrite").options(**options)
     writer.option("maxRecordsPerFile", max_rows).format(name).save(folder.path)
 
 
-def _flatten_columns(frame: DataFrame) -> DataFrame:
-    """Returns the frame with its columns converted to types that CSV can store."""
-    return frame.select(*(_to_text_column(field.name, field.dataType) for field in frame.schema.fields))
+def _convert_columns_for_csv(frame: DataFrame) -> DataFrame:
+    """Returns the frame with columns that CSV can store: nested columns become JSON, and binary columns Base64."""
+    return frame.select(*(_convert_column_to_text(field.name, field.dataType) for field in frame.schema.fields))
 
 
-def _to_text_column(name: str, kind: DataType) -> Column:
+def _convert_column_to_text(name: str, kind: DataType) -> Column:
     from pyspark.sql import functions as F
 
     column = F.col(quote(name))
@@ -142,7 +143,11 @@ def _to_text_column(name: str, kind: DataType) -> Column:
 
 
 class _ExportFolder:
-    """A folder in any file system that Spark can use. It is chosen by the path; a local path may be relative.
+    """A folder for exported files, in any file system that Spark can use.
+
+    Args:
+        spark: the session whose file systems are used.
+        path: path of the folder, as Spark takes it. Its scheme names the file system; a local path may be relative.
 
     Attributes:
         path: full path of the folder, with the scheme of its file system.
@@ -157,10 +162,10 @@ class _ExportFolder:
         self._files = self._here.getFileSystem(conf)
 
     def require_writable(self, *, overwrite: bool) -> None:
-        """Checks that an export to this folder would overwrite no foreign files.
+        """Checks that an export to this folder would overwrite only files of earlier exports.
 
         Args:
-            overwrite: True to accept files of an earlier export in the folder.
+            overwrite: True if files of an earlier export may be overwritten.
 
         Raises:
             UsageError: the path is not a folder, or the folder has files that may not be overwritten.
@@ -186,11 +191,14 @@ class _ExportFolder:
         )
 
     def list_file_sizes(self) -> list[int]:
-        """Returns the size in bytes of each data file in the folder."""
+        """Returns the size in bytes of each exported file in the folder."""
         return [size for name, size in self._list_files() if name.startswith(_ROWS)]
 
     def move_to(self, target: _ExportFolder) -> None:
-        """Renames this folder to the path of `target`, whose content is deleted. If that fails, it is restored."""
+        """Renames this folder to the path of `target`, and deletes what was there.
+
+        If renaming fails, restores what was there.
+        """
         former = self._new(f"{target.path.rstrip('/')}.replaced-{uuid.uuid4()}")
         replaces = self._files.exists(target._here)
         self._files.mkdirs(target._here.getParent())
@@ -213,7 +221,7 @@ class _ExportFolder:
         self._remove_path(former)
 
     def remove_folder(self) -> None:
-        """Removes the folder if it exists."""
+        """Deletes the export folder with its files, if it exists."""
         self._remove_path(self._here)
 
     def _remove_path(self, path: Any) -> None:

@@ -23,13 +23,13 @@ import pyarrow as pa
 from sessionlake.delta.folders import compaction, history, removal, upkeep
 from sessionlake.delta.folders.commits import sync_created_folder
 from sessionlake.delta.folders.log import set_property
-from sessionlake.delta.folders.marked_merge import merge_by_marking
-from sessionlake.delta.folders.parquet import column_types
+from sessionlake.delta.folders.marked_merge import merge_without_spark
+from sessionlake.delta.folders.parquet import read_sql_column_types
 from sessionlake.delta.folders.reader import FolderReader, is_table
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
 from sessionlake.delta.folders.table_files import open_table
-from sessionlake.delta.folders.writable import list_features, open_writable, spark_only_reason
+from sessionlake.delta.folders.writable import find_spark_only_feature, list_features, open_writable
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, format_interval
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, SparkSession
 
-_Merge = Callable[..., bool]  # `merge_by_marking` with all arguments except the transaction
+_Merge = Callable[..., bool]  # `merge_without_spark` with all arguments except the transaction
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
@@ -70,7 +70,7 @@ _REWRITE_FACTOR = 4
 
 
 class FolderStorage(TableStorage):
-    """Tables in folders `warehouse/<schema>/<table>` of a home."""
+    """Stores tables as folders `warehouse/<schema>/<table>` of a home."""
 
     # The cluster is the driver's own machine. Arrow in the driver needs a fifth of the CPU time that Spark's shuffle
     # and Python workers need. So the driver does all work that fits into memory.
@@ -101,7 +101,7 @@ class FolderStorage(TableStorage):
         return self._settings.warehouse / schema / name
 
     def to_sql_identifier(self, table: str) -> str:
-        return upkeep.sql_identifier(self.path(table))
+        return upkeep.build_folder_sql_identifier(self.path(table))
 
     def sql_name(self, table: str) -> str:
         return table
@@ -118,17 +118,17 @@ class FolderStorage(TableStorage):
         create_home(self._settings)
 
     def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """Holds a file lock until the block ends. It excludes other processes of this machine."""
+        """Holds a file lock until the block ends, so that no other process of this machine works on the same."""
         return claim_lock(self._settings, name, doing)
 
     def require_claims(self) -> None:
-        """Checks nothing: a process keeps its locks until it ends."""
+        """Does nothing: a process keeps its file locks until it ends."""
 
-    def lease_token(self, name: str) -> int:
+    def get_fencing_token(self, name: str) -> int:
         return 0
 
     def build_staging_settings(self) -> Settings:
-        """Returns settings of a home inside this one."""
+        """Returns settings for a second set of tables beside the live ones: in a home inside this home."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
 
     # -- tables
@@ -141,7 +141,7 @@ class FolderStorage(TableStorage):
         return sorted(table for table in found if self.exists(spark, table))
 
     def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
-        return column_types(open_table(self.path(table)))
+        return read_sql_column_types(open_table(self.path(table)))
 
     def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         return dict(open_table(self.path(table)).metadata().configuration)
@@ -156,7 +156,7 @@ class FolderStorage(TableStorage):
         from deltalake import DeltaTable, Schema
         from pyspark.sql.types import StructType
 
-        declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.definitions_for(self._settings))).json())
+        declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.list_definitions(self._settings))).json())
         wanted = {**schema.build_properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
         with self.commit_lock(table):
@@ -164,7 +164,7 @@ class FolderStorage(TableStorage):
             sync_created_folder(self.path(table))
 
     def set_clustering_keys(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        """Does nothing: delta-rs does not write to clustered tables."""
+        """Does nothing, because delta-rs cannot write to clustered tables."""
 
     def drop_table(self, spark: SparkSession, table: str) -> None:
         """Deletes the table's folder, and also its parent folders if they are empty then."""
@@ -190,11 +190,11 @@ class FolderStorage(TableStorage):
         return DeltaTable.forPath(spark, str(self.path(table)))
 
     def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Returns missing files of the latest version as paths relative to the table's folder."""
+        """Returns missing files of the table's latest version, as paths relative to the table's folder."""
         return upkeep.find_lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
-        """Returns the latest commit; `NO_COMMIT` if there is no table. Reads the log, which needs no Spark job."""
+        """Returns the table's latest commit, from its log; `NO_COMMIT` if there is no table."""
         return history.last_commit(self.path(table))
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
@@ -231,13 +231,13 @@ class FolderStorage(TableStorage):
     # -- writing
 
     def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        """Writes rows to files until the block ends. Uses Spark if only Spark may write to the table."""
+        """Writes rows to files, so that the block can commit them. Uses Spark if only Spark may write to the table."""
         return self._stage_rows(spark, table, rows, open_table(self.path(table)))
 
     def _stage_rows(
         self, spark: SparkSession | None, table: str, rows: Rows, delta: LocalTable
     ) -> AbstractContextManager[StagedRows]:
-        if spark is not None and spark_only_reason(delta):
+        if spark is not None and find_spark_only_feature(delta):
             return stage_with_spark(self, spark, table, rows)
         return stage_files(self._table_location(table), rows, delta)
 
@@ -245,7 +245,7 @@ class FolderStorage(TableStorage):
         return TableLocation(self.path(table), table, self.commit_lock)
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends the rows. If the transaction is already committed, the rows are not even computed."""
+        """Appends rows to the table. If the transaction is already committed, the rows are not even computed."""
         delta = open_table(self.path(table))
         if not has_commit(delta, table, txn):
             with self._stage_rows(spark, table, rows, delta) as staged:
@@ -258,18 +258,18 @@ class FolderStorage(TableStorage):
         delta = open_table(self.path(table))
         if txn is not None and has_commit(delta, table, txn):
             return
-        if spark is not None and spark_only_reason(delta):
+        if spark is not None and find_spark_only_feature(delta):
             super().replace_rows(spark, table, rows, txn)
             return
         with stage_files(self._table_location(table), rows, delta) as files:
             files.replace_files(None, txn)
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
-        """Replaces all rows. Uses Spark if the table's columns change or only Spark may write to the table."""
+        """Replaces all rows of the table. Uses Spark if columns change or only Spark may write to the table."""
         delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
-        if columns or spark_only_reason(delta):
+        if columns or find_spark_only_feature(delta):
             super().overwrite_table(table, rows, txn, metadata, columns=columns)
             return
         former = open_writable(delta).data_files
@@ -280,13 +280,13 @@ class FolderStorage(TableStorage):
         delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
-        if spark_only_reason(delta):
+        if find_spark_only_feature(delta):
             super().delete_all_rows(spark, table, txn)
         else:
             StagedFiles(self._table_location(table), [], delta).replace_files(open_writable(delta).data_files, txn)
 
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
-        delta, how = self._choose_merge(spark, table, source)
+        delta, how = self._choose_merge_function(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
             return merge_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
         merge = partial(how, delta, source, upsert, lookup=RowLookup(self._indexes))
@@ -295,8 +295,8 @@ class FolderStorage(TableStorage):
     def accumulate_rows(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> TableCommit:
-        """Combines and MERGEs rows. The table's rows are found, read and marked in the same version of the table."""
-        delta, how = self._choose_merge(spark, table, rows)
+        """Combines rows with those rows of the table's same version that have the same keys, and MERGEs the results."""
+        delta, how = self._choose_merge_function(spark, table, rows)
         if how is None:
             return super().accumulate_rows(spark, table, rows, combine, upsert, txn)
         lookup = RowLookup(self._indexes, combine, self.limits.driver_bytes)
@@ -304,22 +304,21 @@ class FolderStorage(TableStorage):
             spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup)
         )
 
-    def _choose_merge(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
-        """Opens the table, and chooses how to MERGE into it.
+    def _choose_merge_function(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
+        """Opens the table, and returns it with the function that MERGEs these rows without Spark.
 
-        Returns:
-            The table, and the function that merges without Spark; None for the function if Spark must merge.
+        The function is None if Spark must merge.
         """
         delta = open_table(self.path(table))
-        if spark_only_reason(delta):
+        if find_spark_only_feature(delta):
             return delta, None
-        if isinstance(source, pa.Table) and self._is_small(delta, source.num_rows):
-            return delta, partial(merge_by_marking, uses_vectors=False)
+        if isinstance(source, pa.Table) and self._is_small_table(delta, source.num_rows):
+            return delta, partial(merge_without_spark, uses_vectors=False)
         if not open_writable(delta).uses_vectors:
             self.set_property(spark, table, DELETION_VECTORS, "true")
-        return delta, merge_by_marking if isinstance(source, pa.Table) else None
+        return delta, merge_without_spark if isinstance(source, pa.Table) else None
 
-    def _is_small(self, delta: LocalTable, rows: int) -> bool:
+    def _is_small_table(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
         return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # according to the log
 
@@ -331,7 +330,7 @@ class FolderStorage(TableStorage):
             done = not rows
             while not done:  # repeated if a process that does not use this lock committed first
                 delta.update_incremental()  # takes a tenth of the time of opening the table
-                done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
+                done = has_commit(delta, table, txn) or merge(txn.build_delta_app_id(table), txn.version)
             return self.last_commit(spark, table)
 
     def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
@@ -345,34 +344,34 @@ class FolderStorage(TableStorage):
     # -- upkeep
 
     def commit_lock(self, table: str) -> AbstractContextManager[None]:
-        """Holds a lock that excludes other commits. On a local disk, Spark could overwrite a commit that came first."""
+        """Holds a lock that excludes other commits to the table, because Spark could overwrite one on a local disk."""
         return hold_lock(self._settings, f"commit-{table}")
 
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
         with self.commit_lock(table):
             return compaction.compact_folder(spark, self.path(table))
 
-    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
-        if spark_only_reason(open_table(self.path(table))):
-            return count_with_spark(self, spark, table, chosen)
-        return removal.count_rows(self.path(table), chosen)
+    def count_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> int:
+        if find_spark_only_feature(open_table(self.path(table))):
+            return count_with_spark(self, spark, table, selection)
+        return removal.count_rows(self.path(table), selection)
 
-    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
-        if spark_only_reason(open_table(self.path(table))):
-            remove_with_spark(self, spark, table, chosen)
+    def remove_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> None:
+        if find_spark_only_feature(open_table(self.path(table))):
+            remove_with_spark(self, spark, table, selection)
             return
         with self.commit_lock(table):
-            removal.remove_rows(self.path(table), chosen)
+            removal.remove_rows(self.path(table), selection)
 
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        if spark_only_reason(open_table(self.path(table))):
+        if find_spark_only_feature(open_table(self.path(table))):
             erase_with_spark(self, spark, table, rows)
             return
         with self.commit_lock(table):
             removal.rewrite_rows(self.path(table), rows, rows.erase_rows)
 
     def purge_vectors(self, table: str) -> int:
-        """Rewrites files that have deletion vectors. A later MERGE into a large table may add new vectors."""
+        """Rewrites the table's files with deletion vectors. A later MERGE into a large table may add new vectors."""
         with self.commit_lock(table):
             return removal.purge_vectors(self.path(table))
 
@@ -382,7 +381,7 @@ class FolderStorage(TableStorage):
             return upkeep.purge_history(spark, self.path(table), since)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        return upkeep.has_expired_files(self.path(table), kept)
+        return upkeep.has_many_removable_versions(self.path(table), kept)
 
     def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
         with self.commit_lock(table):

@@ -42,8 +42,8 @@ SKIP_REMOVALS = {"skipChangeCommits": "true"}
 _SMALL_ROWS = 20_000
 
 
-def storage_of(settings: Settings) -> TableStorage:
-    """Returns the storage that these settings choose: a catalog if `catalog` is set, else local folders."""
+def create_storage(settings: Settings) -> TableStorage:
+    """Returns the storage of tables that the settings choose: a catalog if `catalog` is set, else local folders."""
     if settings.catalog is None:
         return FolderStorage(settings)
     from sessionlake.delta.catalog.storage import CatalogStorage  # commands for folders start faster without it
@@ -57,6 +57,7 @@ class Lake:
     Tables are named by their two-level names in all methods.
 
     Args:
+        settings: choose the home or the catalog.
         extra_tables: definitions of tables that are not in `schemas.tables.TABLES`, by table name.
 
     Attributes:
@@ -65,12 +66,12 @@ class Lake:
 
     def __init__(self, settings: Settings, extra_tables: dict[str, TableSchema] | None = None) -> None:
         self.settings = settings
-        self.storage = storage_of(settings)
+        self.storage = create_storage(settings)
         self._schemas = TABLES | (extra_tables or {})
 
     @property
     def driver_limits(self) -> DriverLimits:
-        """Sizes of batches and tables up to which the driver does work itself instead of the cluster."""
+        """Sizes of batches and tables up to which Spark's driver does work itself, because a job would cost more."""
         return self.storage.limits
 
     def build_staging_lake(self) -> Lake:
@@ -82,17 +83,19 @@ class Lake:
         return self.storage.to_sql_identifier(table)
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        """True if the table has been created."""
+        """True if the table exists."""
         return self.storage.exists(spark, table)
 
     def is_known_missing(self, table: str) -> bool:
-        """True if the table does not exist. Always False in a catalog, where only Spark could check it."""
+        """True if the table does not exist. Always False in a catalog, where finding out needs Spark."""
         return not self.storage.needs_spark and not self.exists(None, table)
 
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
         """Returns the table as a Spark frame.
 
         Args:
+            spark: the session to read with.
+            table: the table's two-level name.
             version: the Delta version to read; None for the latest.
 
         Raises:
@@ -115,7 +118,7 @@ class Lake:
             ) from error
 
     def read_small_in_memory(self, spark: SparkSession, table: str) -> DataFrame:
-        """Returns the table as a Spark frame. A small local table is read at once, and the frame then holds its rows.
+        """Returns the table as a Spark frame. If the table is small and local, its rows are read into memory at once.
 
         This is faster: Spark takes some tenths of a second to plan the read of a Delta table, while reading a small
         table takes a few milliseconds.
@@ -130,6 +133,8 @@ class Lake:
         """Returns a Spark stream of the rows that are appended to the table.
 
         Args:
+            spark: the session to read with.
+            table: the table's two-level name.
             max_bytes: approximate limit for the bytes of files that one batch reads. A batch reads at least one file.
             options: further options of Spark's stream reader.
         """
@@ -156,7 +161,7 @@ class Lake:
         return self.storage.latest_version(spark, table)
 
     def prepare_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Creates tables that are missing, and adapts existing tables to the configuration.
+        """Creates the tables that are missing, and adapts existing tables to the configuration.
 
         Existing tables get newly declared columns, and the configured time for which their history is kept.
 
@@ -171,9 +176,10 @@ class Lake:
                 self.storage.create_table(spark, table, self._schemas[table])
 
     def require_columns(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Checks that each column of these tables is declared with the same type. Tables that do not exist are skipped.
+        """Checks that the configuration declares each column of these tables, with the same type.
 
-        Declared columns that a table lacks are no error, since `prepare_tables` adds them.
+        Tables that do not exist are skipped. Declared columns that a table lacks are no error, since `prepare_tables`
+        adds them.
 
         Raises:
             LakeError: a column is not declared, or has another type. The text names the column and how to fix it.
@@ -183,16 +189,20 @@ class Lake:
                 self._require_columns(table, self.storage.read_column_types(spark, table))
 
     def find_column_conflict(self, spark: SparkSession, tables: Iterable[str]) -> str | None:
-        """Returns a sentence about the first column that is not declared or has another type; None if all are correct.
+        """Returns a sentence about the first column whose name or type the configuration does not declare.
 
-        Tables that do not exist are skipped. Declared columns that a table lacks are no conflict.
+        Returns None if all columns are correct. Tables that do not exist are skipped. Declared columns that a table
+        lacks are no conflict.
         """
         there = (table for table in tables if self.exists(spark, table))
         found = (self._find_column_conflict(table, self.storage.read_column_types(spark, table)) for table in there)
         return next((other for other in found if other is not None), None)
 
     def add_missing_columns(self, spark: SparkSession, table: str) -> None:
-        """Adds the declared columns that the table lacks. Existing columns stay as they are, even undeclared ones."""
+        """Adds the columns that the configuration declares and the table lacks.
+
+        Existing columns stay, even undeclared ones.
+        """
         self._add_columns(spark, table, self.storage.read_column_types(spark, table))
 
     def overwrite_table(
@@ -208,7 +218,11 @@ class Lake:
         """Replaces all rows of a table in one commit. A replay of the same transaction changes nothing.
 
         Args:
-            metadata: stored with the commit, as `userMetadata` in the table's history.
+            spark: the session to write with.
+            table: the table's two-level name.
+            rows: the new rows.
+            txn: the transaction.
+            metadata: text stored with the commit, as `userMetadata` in the table's history.
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
         self.storage.require_claims()
@@ -221,30 +235,31 @@ class Lake:
             self.set_property(spark, table, APPEND_ONLY, "true")
 
     def set_clustering_keys(self, spark: SparkSession, table: str) -> None:
-        """Sets the clustering keys that the table's definition names. Spark drops them when it replaces all rows."""
+        """Sets the table's clustering keys to those in its definition. Spark drops them when it replaces all rows."""
         if keys := self._schemas[table].cluster_by:
             self.storage.set_clustering_keys(spark, table, keys)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property of the table in a separate commit."""
+        """Sets a Delta property of the table, in a separate commit."""
         self.storage.set_property(spark, table, key, value)
 
     def ensure_version_after(self, spark: SparkSession, table: str, after: int) -> None:
-        """Adds a commit without rows if the table has no version higher than `after`.
+        """Adds a commit without rows to the table if its latest version is not higher than `after`.
 
-        A stream that starts at the next version needs that version to exist.
+        A stream that starts at the version `after` + 1 needs that version to exist.
         """
         if self.latest_version(spark, table) <= after:
             self.set_property(spark, table, "sessionlake.built_from", str(int(after)))
 
     def drop_table(self, spark: SparkSession, table: str) -> None:
-        """Removes a table with its history. Used for tables in `build_staging_lake`, after they were copied."""
+        """Removes a table with its history. Only for copies that a rebuild has built beside the live tables."""
         self.storage.drop_table(spark, table)
 
     def register_tables(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables available to SQL of this session under their two-level names.
 
         Args:
+            spark: the session.
             tables: names of the tables; None for all in `schemas.tables.TABLES`. Tables that do not exist are skipped.
 
         Returns:
@@ -269,12 +284,15 @@ class Lake:
             )
 
     def _find_column_conflict(self, table: str, present: Mapping[str, str]) -> str | None:
-        """Returns a sentence about the first column that is not declared or has another type; None if all are correct.
+        """Returns a sentence about the first column whose name or type the configuration does not declare.
+
+        Returns None if all columns are correct.
 
         Args:
+            table: the table's two-level name.
             present: Spark SQL types of the table's columns, by name.
         """
-        wanted, where = dict(self._schemas[table].columns_for(self.settings)), self._declared_in(table)
+        wanted, where = dict(self._schemas[table].list_column_types(self.settings)), self._declared_in(table)
         for name, sql in present.items():
             if name not in wanted:
                 return f"{table}: column {name} ({sql}) is in the table but not in {where}"
@@ -283,13 +301,13 @@ class Lake:
         return None
 
     def _declared_in(self, table: str) -> str:
-        own = self._find_processor(table)
+        own = self._find_processor_of_table(table)
         declared = "capture.feeds" if self.settings.capture.feeds else "capture.columns"
         return declared if own is None else f"the output of processor {own.name}"
 
     def _describe_column_fix(self, table: str) -> str:
-        """Returns the fix part of the error about a table whose columns differ from the configuration."""
-        own = self._find_processor(table)
+        """Returns what the operator can do about a table whose columns differ from the configuration, as text."""
+        own = self._find_processor_of_table(table)
         if own is not None:
             return f"Run `sessionlake rebuild {own.rebuild_argument}`, or declare the column as it was"
         if table.startswith(f"{SILVER}.") and table != PROCESSOR_ERRORS:
@@ -299,11 +317,11 @@ class Lake:
             )
         return "Restore the table's columns as they were"
 
-    def _find_processor(self, table: str) -> ProcessorSettings | None:
+    def _find_processor_of_table(self, table: str) -> ProcessorSettings | None:
         return next((own for own in self.settings.processors if own.output_table == table), None)
 
     def _add_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
-        wanted = self._schemas[table].definitions_for(self.settings)
+        wanted = self._schemas[table].list_definitions(self.settings)
         added = [column for column in wanted if column.name not in present]
         if added:
             with self.storage.commit_lock(table):

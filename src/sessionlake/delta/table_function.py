@@ -36,6 +36,8 @@ def create_table_function(
     the tables that its body names must exist.
 
     Args:
+        spark: the session.
+        lake: the lake that the function belongs to.
         function: two-level name, as in `silver.session_as_of`.
         parameters: the parameters, as SQL declares them: names and types.
         columns: the result columns, as SQL declares them: names and types.

@@ -14,7 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import reset_rules
+from sessionlake.gold.alerts.book import forget_evaluated_rules
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
@@ -39,7 +39,7 @@ from sessionlake.gold.references.runtime import (
     BackgroundStep,
     QueryWithBackground,
     ReferenceRuntime,
-    prepare_tables,
+    prepare_reference_tables,
 )
 from sessionlake.gold.sql.definitions import create_views_and_functions
 from sessionlake.gold.tables.expiry import BucketExpiry, start_expiry
@@ -50,7 +50,7 @@ from sessionlake.gold.tables.notes import (
     mark_incomplete,
     require_same_shards,
     set_table_properties,
-    store_maintained,
+    store_maintained_tables,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
@@ -127,7 +127,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     refuse_interrupted_operations(lake.settings, LAYER)
     lake.prepare_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
-    prepare_tables(spark, lake, lake.settings)
+    prepare_reference_tables(spark, lake, lake.settings)
     require_same_shards(spark, lake, lake.settings.gold.shards)
 
 
@@ -142,16 +142,16 @@ def _catch_up_and_rebuild_tables(
     for table in tables_to_rebuild:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables_to_rebuild):
-        reset_rules(spark, lake)
+        forget_evaluated_rules(spark, lake)
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
     if read_last_planned_batch(settings.checkpoint(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, runs_lookups=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables_to_rebuild):
-        ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all()
+        ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all_corrections()
     rebuilt = {table.table_name: rebuild_table(spark, lake, settings, table) for table in tables_to_rebuild}
-    store_maintained(spark, lake, [*others, *tables_to_rebuild])
+    store_maintained_tables(spark, lake, [*others, *tables_to_rebuild])
     return rebuilt
 
 
@@ -166,7 +166,7 @@ def _start_stream(
         runs_lookups: True if lookups may request rows that are missing in a reference table from its source.
     """
     settings, begin = lake.settings, read_active_handover(lake.settings, LAYER)
-    store_maintained(spark, lake, tables)
+    store_maintained_tables(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
     expiry = start_expiry(

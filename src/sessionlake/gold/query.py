@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_micros
+from sessionlake.delta.storage.far_times import convert_time_to_micros, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
@@ -177,7 +177,7 @@ def _count_files_read(
 def _to_minute_ms(argument_name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(f"{argument_name} {moment} has no time zone", fix="Add one, for example +00:00")
-    passed = time_to_micros(moment)
+    passed = convert_time_to_micros(moment)
     if passed % (MINUTE * 1000):
         raise UsageError(
             f"{argument_name} {moment} is not a whole minute",

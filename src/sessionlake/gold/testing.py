@@ -69,14 +69,16 @@ def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: 
         AssertionError: A row differs for one way of splitting. The text names the row and the batches.
     """
     declared, chance = _infer_declared_columns(changes), random.Random(seed)  # noqa: S311 - not for secrets
-    rows = [_create_row(declared, change, place) for place, change in enumerate(changes)]
-    expected = _index_rows_by_key(product, product.aggregate_changes(_create_table(declared, rows), declared))
+    rows = [_create_change_row(declared, change, place) for place, change in enumerate(changes)]
+    expected = _index_rows_by_key(product, product.aggregate_changes(_create_change_table(declared, rows), declared))
     for _ in range(ways):
         order = chance.sample(rows, len(rows)) if chance.random() < 1 / 2 else rows
         batches = list(_split_into_batches(order, chance))
         held = product.arrow_schema().empty_table()
         for batch in batches:
-            held = _merge_batch(product, held, product.aggregate_changes(_create_table(declared, batch), declared))
+            held = _merge_batch(
+                product, held, product.aggregate_changes(_create_change_table(declared, batch), declared)
+            )
         _require_same_results(product, expected, _index_rows_by_key(product, held), batches)
     return list(expected.values())
 
@@ -90,13 +92,13 @@ def _infer_declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
     return DeclaredColumns(tuple(numbers), tuple(texts))
 
 
-def _create_row(declared: DeclaredColumns, change: Change, position: int) -> Row:
+def _create_change_row(declared: DeclaredColumns, change: Change, position: int) -> Row:
     values = {build_number_field_name(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
     texts = {build_text_field_name(i): change.values.get(name) for i, name in enumerate(declared.texts)}
     return change.place | {"position": position, "ordinal": 0} | values | texts
 
 
-def _create_table(declared: DeclaredColumns, change_rows: Sequence[Row]) -> pa.Table:
+def _create_change_table(declared: DeclaredColumns, change_rows: Sequence[Row]) -> pa.Table:
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     names += [(PARTITION, pa.int32())]
     names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time, time_to_ms
+from sessionlake.delta.storage.far_times import convert_ms_to_time, convert_time_to_ms, format_time
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
@@ -101,7 +101,7 @@ def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary
 
 def convert_datetime_to_ms(time: datetime) -> int:
     """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
-    return time_to_ms(time)
+    return convert_time_to_ms(time)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import time_to_ms
+from sessionlake.delta.storage.far_times import convert_time_to_ms
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
@@ -56,8 +56,8 @@ class FeedReading:
 
 def decode_parts(raw: Row, settings: Settings) -> list[MessageContent]:
     """Returns the content of a row of `bronze.messages`: one part, or one for each session of a feed's message."""
-    ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
-    row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
+    ingested = None if raw["ingested_at"] is None else convert_time_to_ms(raw["ingested_at"])
+    row = raw | {"kafka_ts": convert_time_to_ms(raw["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
     chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
@@ -88,7 +88,14 @@ def read_by_feed(raw: Row, settings: Settings) -> FeedReading | None:
     if feed is None:
         return None
     headers = {header["key"]: header["value"] for header in raw["headers"] or ()}
-    place = (raw["topic"], raw["partition"], raw["offset"], time_to_ms(raw["timestamp"]), raw["key"], raw["value"])
+    place = (
+        raw["topic"],
+        raw["partition"],
+        raw["offset"],
+        convert_time_to_ms(raw["timestamp"]),
+        raw["key"],
+        raw["value"],
+    )
     payload = read_payload_of_feeds(capture)
     found = read(
         feed,

@@ -227,7 +227,7 @@ def _count_unread_changes(reader: TableReader, read: int) -> int:
     taken = read_change_progress(reader)
     if taken is None:
         return reader.count_rows(CHANGES)
-    later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
+    later = reader.count_rows_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
     # In its first run gold reads the table's files in the order of their writing. Compacted files come late, although
     # their changes are old, so the batch number alone is not enough.
     return max(later, reader.count_rows(CHANGES) - read)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.catalog.predictive import has_predictive_optimization, keep_files
+from sessionlake.delta.catalog.predictive import has_predictive_optimization, set_file_retention_property
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.delta.schemas.properties import RETENTION, format_interval, parse_interval
@@ -189,7 +189,7 @@ class Maintenance:
         waits = wrong_retention or _describe_blocking_readers(reading)
         kept = self._choose_history(reading)
         if is_predictive:
-            keep_files(self._spark, self._lake.storage, table, kept)
+            set_file_retention_property(self._spark, self._lake.storage, table, kept)
         skips_vacuum = waits or is_predictive
         vacuumed = None if skips_vacuum else self._vacuum_table(table, kept, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from sessionlake.bronze import sources as bronze
-from sessionlake.delta.lake import storage_of
+from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import (
     SILVER,
     SILVER_TABLES,
@@ -72,7 +72,7 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
         ConfigError: Silver or a processor is to run, and a schema file or the processor's class cannot be used.
         MachineError: The home cannot be written.
     """
-    storage_of(settings).require_writable()
+    create_storage(settings).require_writable()
     if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
         read_payload_settings(settings.capture)
     for processor in settings.processors:
@@ -229,7 +229,7 @@ class Pipeline:
         Raises:
             ClaimedError: Another process has taken over a layer.
         """
-        storage_of(self._settings).require_claims()
+        create_storage(self._settings).require_claims()
         if self._merger is not None and self._merger.error is not None:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
@@ -271,7 +271,7 @@ class Pipeline:
 
     def _start_layer(self, layer_name: str) -> LayerQuery:
         """Starts one layer. During the checks before its start, tables are read only once."""
-        with storage_of(self._settings).cache_reads():
+        with create_storage(self._settings).cache_reads():
             return self._start_checked_layer(layer_name)
 
     def _start_checked_layer(self, layer_name: str) -> LayerQuery:
@@ -330,7 +330,7 @@ def run_layer_to_end(spark: SparkSession, settings: Settings, layer_name: str, s
         **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},
     }
     try:
-        with storage_of(settings).cache_reads():
+        with create_storage(settings).cache_reads():
             require_startable(spark, settings, layer_name)
             query = start[layer_name](spark, settings, once=True)
         if not _wait_for_end(query, settings, stop):
@@ -349,7 +349,7 @@ def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) 
     """Waits until a query ends or `stop` is set, then stops the query. Returns False if `stop` ended the wait."""
     try:
         while not query.wait(_POLL_SECONDS):
-            storage_of(settings).require_claims()
+            create_storage(settings).require_claims()
             if stop.is_set():
                 return False
     finally:
@@ -373,5 +373,5 @@ def claim_layers(
     """
     with ExitStack() as stack:
         for part in (*list_layers_to_run(settings, layer), *others):
-            stack.enter_context(storage_of(settings).hold_claim(spark, part, action or f"runs {part}"))
+            stack.enter_context(create_storage(settings).hold_claim(spark, part, action or f"runs {part}"))
         yield

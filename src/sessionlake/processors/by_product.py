@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import create_product
-from sessionlake.gold.verify.tables import compute_expected_rows
+from sessionlake.gold.verify.tables import compute_expected_product_rows
 from sessionlake.processors.computation import (
     TableComputation,
     compute_groups,
@@ -138,7 +138,7 @@ class ProductComputation(TableComputation):
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
-        return compute_expected_rows(
+        return compute_expected_product_rows(
             events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product
         )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.commit import append_and_read_commit
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -193,7 +193,7 @@ def build_table_schema(config: ProcessorSettings, output: OutputColumns) -> Tabl
         output: The columns of the table.
     """
     return TableSchema(
-        with_comments(output.column_types, HEAD_COMMENTS | output.column_comments),
+        add_comments(output.column_types, HEAD_COMMENTS | output.column_comments),
         f"Records of the processor {config.name}",
         written_by="processors.job",
         cluster_by=("topic", "session_id"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sessionlake.build import read_code_version
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
-from sessionlake.delta.schemas.definition import TableSchema, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, add_comments
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, STATISTICS_COLUMNS, split_names
 from sessionlake.delta.schemas.tables import TABLES
@@ -76,7 +76,7 @@ class KeyedTable:
         )
         self.columns = (*self.computation.columns, (BATCH, "bigint"))
         by = self.computation.by
-        columns = with_comments(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
+        columns = add_comments(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
         schema = TableSchema(
             columns,
             self.computation.comment,

@@ -263,11 +263,11 @@ def _collect_results(result: Result, name: str, emitted: Payloads) -> list[Proce
         for count in COUNTS:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
-        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_rows(payload)]
+        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_row_numbers(payload)]
     return reports
 
 
-def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
+def _decode_row_numbers(payload: bytes) -> list[dict[str, Any]]:
     """Returns the rows of a payload. Timestamps are in milliseconds."""
     table = decode_ipc(payload)
     for place, column in enumerate(table.schema):

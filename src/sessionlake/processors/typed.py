@@ -59,7 +59,7 @@ def generate_types_source(settings: Settings) -> str:
     It has the types `Values` and `Change`, and functions that convert rows to them.
     """
     declared = ((column.name, column.sql) for column in settings.capture.declared)
-    changes = TABLES[CHANGES].columns_for(settings)
+    changes = TABLES[CHANGES].list_column_types(settings)
     return _MODULE.format(values=_format_field_lines(declared), changes=_format_field_lines(changes), table=CHANGES)
 
 

@@ -97,12 +97,12 @@ def find_changed_feed(
     for topic in sorted(topics):
         before = next((feed for feed in former if re.fullmatch(feed.topics, topic)), None)
         now = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
-        if (text := _describe_change(before, now, was_own=not former)) is not None:
+        if (text := _copy_with_changes(before, now, was_own=not former)) is not None:
             return ChangedFeed(topic, text)
     return None
 
 
-def _describe_change(before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool) -> str | None:
+def _copy_with_changes(before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool) -> str | None:
     """Returns a text that says how the reading of a topic has changed; None if it has not."""
     if was_own and now is not None:
         return f"its messages had the form of sessionlake before, and feed {now.name!r} reads them now"

@@ -282,7 +282,9 @@ def build_payload_ddl(settings: Settings, table: str) -> str:
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
-    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].columns_for(settings) if name not in added)
+    return ", ".join(
+        f"{quote(name)} {sql}" for name, sql in TABLES[table].list_column_types(settings) if name not in added
+    )
 
 
 def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:

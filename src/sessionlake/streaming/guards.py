@@ -85,7 +85,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     if found is None:
         return
     rules = RuleLookup(settings.capture)
-    for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
+    for (topic,) in sorted(reader.count_rows_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.find_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
                 f"topic {topic} has class once, but {found.removal_text}",

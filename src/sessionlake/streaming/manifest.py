@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sessionlake.delta.lake import storage_of
+from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError, LossError
 from sessionlake.ledger.entries import OffsetRange
@@ -140,7 +140,7 @@ def record_commit(
     if done is not None and done.batch == batch and done.judged_by != judged_by:
         raise _build_changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
-    storage_of(settings).require_claims()  # otherwise the file could already belong to another process
+    create_storage(settings).require_claims()  # otherwise the file could already belong to another process
     found.committing = ManifestBatch(batch, config_hash, spans, judged_by)
     _write_manifest(settings, layer, found)
     yield

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, SqlEngine, Statement
 from sessionlake.cli.engines.sail import SailEngine, is_installed
-from sessionlake.delta.lake import storage_of
+from sessionlake.delta.lake import create_storage
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
 
@@ -35,7 +35,7 @@ def run_statement(
         UsageError: The user wants Sail, and Sail does not run the statement. Or the statement is not accepted.
         LakeError: A table does not exist, or the statement fails.
     """
-    if engine is EngineName.SPARK or storage_of(settings).needs_spark:
+    if engine is EngineName.SPARK or create_storage(settings).needs_spark:
         if engine is EngineName.SAIL:
             raise UsageError("query: Sail does not read tables in a catalog", fix="Leave out --engine")
         return run_with_spark(statement())

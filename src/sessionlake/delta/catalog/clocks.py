@@ -9,12 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 @dataclass(frozen=True)
 class ClockReading:
-    """A moment on two clocks.
+    """One moment, as two clocks show it.
 
     Attributes:
         wall_time: time on the wall clock, which people can set.
-        monotonic_seconds: seconds on the monotonic clock, which nobody can set but which may stop while the machine
-            sleeps.
+        monotonic_seconds: seconds on the monotonic clock, which nobody can set. It may stop while the machine sleeps.
     """
 
     wall_time: datetime
@@ -25,18 +24,18 @@ class ClockReading:
         """Returns the present moment on both clocks."""
         return cls(datetime.now(UTC), time.monotonic())
 
-    def longest_time_since(self, before: ClockReading) -> timedelta:
-        """Returns the time since `before`, by the clock that shows the longer time."""
+    def compute_longest_time_since(self, before: ClockReading) -> timedelta:
+        """Returns the time from `before` to this moment. If the two clocks disagree, the longer time counts."""
         return max(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def shortest_time_since(self, before: ClockReading) -> timedelta:
-        """Returns the time since `before`, by the clock that shows the shorter time."""
+    def compute_shortest_time_since(self, before: ClockReading) -> timedelta:
+        """Returns the time from `before` to this moment. If the two clocks disagree, the shorter time counts."""
         return min(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def from_utc_time(self, utc_time: datetime) -> ClockReading:
-        """Converts a wall-clock time to a moment, assuming that both clocks have run equally fast since then."""
+    def convert_utc_time(self, utc_time: datetime) -> ClockReading:
+        """Returns the moment at an earlier wall-clock time. Assumes that both clocks have run equally fast since."""
         return ClockReading(utc_time, self.monotonic_seconds - (self.wall_time - utc_time).total_seconds())

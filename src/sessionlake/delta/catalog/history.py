@@ -42,17 +42,17 @@ def read_last_commit(table: DeltaTable) -> TableCommit:
     return TableCommit.from_metrics(row["version"], metrics)
 
 
-def read_last_vacuum(table: DeltaTable) -> Row | None:
-    """Returns `timestamp` and `operationMetrics` of the table's last VACUUM.
+def read_last_vacuum_entry(table: DeltaTable) -> Row | None:
+    """Returns the columns `timestamp` and `operationMetrics` of the table's last VACUUM, from the table's history.
 
-    None if there is no VACUUM among the latest 1,000 commits.
+    Returns None if there is no VACUUM among the latest 1,000 commits.
     """
     history = table.history(_LATEST).where("operation = 'VACUUM START'")
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
 def compute_minimum_retention(name: str, keep: timedelta) -> timedelta:
-    """Returns how long removed files of a table stay on the disk even if maintenance never runs.
+    """Returns how long files that a commit removed from a table must stay on the disk, if maintenance never runs.
 
     This is at least seven days for tables from which layers stream.
 
@@ -70,7 +70,9 @@ def compute_file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) ->
     that the table property with this value seldom changes.
 
     Args:
+        table: the table.
         name: the table's two-level name.
+        kept: how much history readers and streams need.
     """
     span = compute_minimum_retention(name, kept.file_span)
     if kept.first_unread is None:
@@ -88,13 +90,14 @@ def compute_file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) ->
     return max(span, min(_HOUR * (1 << max(0, hours - 1).bit_length()), _LOG_STAYS))
 
 
-def first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
-    """Returns the reader options with which a new stream reads a table commit by commit, from the first version.
+def choose_first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
+    """Returns options of Delta's source with which a new stream reads a table commit by commit, from the first version.
 
-    Without them a stream first reads all present files, sorted by time, which is not the commit order after a
+    Without them, a stream first reads all present files, sorted by time, which is not the commit order after a
     compaction. Spark also sorts them again at every start. Reading by commits needs all commits and their files.
 
     Args:
+        table: the table.
         name: the table's two-level name, for the error.
 
     Raises:

@@ -29,7 +29,7 @@ _POOL = "spark.scheduler.pool"
 
 
 @contextmanager
-def _own_pool(spark: SparkSession) -> Iterator[None]:
+def _use_own_scheduler_pool(spark: SparkSession) -> Iterator[None]:
     """Runs this thread's Spark jobs in a separate scheduler pool until the block ends, so that they wait less."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
@@ -41,7 +41,11 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """Implements `LeaseTable` with Spark, for `ops.leases` in a catalog. Creates the table if it is missing.
+    """Reads and writes the table `ops.leases` in a catalog with Spark. Creates the table if it is missing.
+
+    Args:
+        spark: the session to use.
+        storage: creates the table, and knows its full name.
 
     Attributes:
         identifier: the table's full, quoted name in SQL.
@@ -56,7 +60,7 @@ class SparkLeases:
 
     def read_lease(self, name: str) -> LeaseRow | None:
         """Returns the stored row with this name and the highest rank; None if there is none."""
-        with _own_pool(self._spark):
+        with _use_own_scheduler_pool(self._spark):
             found = self._storage.reader(self._spark).read_rows(LEASES, ("name", operator.eq, name))
             return max((LeaseRow(**row) for row in found), key=lambda lease: lease.rank, default=None)
 
@@ -68,7 +72,7 @@ class SparkLeases:
         self._spark.conf.unset(LAST_COMMIT)
         with self._open_writer(lease) as writer, suppress(*list_conflict_errors()):
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
-            writer.options(**txn.writer_options(LEASES)).overwrite(F.col("name") == lease.name)
+            writer.options(**txn.build_writer_options(LEASES)).overwrite(F.col("name") == lease.name)
         return self._spark.conf.get(LAST_COMMIT, None) is not None
 
     def add_release(self, lease: LeaseRow) -> None:
@@ -83,6 +87,6 @@ class SparkLeases:
     def _open_writer(self, lease: LeaseRow) -> Iterator[DataFrameWriterV2]:
         """Yields Spark's writer of one row to `ops.leases`. Only in the block may it write."""
         spark = self._spark
-        with _own_pool(spark), without_code_generation(spark), self._storage.commit_lock(LEASES):
+        with _use_own_scheduler_pool(spark), without_code_generation(spark), self._storage.commit_lock(LEASES):
             row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             yield row.writeTo(self.identifier)

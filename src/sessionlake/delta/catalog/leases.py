@@ -45,7 +45,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """A row of `ops.leases`.
+    """A row of `ops.leases`: which process may work on something, such as a layer, and for how long.
 
     Attributes:
         name: what the lease is for, such as a layer.
@@ -72,7 +72,7 @@ class LeaseRow:
     settled: bool
 
     def is_held(self, now: datetime) -> bool:
-        """True if a process holds the lease and it has not expired, so that no other process may take it."""
+        """True if a process holds the lease and it has not expired, so that no other process may take it over."""
         return self.holder is not None and now < self.expires_at
 
     @property
@@ -90,8 +90,8 @@ class LeaseRow:
     def _lock_holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
-    def create_refusal(self, settings: Settings) -> ClaimedError:
-        """Returns the error for another process that wants the lease."""
+    def build_claimed_error(self, settings: Settings) -> ClaimedError:
+        """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {until}"
         return make_claimed_error(settings, self._lock_holder, self.name, fix)
@@ -154,7 +154,7 @@ class HeldLease:
 
     @property
     def fencing_token(self) -> int:
-        """The fencing token: a number higher than the tokens of all earlier holders."""
+        """A number that is higher than the numbers of all earlier holders. Delta skips commits with lower numbers."""
         return self._lease.token
 
     def require_held(self) -> None:
@@ -165,7 +165,7 @@ class HeldLease:
         """
         if self._lost is not None:
             raise self._lost
-        if self._clock().longest_time_since(self._renewed) >= LENGTH / _TRUSTED:
+        if self._clock().compute_longest_time_since(self._renewed) >= LENGTH / _TRUSTED:
             self.renew_lease()
 
     def renew_lease(self) -> None:
@@ -199,7 +199,7 @@ class HeldLease:
         """
         with self._lock:
             if self._lost is None and self._lease.holder is not None:
-                freed = _describe_change(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
+                freed = _change_row(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
                 self._table.add_release(freed)
                 self._lease = freed
 
@@ -207,7 +207,7 @@ class HeldLease:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read_lease(self.name)
             if before is not None and before.is_held(begun.wall_time):
-                raise before.create_refusal(self._settings)
+                raise before.build_claimed_error(self._settings)
             none = LeaseRow(
                 self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True
             )
@@ -225,7 +225,7 @@ class HeldLease:
             if found is not None and found.claim == self._id:
                 self.took_over = before is not None and (before.holder is not None or not before.settled)
                 if before is not None and before.holder is not None:
-                    _warn_taken_over(before)
+                    _warn_about_takeover(before)
                 return begun, found
         raise ClaimedError(
             f"{self.name}: several processes try to get its lease in {self._settings.place} at the same time",
@@ -234,22 +234,22 @@ class HeldLease:
         )
 
     def _write_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
-        """Changes fields of the lease's row.
+        """Changes fields of the lease's row in the lease table.
 
         Args:
             before: the row as last read.
-            changed: new values of fields.
+            changed: new values of fields, by name.
 
         Returns:
-            The row as it is now. It is another row than wanted if another process changed it first.
+            The row as it is now. If another process changed it first, it has that process's values.
         """
-        wanted = _describe_change(before, **changed)
+        wanted = _change_row(before, **changed)
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
-    def _create_lost_lease_error(self, found: LeaseRow | None) -> ClaimedError:
+    def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedError:
         until, then = _format_utc(self._lease.expires_at), "another process has had it since"
-        if found is not None and found.holder is not None:
-            then = f"another process {found.doing} now ({found})"
+        if stored_lease is not None and stored_lease.holder is not None:
+            then = f"another process {stored_lease.doing} now ({stored_lease})"
         return ClaimedError(
             f"{self.name}: this process did not renew its lease before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
@@ -257,8 +257,8 @@ class HeldLease:
         )
 
 
-def _describe_change(before: LeaseRow, **changed: object) -> LeaseRow:
-    """Returns the row with changed fields and the next number."""
+def _change_row(before: LeaseRow, **changed: object) -> LeaseRow:
+    """Returns a copy of a lease's row with changed fields, and with the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
@@ -266,7 +266,7 @@ def _format_utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _warn_taken_over(before: LeaseRow) -> None:
+def _warn_about_takeover(before: LeaseRow) -> None:
     _LOG.warning(
         "%s: taken over from a process that %s and stands still, or is gone (%s); it last renewed its lease at %s",
         before.name, before.doing, before, _format_utc(before.renewed_at),
@@ -289,7 +289,7 @@ def hold_lease(
         name: what the lease is for, such as a layer.
         doing: what this process does, as in "runs silver".
         on_takeover: called before the block if the previous holder may still commit something. Its argument is the
-            fencing token of the new claim.
+            fencing token of this process.
 
     Raises:
         ClaimedError: another process holds the lease, or took it over during the block. In the second case this error
@@ -307,7 +307,7 @@ def hold_lease(
         yield
         settled = True
     except Exception:
-        _require_held_claim(claim)
+        _raise_if_lease_lost(claim)
         raise
     finally:
         done.set()
@@ -317,7 +317,10 @@ def hold_lease(
 
 
 def _renew_until_done(claim: HeldLease, done: threading.Event) -> None:
-    """Renews the lease regularly until `done` is set. After an error it tries again, since commits check the lease."""
+    """Renews the lease regularly until `done` is set.
+
+    Tries again after errors, because every commit checks the lease.
+    """
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
             claim.renew_lease()
@@ -334,10 +337,8 @@ def _try_release_lease(claim: HeldLease, *, settled: bool) -> None:
         _LOG.warning("%s: its lease could not be given back, and ends by itself: %s", claim.name, error)
 
 
-def _require_held_claim(claim: HeldLease) -> None:
-    """Checks that the lease is not lost, after the block has failed.
-
-    Errors in reading the lease table are ignored, since the same failure may have ended the block.
+def _raise_if_lease_lost(claim: HeldLease) -> None:
+    """Checks that this process has not lost its lease. Does nothing if the lease table cannot be read.
 
     Raises:
         ClaimedError: another process has taken the lease over.
@@ -350,7 +351,7 @@ def _require_held_claim(claim: HeldLease) -> None:
         pass
 
 
-def require_leases(table: str) -> None:
+def require_held_leases(table: str) -> None:
     """Checks that this process still holds all leases that it acquired in a lease table and has not given back.
 
     Args:
@@ -363,7 +364,7 @@ def require_leases(table: str) -> None:
         claim.require_held()
 
 
-def read_token(table: str, name: str) -> int:
+def read_fencing_token(table: str, name: str) -> int:
     """Returns the fencing token of the lease that this process holds under this name; 0 if it holds none.
 
     Args:

@@ -1,6 +1,6 @@
 """Caches tables of a catalog while a layer starts, since a start reads them many times, and each read costs Spark jobs.
 
-The cache ends with the block `cache_tables`. A table's rows are dropped earlier if this process commits to the table.
+The cache ends with the block `cache_table_reads`. Rows are dropped earlier if this process commits to their table.
 If another process commits to it meanwhile, the start does not see that commit, as if it came just after the start.
 """
 
@@ -21,7 +21,7 @@ from sessionlake.delta.storage.reading import (
     TableReader,
     TableSize,
     TooLargeError,
-    to_arrow_expression,
+    build_arrow_expression,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _SMALL_BYTES = 2 << 20
 
 @dataclass
 class CachedTable:
-    """The cache entry of one table, which exists in the catalog.
+    """What is cached of one table, which exists in the catalog.
 
     Attributes:
         properties: the table's Delta properties; None until they are read.
@@ -54,8 +54,8 @@ class CachedTable:
     is_small: bool | None = None
     commits: int = 0
 
-    def forget_rows(self) -> None:
-        """Drops the cached rows, because this process has committed to the table."""
+    def drop_cached_rows(self) -> None:
+        """Drops the table's cached rows, because this process has committed to the table."""
         self.commits += 1
         self.rows, self.is_small = [], None
 
@@ -69,8 +69,8 @@ _all_caches: dict[int, TableCache] = {}
 
 
 @contextmanager
-def cache_tables() -> Iterator[None]:
-    """Caches what this thread reads of tables until the block ends. In nested blocks, the outermost one counts."""
+def cache_table_reads() -> Iterator[None]:
+    """Caches what this thread reads of tables until the block ends. If blocks are nested, the outermost one decides."""
     if _current_cache.get() is not None:
         yield
         return
@@ -84,8 +84,8 @@ def cache_tables() -> Iterator[None]:
         _current_cache.reset(token)
 
 
-def cached_table(identifier: str) -> CachedTable | None:
-    """Returns this thread's cache entry of a table; None if it has none.
+def find_cached_table(identifier: str) -> CachedTable | None:
+    """Returns what this thread has cached of a table; None if it has cached nothing.
 
     Args:
         identifier: the table's full, quoted name in SQL.
@@ -94,22 +94,34 @@ def cached_table(identifier: str) -> CachedTable | None:
     return None if memory is None else memory.get(identifier)
 
 
-def note_exists(identifier: str) -> None:
-    """Adds a cache entry for a table that exists. Does nothing outside `cache_tables`."""
+def remember_table_exists(identifier: str) -> None:
+    """Remembers in the cache that a table exists. Does nothing outside `cache_table_reads`.
+
+    Args:
+        identifier: the table's full, quoted name in SQL.
+    """
     memory = _current_cache.get()
     if memory is not None:
         memory.setdefault(identifier, CachedTable())
 
 
 def forget_cached_rows(identifier: str) -> None:
-    """Drops the rows of a table from the caches of all threads. Call it after each commit to the table."""
+    """Drops the rows of a table from the caches of all threads. Call it after each commit to the table.
+
+    Args:
+        identifier: the table's full, quoted name in SQL.
+    """
     for memory in tuple(_all_caches.values()):
         if (known := memory.get(identifier)) is not None:
-            known.forget_rows()
+            known.drop_cached_rows()
 
 
 def forget_cached_table(identifier: str) -> None:
-    """Removes the cache entry of a table from the caches of all threads. Call it before the table is dropped."""
+    """Drops everything that the caches of all threads have of a table. Call it before the table is dropped.
+
+    Args:
+        identifier: the table's full, quoted name in SQL.
+    """
     for memory in tuple(_all_caches.values()):
         memory.pop(identifier, None)
 
@@ -141,13 +153,13 @@ class CachingReader(TableReader):
         return self._source.find_files_to_read(table, *conditions)
 
     def count_rows(self, table: str) -> int:
-        all_rows = self._cached_rows(table, ())
+        all_rows = self._find_cached_rows(table, ())
         return self._source.count_rows(table) if all_rows is None else all_rows.num_rows
 
     def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        return self._reader_for(table, conditions).read_batches(table, *conditions, columns=columns)
+        return self._choose_reader(table, conditions).read_batches(table, *conditions, columns=columns)
 
     def read_arrow_table(
         self,
@@ -157,28 +169,28 @@ class CachingReader(TableReader):
         sessions: pa.Table | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        return self._reader_for(table, conditions).read_arrow_table(
+        return self._choose_reader(table, conditions).read_arrow_table(
             table, *conditions, columns=columns, sessions=sessions, max_bytes=max_bytes
         )
 
     def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
-        return self._reader_for(table, ()).sample_rows(table, max_rows, columns)
+        return self._choose_reader(table, ()).sample_rows(table, max_rows, columns)
 
     def has_rows(self, table: str, *conditions: Condition) -> bool:
-        return self._reader_for(table, conditions).has_rows(table, *conditions)
+        return self._choose_reader(table, conditions).has_rows(table, *conditions)
 
-    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        return self._reader_for(table, conditions).count_by(table, by, *conditions)
+    def count_rows_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        return self._choose_reader(table, conditions).count_rows_by(table, by, *conditions)
 
     def find_highest_values(
         self, table: str, column: str, by: Sequence[str], *conditions: Condition
     ) -> dict[tuple[Any, ...], Any]:
-        return self._reader_for(table, conditions).find_highest_values(table, column, by, *conditions)
+        return self._choose_reader(table, conditions).find_highest_values(table, column, by, *conditions)
 
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        all_rows, known = self._cached_rows(table, ()), self._cached_table(table)
+        all_rows, known = self._find_cached_rows(table, ()), self._cached_table(table)
         if all_rows is not None:
             found, rows = _filter_rows(all_rows, conditions), all_rows.num_rows
         elif known is None:
@@ -191,18 +203,20 @@ class CachingReader(TableReader):
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
 
-    def _reader_for(self, table: str, conditions: Sequence[Condition]) -> TableReader:
-        """Returns the reader for rows that meet these conditions: over cached rows if possible, else `asked`."""
-        held = self._cached_rows(table, conditions)
-        return self._source if held is None else _RowsReader(self._source, held)
+    def _choose_reader(self, table: str, conditions: Sequence[Condition]) -> TableReader:
+        """Returns a reader for rows that meet the conditions: over cached rows if possible, else of the table."""
+        held = self._find_cached_rows(table, conditions)
+        return self._source if held is None else _InMemoryReader(self._source, held)
 
     def _cached_table(self, table: str) -> CachedTable | None:
-        return cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
+        return find_cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
-    def _cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
-        """Returns cached rows that include all rows which meet these conditions. Reads and caches them first if needed.
+    def _find_cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
+        """Returns cached rows of a table, among which are all rows that meet the conditions.
 
-        None if rows of the table are not cached.
+        Reads them first if needed.
+
+        Returns None if rows of the table are not cached.
         """
         known = self._cached_table(table)
         if known is None:
@@ -212,7 +226,7 @@ class CachingReader(TableReader):
             all_rows = (
                 self.read_table_schema(table).empty_table()
                 if self._is_known_empty(table)
-                else self._read_into_cache(table, ())
+                else self._cache_rows(table, ())
             )
             if commits != known.commits:
                 return all_rows
@@ -222,20 +236,25 @@ class CachingReader(TableReader):
         wanted = () if known.is_small else tuple(conditions)
         held = next((rows for asked, rows, _ in known.rows if asked == wanted), None)
         if held is None and wanted:
-            commits, held = known.commits, self._read_into_cache(table, wanted)
+            commits, held = known.commits, self._cache_rows(table, wanted)
             if held is not None and commits == known.commits:
                 known.rows.append((wanted, held, None))
         return held
 
-    def _read_into_cache(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
+    def _cache_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
         try:
             return self._source.read_arrow_table(table, *conditions, max_bytes=_SMALL_BYTES)
         except TooLargeError:
             return None
 
 
-class _RowsReader(TableReader):
-    """Implements `TableReader` for one table, over rows in memory."""
+class _InMemoryReader(TableReader):
+    """A `TableReader` for a single table whose rows are in memory.
+
+    Args:
+        reader: answers what the rows do not say, such as the table's size.
+        rows: the rows.
+    """
 
     def __init__(self, reader: TableReader, rows: pa.Table) -> None:
         self._source, self._rows = reader, rows
@@ -267,5 +286,5 @@ class _RowsReader(TableReader):
 
 
 def _filter_rows(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
-    wanted = to_arrow_expression(conditions)
+    wanted = build_arrow_expression(conditions)
     return rows if wanted is None else rows.filter(wanted)

@@ -17,24 +17,31 @@ _ROW, _ENABLED = "Predictive Optimization", "ENABLE"
 
 
 def has_predictive_optimization(spark: SparkSession, storage: TableStorage, table: str) -> bool:
-    """Returns True if the platform runs OPTIMIZE and VACUUM on a table by itself."""
+    """Returns True if Databricks runs OPTIMIZE and VACUUM on a table by itself (predictive optimization)."""
     if not storage.needs_spark:
         return False
     rows = spark.sql(f"DESCRIBE TABLE EXTENDED {storage.to_sql_identifier(table)}").collect()
-    return is_enabled((str(row[0]), str(row[1])) for row in rows)
+    return is_predictive_optimization_enabled((str(row[0]), str(row[1])) for row in rows)
 
 
-def is_enabled(description: Iterable[tuple[str, str]]) -> bool:
-    """Returns True if a table's description says that predictive optimization is on.
+def is_predictive_optimization_enabled(description: Iterable[tuple[str, str]]) -> bool:
+    """Returns True if a table's description in the catalog says that predictive optimization is on.
 
     Args:
-        description: Names and values. The value is such as `ENABLE (inherited from METASTORE lake)`; open-source Spark
-            has no such row.
+        description: pairs of name and value. The value is such as `ENABLE (inherited from METASTORE lake)`; open-source
+            Spark has no such row.
     """
     return any(name == _ROW and value.upper().startswith(_ENABLED) for name, value in description)
 
 
-def keep_files(spark: SparkSession, storage: TableStorage, table: str, kept: HistoryToKeep) -> None:
-    """Stores in a table property how long files must stay for the readers. The platform's VACUUM obeys it."""
+def set_file_retention_property(spark: SparkSession, storage: TableStorage, table: str, kept: HistoryToKeep) -> None:
+    """Sets the table property that says how long removed files must stay. The platform's own VACUUM obeys it.
+
+    Args:
+        spark: the session to use.
+        storage: opens the table.
+        table: the table's two-level name.
+        kept: how much history readers and streams need.
+    """
     span = compute_file_retention(storage.open_delta_table(spark, table), table, kept)
     storage.set_changed_properties(spark, table, {RETENTION: format_interval(span)})

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sessionlake.delta.catalog import history, memory, snapshots
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import hold_lease, read_token, require_leases
-from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
+from sessionlake.delta.catalog.leases import hold_lease, read_fencing_token, require_held_leases
+from sessionlake.delta.schemas.ddl import build_cluster_statement, build_create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
 from sessionlake.delta.schemas.properties import RETENTION, format_interval
@@ -67,7 +67,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class CatalogStorage(TableStorage):
-    """Implements `TableStorage` for tables named `<catalog>.<schema>.<table>`."""
+    """Stores tables in a catalog, under names such as `<catalog>.<schema>.<table>`."""
 
     limits = DriverLimits(
         few_messages=0,
@@ -100,16 +100,16 @@ class CatalogStorage(TableStorage):
         return "FUNCTION", f"{self._to_sql_schema(schema)}.{quote(name)}"
 
     def prepare_view(self, spark: SparkSession, name: str) -> str:
-        """Returns the view's three-level name. Creates no schema: it exists, since gold's tables are in it."""
+        """Returns the three-level name for a new view. Its schema exists, since gold's tables are in it."""
         del spark
         return self.to_sql_identifier(name)
 
     def require_writable(self) -> None:
-        """Checks nothing: the catalog's grants decide."""
+        """Does nothing, since the grants of the catalog decide whether tables can be written."""
 
     @contextmanager
     def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
-        """Holds a lease until the block ends.
+        """Holds a lease until the block ends, so that no other process works on the same.
 
         If the previous holder did not end normally, it may still try to commit. Delta then skips its commits.
         """
@@ -131,13 +131,13 @@ class CatalogStorage(TableStorage):
         retry_on_conflict(lambda: self.append_rows(spark, table, self.read(spark, table, {}).limit(0), txn))
 
     def require_claims(self) -> None:
-        require_leases(self.to_sql_identifier(LEASES))
+        require_held_leases(self.to_sql_identifier(LEASES))
 
-    def lease_token(self, name: str) -> int:
-        return read_token(self.to_sql_identifier(LEASES), name)
+    def get_fencing_token(self, name: str) -> int:
+        return read_fencing_token(self.to_sql_identifier(LEASES), name)
 
     def build_staging_settings(self) -> Settings:
-        """Returns settings in which the schemas `silver` and `ops` have the suffix `_rebuild`."""
+        """Returns settings for a second set of tables: schemas `silver` and `ops` end with `_rebuild`."""
         schemas = self._settings.schemas
         beside = {name: f"{schemas.configured_name(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
@@ -145,17 +145,17 @@ class CatalogStorage(TableStorage):
     # -- tables
 
     def cache_reads(self) -> AbstractContextManager[None]:
-        return memory.cache_tables()
+        return memory.cache_table_reads()
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         name = self.to_sql_identifier(table)
-        if memory.cached_table(name) is not None:
+        if memory.find_cached_table(name) is not None:
             return True
         session = _require_session(spark, self._settings)
         with without_code_generation(session):
             there = bool(session.catalog.tableExists(name))
         if there:
-            memory.note_exists(name)
+            memory.remember_table_exists(name)
         return there
 
     def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
@@ -170,7 +170,7 @@ class CatalogStorage(TableStorage):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        known = memory.cached_table(self.to_sql_identifier(table))
+        known = memory.find_cached_table(self.to_sql_identifier(table))
         found = None if known is None else known.properties
         if found is None:
             found = snapshots.read_properties(self, _require_session(spark, self._settings), table)
@@ -180,12 +180,12 @@ class CatalogStorage(TableStorage):
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         super().set_property(spark, table, key, value)
-        known = memory.cached_table(self.to_sql_identifier(table))
+        known = memory.find_cached_table(self.to_sql_identifier(table))
         if known is not None and known.properties is not None:
             known.properties[key] = value
 
     def create_table(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """Creates the table. If another process creates it at the same time, that is no error."""
+        """Creates the table in the catalog. If another process creates it at the same time, that is no error."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 self._create_table_once(spark, table, schema)
@@ -200,13 +200,13 @@ class CatalogStorage(TableStorage):
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         wanted = schema.build_properties(history.compute_minimum_retention(table, self._settings.maintain.keep))
-        columns = schema.definitions_for(self._settings)
-        for statement in create_statements(self.to_sql_identifier(table), schema, columns, wanted):
+        columns = schema.list_definitions(self._settings)
+        for statement in build_create_statements(self.to_sql_identifier(table), schema, columns, wanted):
             spark.sql(statement)
-        memory.note_exists(self.to_sql_identifier(table))
+        memory.remember_table_exists(self.to_sql_identifier(table))
 
     def set_clustering_keys(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        spark.sql(cluster_statement(self.to_sql_identifier(table), keys))
+        spark.sql(build_cluster_statement(self.to_sql_identifier(table), keys))
 
     def drop_table(self, spark: SparkSession, table: str) -> None:
         memory.forget_cached_table(self.to_sql_identifier(table))
@@ -223,7 +223,7 @@ class CatalogStorage(TableStorage):
         return DeltaTable.forName(spark, self.to_sql_identifier(table))
 
     def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Returns an empty list, since files of a catalog cannot be listed."""
+        """Returns an empty list, since the files of a catalog's tables cannot be listed."""
         del spark, table
         return []
 
@@ -235,7 +235,7 @@ class CatalogStorage(TableStorage):
         return None
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
-        """Returns the latest version without a Spark job: Delta's error about a version that is too high names it."""
+        """Returns the table's latest version. Delta's error about a too high version names it, without a job."""
         from pyspark.errors import PySparkException
 
         session = _require_session(spark, self._settings)
@@ -280,7 +280,7 @@ class CatalogStorage(TableStorage):
         return stage_with_spark(self, _require_session(spark, self._settings), table, rows)
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends the rows with Spark's writer. They are computed only once, so they are not staged."""
+        """Appends the rows with Spark's writer. It computes them once, so they are not written to files before."""
         StagedFrame(self, table, to_spark_frame(_require_session(spark, self._settings), rows)).commit_rows(txn)
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
@@ -305,20 +305,20 @@ class CatalogStorage(TableStorage):
             overwrite_rows(rows, self.to_sql_identifier(table), options)
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
-        return history.first_read_options(self.open_delta_table(spark, table), table)
+        return history.choose_first_read_options(self.open_delta_table(spark, table), table)
 
     # -- upkeep
 
     @contextmanager
     def commit_lock(self, table: str) -> Iterator[None]:
-        """Holds no lock, since the catalog detects conflicting commits. Drops cached rows when the block ends."""
+        """Takes no lock: the catalog detects conflicting commits. Drops the table's cached rows at the end."""
         try:
             yield
         finally:
             memory.forget_cached_rows(self.to_sql_identifier(table))
 
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
-        """Runs OPTIMIZE if the table has at least 50 files, which have 64 MiB or less on average.
+        """Runs OPTIMIZE if the table has at least 50 files, and these have 64 MiB or less on average.
 
         Returns the number of files before and after; None if OPTIMIZE did not run or another commit conflicts.
         """
@@ -331,11 +331,11 @@ class CatalogStorage(TableStorage):
             return None
         return CompactionResult(before, self._count_files(spark, table)[0])
 
-    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
-        return count_with_spark(self, spark, table, chosen)
+    def count_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> int:
+        return count_with_spark(self, spark, table, selection)
 
-    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
-        remove_with_spark(self, spark, table, chosen)
+    def remove_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> None:
+        remove_with_spark(self, spark, table, selection)
 
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         erase_with_spark(self, spark, table, rows)
@@ -348,7 +348,7 @@ class CatalogStorage(TableStorage):
         )
 
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
-        """Runs VACUUM for all files that the latest version does not need. The platform removes log entries."""
+        """Runs VACUUM for all files that the table's latest version does not need. The platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
         with use_temporary_spark_conf(spark, _VACUUMS):
@@ -356,15 +356,15 @@ class CatalogStorage(TableStorage):
         return self._read_vacuum_result(spark, table)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        """True if the last VACUUM was a day ago or earlier. Only VACUUM itself can tell how much it will remove."""
+        """True if the last VACUUM was a day ago or earlier. Only VACUUM can tell how much it will remove."""
         del kept
         if table not in self._vacuums:
-            last = history.read_last_vacuum(self.open_delta_table(spark, table))
+            last = history.read_last_vacuum_entry(self.open_delta_table(spark, table))
             self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
     def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
-        """Stores in a table property how long files must stay, and runs VACUUM, which obeys this property.
+        """Sets the table property that says how long removed files must stay, and runs VACUUM, which obeys it.
 
         Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
@@ -375,13 +375,13 @@ class CatalogStorage(TableStorage):
         return self._read_vacuum_result(spark, table)
 
     def _read_vacuum_result(self, spark: SparkSession, table: str) -> VacuumResult:
-        last = history.read_last_vacuum(self.open_delta_table(spark, table))
+        last = history.read_last_vacuum_entry(self.open_delta_table(spark, table))
         self._vacuums[table] = datetime.now(UTC)
         metrics = {} if last is None else last["operationMetrics"]
         return VacuumResult(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
 
     def _count_files(self, spark: SparkSession, table: str) -> tuple[int, int]:
-        """Returns the number of files of the table's latest version, and their size in bytes."""
+        """Returns the number of files of the table's latest version, and their size in bytes together."""
         row = self.open_delta_table(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.table_files import folder_of, open_table
+from sessionlake.delta.folders.table_files import find_table_folder, open_table
 from sessionlake.delta.folders.version_checksums import write_checksum
 from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.local.paths import encode_path_for_log
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def sync_to_disk(*paths: Path) -> None:
-    """Waits until files and folders are on the disk: the contents of files, and the lists of names in folders.
+    """Waits until files and folders are on the disk: the contents of files, and the names in folders.
 
     Raises:
         OSError: a path does not exist, or the disk failed.
@@ -40,7 +40,7 @@ def sync_to_disk(*paths: Path) -> None:
 
 
 def sync_files(folder: Path, files: Iterable[Path]) -> None:
-    """Waits until new files, and their names in their folders, are on the disk.
+    """Waits until new files of a table are on the disk, and also their names in their folders.
 
     Args:
         folder: the table's folder, which contains the files directly or in subfolders.
@@ -61,33 +61,33 @@ def sync_created_folder(folder: Path) -> None:
     sync_to_disk(folder.parent, folder.parent.parent)
 
 
-def finish_commit(delta: DeltaTable, version: int) -> None:
-    """Writes the checksum of a committed version, and the log's checkpoint if one is due.
+def write_checksum_and_checkpoint(delta: DeltaTable, version: int) -> None:
+    """Writes the checksum file of a version that was just committed, and a checkpoint of the log if one is due.
 
     Args:
         delta: the table, opened at this version or a slightly older one.
         version: the version that was just committed.
     """
-    folder = folder_of(delta)
+    folder = find_table_folder(delta)
     write_checksum(folder, version)
     interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
-    if version - _find_last_checkpoint(folder) < interval:
+    if version - _read_last_checkpoint_version(folder) < interval:
         return
     try:
-        write_checkpoint(open_table(folder))
+        write_log_checkpoint(open_table(folder))
     except Exception as error:  # noqa: BLE001 - whatever it is, the commit is there
         _LOG.warning("%s: its log could not be put together, which is tried again: %s", folder, error)
 
 
-def write_checkpoint(delta: DeltaTable) -> None:
+def write_log_checkpoint(delta: DeltaTable) -> None:
     """Writes a checkpoint of the log at the opened version of the table, and waits until it is on the disk."""
     delta.create_checkpoint()
-    log = folder_of(delta) / "_delta_log"
+    log = find_table_folder(delta) / "_delta_log"
     written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
     sync_to_disk(*filter(Path.is_file, written), log)
 
 
-def _find_last_checkpoint(folder: Path) -> int:
+def _read_last_checkpoint_version(folder: Path) -> int:
     """Returns the table version of the log's last checkpoint; -1 if there is none, or its number cannot be read."""
     try:
         return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
@@ -95,11 +95,10 @@ def _find_last_checkpoint(folder: Path) -> int:
         return -1
 
 
-def discard_uncommitted(folder: Path, paths: Iterable[str], after: int | None) -> None:
-    """Removes the new files of a failed commit, except files that the log names after all.
+def delete_uncommitted_files(folder: Path, paths: Iterable[str], after: int | None) -> None:
+    """Deletes the new files of a failed commit, unless the table's log names them: the commit may have succeeded.
 
-    A commit can succeed although it reports an error. So the log is searched for the files first. If the log cannot be
-    read, all files stay until VACUUM removes them.
+    If the log cannot be read, all files stay until VACUUM removes them.
 
     Args:
         folder: the table's folder.

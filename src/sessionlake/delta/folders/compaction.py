@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.folders.commits import discard_uncommitted
-from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.commits import delete_uncommitted_files
+from sessionlake.delta.folders.file_rows import read_all_rows
 from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, commit_replacement
-from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
+from sessionlake.delta.folders.parquet import COMPACT_CODEC, combine_small_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.upkeep import sql_identifier
-from sessionlake.delta.folders.writable import WritableTable, open_writable, spark_only_reason
+from sessionlake.delta.folders.upkeep import build_folder_sql_identifier
+from sessionlake.delta.folders.writable import WritableTable, find_spark_only_feature, open_writable
 from sessionlake.delta.storage.conflicts import list_conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import CompactionResult
@@ -49,7 +49,7 @@ LARGEST = 256 << 20
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A file of a table's latest version.
+    """A data file of a table's latest version.
 
     Attributes:
         path: path relative to the table's folder.
@@ -63,8 +63,8 @@ class LiveFile:
     modified: int
 
 
-def compute_size_to_merge_below(sizes: Sequence[int]) -> int | None:
-    """Returns the size in bytes below which files should be merged; None if no tier (class of size) has enough files.
+def compute_merge_size_limit(sizes: Sequence[int]) -> int | None:
+    """Returns the size in bytes below which OPTIMIZE should merge files; None if there are too few small files.
 
     Args:
         sizes: the sizes of all files of the table, in bytes.
@@ -74,29 +74,30 @@ def compute_size_to_merge_below(sizes: Sequence[int]) -> int | None:
 
 
 def find_files_to_merge(files: Sequence[LiveFile]) -> list[LiveFile]:
-    """Returns adjacent files in arrival order that should be merged into one file; empty if nothing should be merged.
+    """Returns files that should be merged into one: neighbours in the order of arrival. Empty if none should be merged.
 
-    The merged file gets the `modified` time of the last returned file, which keeps the arrival order.
+    The merged file gets the `modified` time of the last returned file, which keeps the order of arrival.
 
     Args:
         files: all files of the table.
     """
     ordered = sorted(files, key=lambda file: (file.modified, file.path))
     for tier, enough in enumerate(_ENOUGH):
-        for run in _group_neighbours(ordered, tier):
+        for run in _group_neighbouring_files(ordered, tier):
             closed = run[-1] is not ordered[-1] and len(run) >= _ENOUGH_CLOSED
             if closed or sum(_compute_size_class(file.size) == tier for file in run) >= enough:
-                return _limit_group(run)
+                return _limit_group_size(run)
     return []
 
 
-def _group_neighbours(files: Sequence[LiveFile], size_class: int) -> Iterator[list[LiveFile]]:
-    """Yields each longest sequence of adjacent files that belong to this tier or a smaller one.
+def _group_neighbouring_files(files: Sequence[LiveFile], size_class: int) -> Iterator[list[LiveFile]]:
+    """Yields each longest sequence of neighbouring files that have at most this size class.
 
     Files with the same `modified` time are treated as one, since their order is unknown.
 
     Args:
-        files: in arrival order.
+        files: the files in the order of arrival.
+        size_class: the highest class of a file in a sequence. Classes are ranges of sizes, numbered from the smallest.
     """
     together = (list(group) for _, group in groupby(files, key=lambda file: file.modified))
     for small, groups in groupby(
@@ -106,8 +107,8 @@ def _group_neighbours(files: Sequence[LiveFile], size_class: int) -> Iterator[li
             yield [file for group in groups for file in group]
 
 
-def _limit_group(run: Sequence[LiveFile]) -> list[LiveFile]:
-    """Returns the first files of the sequence that together have at most `LARGEST` bytes; at least two files."""
+def _limit_group_size(run: Sequence[LiveFile]) -> list[LiveFile]:
+    """Returns the first files of the sequence that are not too large together for one file; at least two files."""
     taken: list[LiveFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
         added = [*taken, *group]
@@ -128,28 +129,28 @@ def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None
         The number of files before and after. None if there are too few small files, or if another commit conflicts.
     """
     delta = open_table(folder)
-    if spark_only_reason(delta) is None:
+    if find_spark_only_feature(delta) is None:
         if not commit_corrected_stats(open_writable(delta)):
             return None
         delta.update_incremental()
         if not (table := open_writable(delta)).uses_vectors:
             return _merge_next_files(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
-    bound = compute_size_to_merge_below(before)
+    bound = compute_merge_size_limit(before)
     if bound is None:
         return None
     try:
-        with use_temporary_spark_conf(spark, _optimize_settings(bound)):
-            spark.sql(f"OPTIMIZE {sql_identifier(folder)}").collect()
+        with use_temporary_spark_conf(spark, _build_optimize_settings(bound)):
+            spark.sql(f"OPTIMIZE {build_folder_sql_identifier(folder)}").collect()
     except list_conflict_errors():
         return None
     return CompactionResult(len(before), open_table(folder).get_add_actions().num_rows)
 
 
-def _optimize_settings(bound: int) -> dict[str, str]:
-    """Returns Spark settings with which OPTIMIZE merges only files below `bound` bytes.
+def _build_optimize_settings(bound: int) -> dict[str, str]:
+    """Returns Spark settings with which OPTIMIZE merges only files smaller than `bound` bytes.
 
-    By default OPTIMIZE rewrites a clustered table of less than 100 GB completely after each added file.
+    By default, OPTIMIZE rewrites a clustered table of less than 100 GB completely after each added file.
     """
     clustering = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize"
     return {
@@ -163,14 +164,18 @@ def _optimize_settings(bound: int) -> dict[str, str]:
 
 
 def _merge_next_files(table: WritableTable) -> CompactionResult | None:
-    """Merges one sequence of adjacent small files; None if there is none, or if another commit removed its files."""
+    """Merges one sequence of small files that arrived one after the other, in one commit.
+
+    Returns:
+        The number of files before and after. None if there is no such sequence, or if another commit removed its files.
+    """
     folder, files = table.folder, {file.add["path"]: file for file in table.data_files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
     run = find_files_to_merge([*known])
     if not run:
         return None
     former = [files[one.path] for one in run]
-    merged = table.open_writer(COMPACT_CODEC).write_files(gather_batches(read_files(former, table.schema)))
+    merged = table.open_writer(COMPACT_CODEC).write_files(combine_small_batches(read_all_rows(former, table.schema)))
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
     if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes_rows=False):
@@ -187,16 +192,17 @@ def replace_files(
     *,
     changes_rows: bool,
 ) -> bool:
-    """Commits the replacement of files by new files. Appends that are committed at the same time do not conflict.
+    """Replaces files of a table by new files in one commit. It does not conflict with appends by other processes.
 
     Args:
+        table: the table.
         replaced_files: the files to remove from the table.
         files: the new files, already written.
         operation: name of the commit's operation in the table's history.
-        changes_rows: True if the new files have other rows than the former files.
+        changes_rows: True if the new files have other rows than the replaced files.
 
     Returns:
-        True if it was committed. False if one of the former files is no longer part of the table; the new files are
+        True if it was committed. False if one of the replaced files is no longer part of the table; the new files are
         then deleted.
     """
     before, done = table.table_version, False
@@ -208,5 +214,5 @@ def replace_files(
                 break
             table = open_writable(open_table(table.folder))
     finally:
-        discard_uncommitted(table.folder, [] if done else [file.path for file, _ in files], before)
+        delete_uncommitted_files(table.folder, [] if done else [file.path for file, _ in files], before)
     return done

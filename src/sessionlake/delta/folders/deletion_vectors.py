@@ -30,15 +30,15 @@ _CONTAINER = 1 << 16
 _NAME = 20  # characters of an encoded file name; characters before them are the name of a folder
 
 
-def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[str, Any]], Path]:
-    """Writes several deletion vectors to one new file.
+def write_deletion_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[str, Any]], Path]:
+    """Writes several deletion vectors (numbers of deleted rows) to one new file in a table's folder.
 
     Args:
         folder: the table's folder.
         vectors: for each data file, the numbers of its deleted rows, ascending and distinct.
 
     Returns:
-        For each vector, the fields of `deletionVector` in an `add` action; and the path of the new file.
+        For each vector, the fields of `deletionVector` in an `add` action of Delta's log; and the path of the new file.
     """
     name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
     for rows in vectors:
@@ -51,16 +51,16 @@ def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[st
     return named, path
 
 
-def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
-    """Returns the row numbers in a deletion vector, ascending.
+def read_deletion_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
+    """Returns the numbers of deleted rows in a deletion vector, ascending.
 
-    None if `write_vectors` did not write it in this form, or if it is damaged. delta-rs must read it then.
+    Returns None if the vector is damaged, or if another program wrote it in another form. delta-rs can then read it.
 
     Args:
         folder: the table's folder.
-        descriptor: the field `deletionVector` of an `add` action.
+        descriptor: the field `deletionVector` of an `add` action of Delta's log.
     """
-    path = build_vector_file(folder, descriptor)
+    path = build_deletion_vector_path(folder, descriptor)
     if path is None:
         return None
     with path.open("rb") as file:
@@ -68,15 +68,15 @@ def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
         length, content = file.read(4), file.read(descriptor["sizeInBytes"])
         check = file.read(4)
     is_intact = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
-    return _decode_rows(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+    return _decode_row_numbers(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
 
 
-def build_vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
-    """Returns the path of the file with a deletion vector; None if the vector is stored in the log itself.
+def build_deletion_vector_path(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
+    """Returns the path of the file that has a deletion vector; None if the vector is stored in Delta's log itself.
 
     Args:
         folder: the table's folder.
-        descriptor: the field `deletionVector` of an action.
+        descriptor: the field `deletionVector` of an action of Delta's log.
     """
     kind, encoded = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "p":
@@ -88,8 +88,8 @@ def build_vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | Non
     return folder / below / f"deletion_vector_{own}.bin"
 
 
-def _decode_rows(content: bytes) -> Int64s | None:
-    """Returns the row numbers in the single bitmap of a vector; None if the bitmap has run-length encoded parts."""
+def _decode_row_numbers(content: bytes) -> Int64s | None:
+    """Returns the row numbers in the only bitmap of a deletion vector; None if it has run-length encoded parts."""
     high, cookie, count = struct.unpack_from("<iII", content, 12)
     if cookie != _NO_RUNS:
         return None
@@ -120,7 +120,7 @@ def _encode_bitmaps(rows: Int64s) -> bytes:
 
 
 def _encode_bitmap(values: Int64s) -> bytes:
-    """Returns the values as one 32-bit roaring bitmap without run-length encoding.
+    """Returns numbers below 2^32 as a roaring bitmap, the form that Delta uses. No part is run-length encoded.
 
     It consists of the containers' keys and sizes, then their offsets, then their values.
     """
@@ -142,7 +142,7 @@ def _encode_bits(values: Any) -> bytes:
 
 
 def _encode_z85(content: bytes) -> str:
-    """Returns the bytes as Z85 text, in which five characters stand for four bytes."""
+    """Returns bytes as Z85 text (a variant of Base85), in which five characters stand for four bytes."""
     return base64.b85encode(content).translate(_TO_Z85).decode()
 
 

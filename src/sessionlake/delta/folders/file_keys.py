@@ -33,12 +33,12 @@ Part = tuple[int, KeyIndex | PrefixIndex]
 
 @dataclass
 class _CachedKeys:
-    """The cache entry of a file.
+    """What is cached of one data file: its keys and its footer.
 
     Attributes:
-        parts: indexes of all keys of the file.
+        parts: indexes that together have all keys of the file.
         size: size of these indexes in bytes.
-        used: number of the search that last used the entry.
+        used: number of the search that last used the file.
         footer: the file's footer; None if it is not cached.
     """
 
@@ -54,10 +54,10 @@ class _CachedKeys:
 
 
 class FileKeyCache:
-    """Caches the keys and footers of data files. Several threads may use it.
+    """Caches the keys and footers of data files in memory. Several threads may use it.
 
     Args:
-        max_bytes: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit,
+        max_bytes: limit of the cache in bytes. If it is reached, footers are dropped first. If keys still do not fit,
             they are read from the file in each search.
     """
 
@@ -68,11 +68,11 @@ class FileKeyCache:
 
     @property
     def nbytes(self) -> int:
-        """Memory used by the cache, in bytes."""
+        """Memory used by the cached keys and footers, in bytes."""
         return self._bytes
 
-    def begin_search(self, files: Sequence[TableFile]) -> None:
-        """Starts a search in a table, and evicts entries of files that are no longer part of the table.
+    def start_search(self, files: Sequence[TableFile]) -> None:
+        """Starts a search in a table. Drops from the cache files that are no longer part of the table.
 
         Args:
             files: all files of the table's version.
@@ -85,7 +85,7 @@ class FileKeyCache:
                 self._evict_file(name)
 
     def read_parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
-        """Yields the indexes of a file's keys, part by part. Reads the keys if they are not cached.
+        """Yields indexes that together have all keys of a file. Reads the keys if they are not cached.
 
         Args:
             path: full path of the file.
@@ -93,12 +93,12 @@ class FileKeyCache:
             schema: the table's columns.
         """
         name = path, tuple(names)
-        known = self._find_cached(name)
+        known = self._find_cached_keys(name)
         if known is not None:
             yield from known.parts
             return
         new, size = list[Part](), 0
-        for group in _read_parts(path, names, schema):
+        for group in _read_key_indexes_from_file(path, names, schema):
             yield group
             size += group[1].nbytes
             if size <= self._most:
@@ -108,25 +108,25 @@ class FileKeyCache:
         self._add_to_cache(name, tuple(new), size)
 
     def read_footer(self, path: Path, names: Sequence[str]) -> ParquetFooter:
-        """Returns the footer of a file, from the cache or from the file. Call `parts` first, which makes the entry.
+        """Returns the footer of a file, from the cache or from the file. Call `read_parts` for the file before.
 
         Args:
             path: full path of the file.
-            names: the key columns, as in `parts`.
+            names: the key columns that `read_parts` got.
         """
         name = path, tuple(names)
-        known = self._find_cached(name)
+        known = self._find_cached_keys(name)
         footer = None if known is None else known.footer
         if footer is None:
             footer = ParquetFooter.read_footer(path)
             with self._lock:
                 known = self._kept.get(name)
-                if known is not None and known.footer is None and self._has_room(footer.nbytes):
+                if known is not None and known.footer is None and self._make_room(footer.nbytes):
                     known.footer = footer
                     self._bytes += footer.nbytes
         return footer
 
-    def _find_cached(self, name: _Name) -> _CachedKeys | None:
+    def _find_cached_keys(self, name: _Name) -> _CachedKeys | None:
         with self._lock:
             known = self._kept.get(name)
             if known is not None:
@@ -136,16 +136,18 @@ class FileKeyCache:
 
     def _add_to_cache(self, name: _Name, parts: tuple[Part, ...], size: int) -> None:
         with self._lock:
-            if name not in self._kept and self._has_room(size, instead_of_footers=True):
+            if name not in self._kept and self._make_room(size, instead_of_footers=True):
                 self._kept[name] = _CachedKeys(parts, size, self._searches)
                 self._bytes += size
 
-    def _has_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
-        """Evicts entries that are no longer used until there is room. If they are too few, evicts nothing.
+    def _make_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
+        """Makes room in the cache by dropping files that the present search does not use.
+
+        If that is not enough, drops nothing.
 
         Args:
-            size: bytes that are needed.
-            instead_of_footers: True to evict footers of used entries, too.
+            size: number of bytes that are needed.
+            instead_of_footers: True to drop footers of used files, too.
 
         Returns:
             True if there is room now.
@@ -173,7 +175,7 @@ class FileKeyCache:
         self._bytes -= self._kept.pop(name).nbytes
 
 
-def _read_parts(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
+def _read_key_indexes_from_file(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
     texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
     heads, first = list(names[:-1]), 0
     with pq.ParquetFile(path, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
@@ -194,7 +196,7 @@ def _read_parts(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator
 
 
 def _group_row_groups(footer: pq.FileMetaData) -> Iterator[list[int]]:
-    """Yields lists of consecutive row groups that are read at once, since tables that MERGE changes have small ones."""
+    """Yields lists of consecutive row groups to read at once, because files that MERGE wrote have small ones."""
     groups, rows = list[int](), 0
     for number in range(footer.num_row_groups):
         groups.append(number)

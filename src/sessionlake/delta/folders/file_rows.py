@@ -21,7 +21,7 @@ _PARSED = 7  # bytes of memory that a parsed footer needs per byte in the file
 
 @dataclass(frozen=True)
 class ParquetFooter:
-    """The footer of a Parquet file. It is worth caching, since reading it takes longer than reading a few rows.
+    """The footer of a Parquet file, with what is needed to find rows by their numbers.
 
     Attributes:
         metadata: the footer as PyArrow parses it.
@@ -35,7 +35,7 @@ class ParquetFooter:
 
     @classmethod
     def from_metadata(cls, content: pq.FileMetaData) -> ParquetFooter:
-        """Returns the footer, computed from PyArrow's metadata of the file."""
+        """Returns the footer of a Parquet file, computed from PyArrow's metadata of the file."""
         sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
         return cls(content, np.cumsum([0, *sizes]), _list_dictionary_columns(content))
 
@@ -59,7 +59,7 @@ def _list_dictionary_columns(content: pq.FileMetaData) -> frozenset[str]:
 
 
 def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: ParquetFooter | None = None) -> pa.Table:
-    """Returns the rows of a Parquet file with the given numbers, in this order.
+    """Returns the rows of a Parquet file that have these numbers, in this order.
 
     Args:
         path: full path of the file.
@@ -98,9 +98,9 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: ParquetF
 
 
 def get_column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.Array | pa.ChunkedArray:
-    """Returns one column of rows that were read from a file, cast to the table's type.
+    """Returns one column of rows that were read from a file, converted to the type that the table has.
 
-    All values are null if the file lacks the column because it is older.
+    If the file lacks the column because it is older, all values are null.
 
     Args:
         rows: rows from one file.
@@ -113,10 +113,11 @@ def get_column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.
     return stored if stored.type == column.type else stored.cast(column.type)
 
 
-def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the files, file by file, without deleted rows.
+def read_all_rows(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of data files, file by file, without deleted rows.
 
     Args:
+        files: the files.
         schema: columns of the result. Columns that a file lacks are null.
     """
     for file in files:

@@ -30,41 +30,47 @@ _JSON = msgspec.json.Encoder(decimal_format="number")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB]")  # half of a character beyond U+FFFF
 
 
-def encode_json(value: Any) -> bytes:
-    """Returns statistics, actions or checksums as JSON that all readers of Delta tables decode to the same values."""
+def encode_log_json(value: Any) -> bytes:
+    """Returns JSON text for Delta's log, in a form that all readers of Delta tables decode to the same values.
+
+    Characters beyond U+FFFF are not escaped, and infinities do not occur.
+    """
     return _JSON.encode(value)
 
 
 def parse_statistics(stats: str | None) -> dict[str, Any]:
-    """Returns the statistics of a file as a dictionary. Decimal numbers keep all digits.
+    """Parses the statistics of a data file, such as `numRecords` and `minValues`. Decimal numbers keep all digits.
 
     Args:
-        stats: JSON text from an `add` action; None or empty gives an empty dictionary.
+        stats: JSON text from an `add` action of Delta's log; None or empty gives an empty dictionary.
     """
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
-def correct_stats(stats: str | None, rows: int) -> str | None:
-    """Returns corrected statistics of a file as JSON text. None if they are correct, or if the file has none.
+def correct_statistics(stats: str | None, rows: int) -> str | None:
+    """Corrects the statistics of a data file in forms that some readers cannot decode, or that lack the number of rows.
 
     Earlier versions of sessionlake escaped characters beyond U+FFFF, and wrote infinities, which JSON does not have.
-    Other writers may do the same, and may leave out the number of rows.
+    Other writers may do the same.
 
     Args:
-        stats: JSON text from the file's `add` action; None if it has none.
+        stats: JSON text from the file's `add` action of Delta's log; None if it has none.
         rows: the file's number of rows.
+
+    Returns:
+        The corrected JSON text. None if the statistics were correct, or if the file has none.
     """
     if not stats:
         return None
     try:
         msgspec.json.decode(stats)
     except msgspec.DecodeError:
-        return encode_json({"numRecords": rows}).decode()
-    return encode_json(parse_statistics(stats)).decode() if _ESCAPED.search(stats) else None
+        return encode_log_json({"numRecords": rows}).decode()
+    return encode_log_json(parse_statistics(stats)).decode() if _ESCAPED.search(stats) else None
 
 
 class FileStatistics:
-    """Collects the statistics of one file from its record batches, or from the row groups in its footer.
+    """Collects the statistics of a data file for Delta's log, from its record batches or its footer's row groups.
 
     Args:
         names: columns for which minimum, maximum and null count are collected.
@@ -85,7 +91,7 @@ class FileStatistics:
         for name, kind in self._kinds.items():
             column = batch.column(name)
             self._nulls[name] += column.null_count
-            if not _has_bounds(kind):
+            if not _is_type_with_bounds(kind):
                 continue
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary.take(column.indices.unique())
@@ -97,10 +103,10 @@ class FileStatistics:
                 continue
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
-                self._extend_range(name, ends["min"], ends["max"])
+                self._widen_bounds(name, ends["min"], ends["max"])
 
     def add_row_group(self, group: Any) -> None:
-        """Adds a row group to the statistics.
+        """Adds a row group of the file to the statistics.
 
         Args:
             group: PyArrow's metadata of the row group, from the file's footer.
@@ -112,17 +118,22 @@ class FileStatistics:
             if (kind := self._kinds.get(name)) is None:
                 continue
             self._nulls[name] += 0 if stats is None else stats.null_count
-            if not _has_bounds(kind) or (stats is not None and stats.null_count == group.num_rows):
+            if not _is_type_with_bounds(kind) or (stats is not None and stats.null_count == group.num_rows):
                 continue
             if stats is None or not stats.has_min_max or pa.types.is_floating(kind):
                 self._bounds_known = False  # missing for very long texts; and a footer does not report NaN
             else:
-                self._extend_range(name, *_read_bounds(stats, kind))
+                self._widen_bounds(name, *_read_bounds(stats, kind))
 
-    def _extend_range(self, name: str, least: Any, greatest: Any) -> None:
+    def _widen_bounds(self, name: str, least: Any, greatest: Any) -> None:
         """Widens the minimum and maximum of a column so that they include two values.
 
-        Times are integers in microseconds since 1970. Bounds are given up for years without four digits.
+        If a year has not four digits, the column gets no minimum and maximum.
+
+        Args:
+            name: the column.
+            least: the lower value; a time as an integer in microseconds since 1970.
+            greatest: the higher value, in the same form.
         """
         if pa.types.is_timestamp(self._kinds[name]):
             if not FIRST_MS * 1000 <= least <= greatest <= LAST_MS * 1000:
@@ -133,20 +144,22 @@ class FileStatistics:
         self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
 
     def to_json(self) -> str:
-        """Returns the statistics as JSON text for an `add` action.
+        """Returns the file's statistics as JSON text for an `add` action of Delta's log.
 
-        If one column's bounds are unknown, it contains only the number of rows.
+        If minimum and maximum of a column are unknown, it contains only the number of rows.
         """
         stats: dict[str, Any] = {"numRecords": self._rows}
         if self._bounds_known:
             stats["minValues"] = {
-                name: self._encode_bound(name, value, _shorten_text) for name, value in sorted(self._least.items())
+                name: self._encode_bound(name, value, _compute_text_lower_bound)
+                for name, value in sorted(self._least.items())
             }
             stats["maxValues"] = {
-                name: self._encode_bound(name, value, _round_text_up) for name, value in sorted(self._greatest.items())
+                name: self._encode_bound(name, value, _compute_text_upper_bound)
+                for name, value in sorted(self._greatest.items())
             }
             stats["nullCount"] = self._nulls
-        return encode_json(stats).decode()
+        return encode_log_json(stats).decode()
 
     def _encode_bound(self, name: str, value: Any, shortened: Callable[[str], str]) -> Any:
         if isinstance(value, datetime):  # `strftime` would not pad years to four digits
@@ -157,8 +170,11 @@ class FileStatistics:
         return shortened(value) if isinstance(value, str) else value
 
 
-def _has_bounds(kind: pa.DataType) -> bool:
-    """True if Delta's protocol stores minimum and maximum for this type. It does not for bytes and nested types."""
+def _is_type_with_bounds(kind: pa.DataType) -> bool:
+    """True if Delta's log stores minimum and maximum for columns of this type.
+
+    It does not for bytes and nested types.
+    """
     return not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_nested(kind))
 
 
@@ -176,11 +192,11 @@ def _decode_decimal(raw: int | bytes, scale: int) -> Decimal:
     return Decimal(f"{number}E{-scale}")
 
 
-def _shorten_text(text: str) -> str:
+def _compute_text_lower_bound(text: str) -> str:
     return text[:_LONGEST_TEXT]
 
 
-def _round_text_up(text: str) -> str:
+def _compute_text_upper_bound(text: str) -> str:
     """Returns an upper bound for a long text: its first characters, followed by the highest Unicode character."""
     end = next((i for i in range(_LONGEST_TEXT, len(text)) if text[i] != _LAST_CHARACTER), len(text))
     return text if end == len(text) else text[:end] + _LAST_CHARACTER

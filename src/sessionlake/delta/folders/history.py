@@ -14,34 +14,34 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 
 def last_commit(folder: Path) -> TableCommit:
-    """Returns the version of the table's latest commit and its number of rows; `NO_COMMIT` if there is no table."""
-    newest = max(_list_commits(folder), default=None)
-    return NO_COMMIT if newest is None else read_commit(newest)
+    """Returns version and number of written rows of the table's latest commit; `NO_COMMIT` without a table."""
+    newest = max(_list_commit_files(folder), default=None)
+    return NO_COMMIT if newest is None else read_commit_file(newest)
 
 
 def latest_version(folder: Path) -> int:
     """Returns the version of the table's latest commit."""
-    return max((int(entry.stem) for entry in _list_commits(folder)), default=NO_COMMIT.version)
+    return max((int(entry.stem) for entry in _list_commit_files(folder)), default=NO_COMMIT.version)
 
 
 def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
     """Returns the latest `count` commits, oldest first; fewer if the log has fewer."""
-    return [_read_logged_commit(file) for file in sorted(_list_commits(folder))[-count:]]
+    return [_read_logged_commit(file) for file in sorted(_list_commit_files(folder))[-count:]]
 
 
-def committed_at(folder: Path, version: int) -> float | None:
-    """Returns the time of a version's commit, in seconds since 1970; None if its log file does not exist."""
+def read_commit_time(folder: Path, version: int) -> float | None:
+    """Returns the time at which a version was committed, in seconds since 1970; None if its log file does not exist."""
     try:
         return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
     except FileNotFoundError:
         return None
 
 
-def read_commit(file: Path) -> TableCommit:
+def read_commit_file(file: Path) -> TableCommit:
     """Returns a commit's version and its number of written rows, read from its log file.
 
-    If the commit has no metrics, its rows are counted from the added files. If it also removes files, the number of
-    rows is 0, since it only moved rows.
+    If the commit has no metrics, the rows of the added files are counted. The number is 0 if the commit also removes
+    files, because it then only moved rows.
 
     Args:
         file: path of the log file, as in `_delta_log/00000000000000000001.json`.
@@ -58,7 +58,7 @@ def read_commit(file: Path) -> TableCommit:
     return TableCommit(int(file.stem), sum(stat["numRecords"] for stat in stats))
 
 
-def _list_commits(folder: Path) -> Iterator[Path]:
+def _list_commit_files(folder: Path) -> Iterator[Path]:
     return (file for file in (folder / "_delta_log").glob("*.json") if file.stem.isdigit())
 
 

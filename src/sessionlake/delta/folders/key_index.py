@@ -21,7 +21,7 @@ _WIDEST = 1 << 62
 
 @dataclass(frozen=True)
 class SearchKeys:
-    """Keys to search for. Key i consists of the values of row i in all key columns.
+    """Keys of rows to search for. Key i consists of the values of row i in all key columns.
 
     Attributes:
         count: number of keys.
@@ -34,11 +34,12 @@ class SearchKeys:
 
     @classmethod
     def from_rows(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> SearchKeys:
-        """Returns the keys of the given rows.
+        """Returns the keys of rows, to search for them in a table.
 
         Args:
+            rows: the rows.
             names: the key columns.
-            schema: columns of the searched table; keys are cast to its types.
+            schema: columns of the searched table; keys are converted to its types.
         """
         numbered = (encode_as_codes(rows[name].unify_dictionaries()) for name in names)
         types = (schema.field(name).type for name in names)
@@ -49,7 +50,9 @@ class SearchKeys:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """Index of rows by their keys. Build it with `from_rows`.
+    """Index that finds rows by their keys. Build it with `from_rows`.
+
+    Every distinct key has a number, which is combined from the numbers of its values in the key columns.
 
     Attributes:
         columns: for each key column, its distinct values and an array or None. The array is there if combined numbers
@@ -65,10 +68,11 @@ class KeyIndex:
 
     @classmethod
     def from_rows(cls, rows: pa.Table, schema: pa.Schema) -> KeyIndex:
-        """Builds the index of rows. All columns of `rows` are key columns. Rows with a null are left out.
+        """Builds an index of rows. All columns of `rows` are key columns. Rows with a null are left out.
 
         Args:
-            schema: the types that keys are compared in; files may store other units or encodings.
+            rows: the key columns of the rows.
+            schema: the types in which keys are compared, since files may store other units or encodings.
         """
         number, width, has_key = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
         columns = list[tuple[pa.Array, Int64s | None]]()
@@ -92,16 +96,16 @@ class KeyIndex:
         return int(self.numbers.nbytes + self.rows.nbytes + dictionaries)
 
     def find_rows(self, keys: SearchKeys) -> tuple[Int64s, Int64s]:
-        """Returns two arrays: the numbers of the rows that have one of the keys, ascending, and each row's key.
+        """Returns two arrays: the numbers of the rows that have one of the keys, ascending, and the key of each row.
 
         The key is given as its position in `keys`.
         """
         number, asked = np.zeros(keys.count, np.int64), np.arange(keys.count)
         for (values, kinds), (own, distinct) in zip(self.columns, keys.columns, strict=True):
-            code = _select_place_notes(values, distinct)[own[asked]]
+            code = _find_positions_of_values(values, distinct)[own[asked]]
             there = code >= 0
             if kinds is not None:
-                number, same = _find_in_sorted(kinds, number)
+                number, same = _find_positions_in_sorted(kinds, number)
                 there &= same
             number = (number * len(values) + code)[there]
             asked = asked[there]
@@ -116,10 +120,10 @@ class KeyIndex:
 
 @dataclass(frozen=True)
 class PrefixIndex:
-    """Index of rows by their keys without the last key column. Much smaller than a `KeyIndex` if runs are long.
+    """Index that finds runs of rows by their keys without the last key column.
 
-    A run is a sequence of consecutive rows that differ only in the last key column. Rows of a session that were written
-    together form a run.
+    A run is a sequence of consecutive rows that differ only in the last key column, such as rows of a session that were
+    written together. If runs are long, this index is much smaller than a `KeyIndex`.
 
     Attributes:
         index: index of the runs by their key columns without the last.
@@ -133,11 +137,11 @@ class PrefixIndex:
 
     @classmethod
     def from_rows(cls, prefixes: pa.Table, schema: pa.Schema) -> PrefixIndex:
-        """Builds the index of rows.
+        """Builds an index of rows by their key columns without the last one.
 
         Args:
             prefixes: the key columns of the rows, without the last.
-            schema: the types that keys are compared in.
+            schema: the types in which keys are compared.
         """
         begins = np.zeros(prefixes.num_rows, np.bool_)
         begins[:1] = True
@@ -154,7 +158,7 @@ class PrefixIndex:
         return int(self.index.nbytes + self.first.nbytes + self.length.nbytes)
 
     def find_rows(self, prefixes: SearchKeys) -> tuple[Int64s, Int64s]:
-        """Returns two arrays: the numbers of the rows that have one of the prefixes, ascending, and each row's prefix.
+        """Returns two arrays: the numbers of rows with one of the prefixes, ascending, and the prefix of each row.
 
         Args:
             prefixes: keys without their last column. The result gives each row's prefix as its position here.
@@ -164,8 +168,11 @@ class PrefixIndex:
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
-def _select_place_notes(values: pa.Array, distinct: pa.Array) -> Int64s:
-    """Returns for each distinct value its position in `values`; -1 if it is missing. A last -1 stands for null."""
+def _find_positions_of_values(values: pa.Array, distinct: pa.Array) -> Int64s:
+    """Returns the position in `values` of each distinct value; -1 for a missing one.
+
+    A further -1 at the end is for null.
+    """
     known = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     at = np.flatnonzero(known >= 0)
     places = np.full(len(distinct) + 1, -1, np.int64)
@@ -173,7 +180,7 @@ def _select_place_notes(values: pa.Array, distinct: pa.Array) -> Int64s:
     return places
 
 
-def _find_in_sorted(sorted_numbers: Int64s, number: Int64s) -> tuple[Int64s, Bools]:
+def _find_positions_in_sorted(sorted_numbers: Int64s, number: Int64s) -> tuple[Int64s, Bools]:
     """Returns for each number its position in `sorted_numbers` (ascending), and whether it is there."""
     place = np.minimum(np.searchsorted(sorted_numbers, number), len(sorted_numbers) - 1)
     return place, sorted_numbers[place] == number

@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.commits import finish_commit, sync_files, sync_to_disk
-from sessionlake.delta.folders.file_statistics import correct_stats, encode_json
+from sessionlake.delta.folders.commits import sync_files, sync_to_disk, write_checksum_and_checkpoint
+from sessionlake.delta.folders.file_statistics import correct_statistics, encode_log_json
 from sessionlake.delta.folders.parquet import WrittenFile
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import (
     READER_FEATURES,
     VECTORS,
     WritableTable,
+    find_spark_only_feature,
     list_features,
     open_writable,
-    spark_only_reason,
 )
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.local.paths import encode_path_for_log
@@ -39,19 +39,19 @@ TimedFile = tuple[WrittenFile, int]
 
 
 def set_property(delta: DeltaTable, key: str, value: str) -> bool:
-    """Sets a property of the table in one commit.
+    """Sets a property of a table in one commit.
 
     Returns:
-        False if it was not set, because only Spark may write to the table or other commits conflicted many times.
+        True if the property is set. False if only Spark may write to the table, or other commits conflicted many times.
     """
     for _ in range(_ATTEMPTS):
-        if spark_only_reason(delta):
+        if find_spark_only_feature(delta):
             return False
         feature = _FEATURES_OF.get(key) if value == "true" else None
         wanted = list_features(delta) | ({feature} if feature else set[str]())
         info = {
             "operation": "SET TBLPROPERTIES",
-            "operationParameters": {"properties": encode_json({key: value}).decode()},
+            "operationParameters": {"properties": encode_log_json({key: value}).decode()},
         }
         if write_commit(open_writable(delta), info, build_metadata_actions(delta, wanted, {key: value})):
             return True
@@ -60,11 +60,12 @@ def set_property(delta: DeltaTable, key: str, value: str) -> bool:
 
 
 def build_metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
-    """Returns the actions that set a table's features and properties: `protocol`, if features change, and `metaData`.
+    """Returns actions of Delta's log that set a table's features and properties: `metaData`, and `protocol` if needed.
 
     delta-rs would also list features that the table does not use, and every reader would have to support them.
 
     Args:
+        delta: the table.
         features: all features that the table has afterwards.
         properties: properties to set; others keep their values.
     """
@@ -88,19 +89,20 @@ def build_metadata_actions(delta: DeltaTable, features: set[str], properties: Ma
 
 
 def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Action) -> bool:
-    """Commits new files, whose rows are added to the table.
+    """Commits new files, so that their rows are added to the table.
 
     Args:
+        table: the table, opened at its latest version.
         files: new files in the table's folder.
         txn: action from `build_txn_action`.
 
     Returns:
-        False if another process committed this version first. Nothing is committed then.
+        True if it was committed. False if another process committed this version first, so that nothing is committed.
     """
     return write_commit(
         table,
-        _create_write_info("Append", files),
-        [txn, *(add_action(file, read_current_time_ms()) for file in files)],
+        _build_commit_info("Append", files),
+        [txn, *(build_add_action(file, read_current_time_ms()) for file in files)],
         files,
     )
 
@@ -115,22 +117,23 @@ def commit_overwrite(
     """Commits the replacement of files by new files with other rows.
 
     Args:
+        table: the table, opened at its latest version.
         replaced_files: files of the table's version, which the commit removes.
         files: new files in the table's folder.
         txn: action from `build_txn_action`; None without a transaction.
-        metadata: stored with the commit, as `userMetadata` in the table's history.
+        metadata: text stored with the commit, as `userMetadata` in the table's history.
 
     Returns:
-        False if another process committed this version first. Nothing is committed then.
+        True if it was committed. False if another process committed this version first, so that nothing is committed.
     """
     now = read_current_time_ms()
-    info = _create_write_info("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
+    info = _build_commit_info("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
-    actions += [remove_action(file, now) for file in replaced_files]
-    return write_commit(table, info, [*actions, *(add_action(file, now) for file in files)], files)
+    actions += [build_remove_action(file, now) for file in replaced_files]
+    return write_commit(table, info, [*actions, *(build_add_action(file, now) for file in files)], files)
 
 
-def _create_write_info(mode: str, files: Sequence[WrittenFile]) -> Action:
+def _build_commit_info(mode: str, files: Sequence[WrittenFile]) -> Action:
     metrics = {"numFiles": str(len(files)), "numOutputRows": str(sum(file.row_count for file in files))}
     return {"operation": "WRITE", "operationParameters": {"mode": mode}, "operationMetrics": metrics}
 
@@ -147,6 +150,7 @@ def commit_replacement(
     """Commits the replacement of files by new files that have the same rows, or some of them, perhaps changed.
 
     Args:
+        table: the table, opened at its latest version.
         replaced_files: the files that the commit removes.
         files: the new files.
         operation: name of the commit's operation in the table's history.
@@ -154,14 +158,14 @@ def commit_replacement(
         changes_rows: True if rows were changed or left out. False if all rows were only moved.
 
     Returns:
-        True if it was committed. False if another process committed this version first. None if some former files are
-        not part of the table's version.
+        True if it was committed. False if another process committed this version first. None if some of the replaced
+        files are not part of the table's version.
     """
     if not {file.log_key for file in replaced_files} <= {file.log_key for file in table.data_files}:
         return None
     now = read_current_time_ms()
-    actions = [*others, *(remove_action(file, now, changes_rows=changes_rows) for file in replaced_files)]
-    actions += [add_action(file, at, changes_rows=changes_rows) for file, at in files]
+    actions = [*others, *(build_remove_action(file, now, changes_rows=changes_rows) for file in replaced_files)]
+    actions += [build_add_action(file, at, changes_rows=changes_rows) for file, at in files]
     # A DELETE without a predicate would count as a deletion of all rows.
     parameters = {"predicate": '["some rows"]'} if changes_rows else {}
     info = {"operation": operation, "operationParameters": parameters}
@@ -169,13 +173,13 @@ def commit_replacement(
 
 
 def commit_corrected_stats(table: WritableTable) -> bool:
-    """Commits corrected statistics for files whose statistics some readers decode wrong. No file is rewritten.
+    """Commits corrected statistics of files, where some readers cannot decode the present ones. No file is rewritten.
 
     Returns:
         True if nothing had to be corrected, or the corrections were committed. False if another process committed this
         version first, and the caller must try again.
     """
-    found = ((file, correct_stats(file.add.get("stats"), file.row_count)) for file in table.data_files)
+    found = ((file, correct_statistics(file.add.get("stats"), file.row_count)) for file in table.data_files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
     return not actions or write_commit(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
 
@@ -184,12 +188,12 @@ _NO_PARTITION: Action = {"partitionValues": {}}
 
 
 def read_current_time_ms() -> int:
-    """Returns the present wall-clock time in milliseconds since 1970, the unit of times in actions."""
+    """Returns the present wall-clock time in milliseconds since 1970, the unit of times in Delta's log."""
     return int(time.time() * 1000)
 
 
 def build_txn_action(app: str, batch: int) -> Action:
-    """Returns the `txn` action, by which writers recognise a repeated commit and skip it.
+    """Returns the `txn` action of Delta's log, by which writers recognise a repeated commit and skip it.
 
     Args:
         app: application id of the transaction.
@@ -198,10 +202,11 @@ def build_txn_action(app: str, batch: int) -> Action:
     return {"txn": {"appId": app, "version": batch, "lastUpdated": read_current_time_ms()}}
 
 
-def add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Action:
-    """Returns the `add` action for a new file.
+def build_add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Action:
+    """Returns the `add` action of Delta's log for a new data file.
 
     Args:
+        file: the new file.
         now: the file's modification time in milliseconds since 1970.
         changes_rows: True if the file has new or changed rows. False if it only has rows moved from other files.
     """
@@ -209,25 +214,27 @@ def add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Act
 
 
 def build_file_fields(file: WrittenFile) -> Action:
-    """Returns the fields of a new file that `add` and `cdc` actions share: path, size and partition values."""
+    """Returns the fields that describe a new file in the actions `add` and `cdc`: path, size and partition values."""
     return {"path": encode_path_for_log(file.path), "size": file.size} | _NO_PARTITION
 
 
 def build_marked_add_action(file: TableFile, vector: Action) -> Action:
-    """Returns the `add` action that replaces a file's entry by one with a new deletion vector.
+    """Returns the `add` action that gives a data file of the table a new deletion vector.
 
     Args:
-        vector: the field `deletionVector`, as `write_vectors` returns it.
+        file: the file.
+        vector: the field `deletionVector`, as `write_deletion_vectors` returns it.
     """
     known = {name: file.add[name] for name in ("path", "size", "modificationTime")} | _NO_PARTITION
-    stats = encode_json(file.stats | {"tightBounds": False}).decode()
+    stats = encode_log_json(file.stats | {"tightBounds": False}).decode()
     return {"add": known | {"dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
-def remove_action(file: TableFile, now: int, *, changes_rows: bool = True) -> Action:
-    """Returns the `remove` action for a file.
+def build_remove_action(file: TableFile, now: int, *, changes_rows: bool = True) -> Action:
+    """Returns the `remove` action of Delta's log for a data file.
 
     Args:
+        file: the file.
         now: time of the commit in milliseconds since 1970.
         changes_rows: True if rows are deleted or replaced. False if all rows only move to other files.
     """
@@ -239,7 +246,9 @@ def remove_action(file: TableFile, now: int, *, changes_rows: bool = True) -> Ac
 def write_commit(
     table: WritableTable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
 ) -> bool:
-    """Commits actions as the version after the table's version. Then writes a checksum and, if due, a checkpoint.
+    """Commits actions as the table's next version.
+
+    Then writes the version's checksum and, if due, a checkpoint of the log.
 
     New files are synced to disk before the commit is written. The commit is synced before the function returns.
 
@@ -251,13 +260,13 @@ def write_commit(
         others: further new files that the actions name, as full paths.
 
     Returns:
-        False if another process committed this version first. Nothing is committed then.
+        True if it was committed. False if another process committed this version first, so that nothing is committed.
     """
     own, version, log = uuid.uuid4(), table.table_version + 1, table.folder / "_delta_log"
     said: Action = {
         "commitInfo": {"timestamp": read_current_time_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}
     }
-    content = b"".join(encode_json(action) + b"\n" for action in (said, *actions))
+    content = b"".join(encode_log_json(action) + b"\n" for action in (said, *actions))
     unnamed, entry = log / f".{own}.json", log / f"{version:020}.json"
     sync_files(table.folder, [*(table.folder / file.path for file in files), *others])
     try:
@@ -271,5 +280,5 @@ def write_commit(
     finally:
         unnamed.unlink(missing_ok=True)
     sync_to_disk(log)
-    finish_commit(table.delta, version)
+    write_checksum_and_checkpoint(table.delta, version)
     return True

@@ -17,21 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.deletion_vectors import write_vectors
-from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.deletion_vectors import write_deletion_vectors
+from sessionlake.delta.folders.file_rows import read_all_rows
 from sessionlake.delta.folders.log import (
-    add_action,
+    build_add_action,
     build_file_fields,
     build_marked_add_action,
+    build_remove_action,
     build_txn_action,
     read_current_time_ms,
-    remove_action,
     write_commit,
 )
-from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conform_batch, gather_batches
+from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, combine_small_batches, conform_batch
 from sessionlake.delta.folders.rows_by_key import FoundRows, RowLookup, read_found_rows
 from sessionlake.delta.folders.table_files import Action, TableFile
-from sessionlake.delta.folders.writable import WritableTable, has_vectors, open_writable
+from sessionlake.delta.folders.writable import WritableTable, may_have_deletion_vectors, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -46,7 +46,7 @@ _NO_ROWS = np.empty(0, np.int64)
 _FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
 
 
-def merge_by_marking(
+def merge_without_spark(
     delta: DeltaTable,
     source: pa.Table,
     upsert: Upsert,
@@ -56,39 +56,39 @@ def merge_by_marking(
     *,
     uses_vectors: bool = True,
 ) -> bool:
-    """MERGEs source rows into a table in one commit.
+    """MERGEs source rows into a table in one commit, without Spark.
 
     Args:
         delta: the table, at its latest version.
         source: the rows to merge, at most one per key.
-        upsert: says how source rows change the table.
+        upsert: says which columns are the key, and how a source row changes the table's row with its key.
         app: application id of the transaction.
         batch: version of the transaction.
         lookup: finds the table's rows that have a key of the source, and may combine them with the source.
         uses_vectors: True to mark replaced rows in deletion vectors. False to rewrite the files that have them.
 
     Returns:
-        False if another process committed first. Nothing is committed then, and the caller must try again.
+        False if another process committed first: nothing is committed, and the caller must try again. Else True.
 
     Raises:
         LakeError: a deletion vector does not match the log, or only Spark may write to the table.
         TooLargeError: the table's rows to combine with the source exceed the limit of `lookup`.
     """
     table = open_writable(delta)
-    folder, schema, uses_vectors = table.folder, table.schema, uses_vectors and has_vectors(delta)
+    folder, schema, uses_vectors = table.folder, table.schema, uses_vectors and may_have_deletion_vectors(delta)
     lookup, all_columns = lookup or RowLookup(), table.has_change_feed
     merged = _MergeResult.compute_result(table.data_files, source, upsert, schema, lookup, all_columns=all_columns)
     former = {one.file: one.rows for one in merged.found_rows}
-    absorbed = _find_absorbed_files(table, [] if uses_vectors else former) if merged else []
-    moved = [read_files([replace(file, deleted_rows=_find_removed_rows(file, former))], schema) for file in absorbed]
+    absorbed = _find_files_to_move(table, [] if uses_vectors else former) if merged else []
+    moved = [read_all_rows([replace(file, deleted_rows=_list_deleted_rows(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _yield_batches([merged.updated, merged.inserted], schema))
-    written = next(iter(table.open_writer().write_files(gather_batches(rows))), None)
-    feed_file = _write_change_file(folder, merged.change_rows(), schema) if table.has_change_feed and merged else None
+    written = next(iter(table.open_writer().write_files(combine_small_batches(rows))), None)
+    feed_file = _write_change_file(folder, merged.feed_rows(), schema) if table.has_change_feed and merged else None
     now = read_current_time_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
-    changes = [remove_action(file, now) for file in absorbed]
-    changes += _create_file_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
-    changes += [] if written is None else [add_action(written, now)]
+    changes = [build_remove_action(file, now) for file in absorbed]
+    changes += _build_marking_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
+    changes += [] if written is None else [build_add_action(written, now)]
     changes += [] if feed_file is None else [{"cdc": build_file_fields(feed_file) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.build_metrics()}
     if write_commit(table, info, [build_txn_action(app, batch), *changes], files, *vectors):
@@ -98,20 +98,22 @@ def merge_by_marking(
     return False
 
 
-def _find_absorbed_files(table: WritableTable, rewritten: Iterable[TableFile]) -> list[TableFile]:
-    """Returns the files whose remaining rows move into the file that the MERGE writes: rewritten files and small files.
+def _find_files_to_move(table: WritableTable, rewritten: Iterable[TableFile]) -> list[TableFile]:
+    """Returns the files whose remaining rows move into the MERGE's new file: rewritten files, and some small files.
 
     Args:
+        table: the table.
         rewritten: files that the MERGE rewrites because they have replaced rows.
     """
-    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _find_crowded_files(table.data_files)
+    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _find_small_files_to_move(table.data_files)
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
-def _find_removed_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
+def _list_deleted_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
     """Returns the numbers of all rows of a file that are deleted after this commit, ascending.
 
     Args:
+        file: the file. It may have deleted rows already.
         former: for each file, the numbers of the rows that this commit replaces or deletes.
     """
     return np.union1d(file.deleted_rows, former[file]) if file in former else file.deleted_rows
@@ -119,12 +121,12 @@ def _find_removed_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> I
 
 @dataclass(frozen=True)
 class _MergeResult:
-    """The result of a MERGE, before it is written: which table rows are replaced or deleted, and the new rows.
+    """What a MERGE will change, before it is written.
 
     Attributes:
-        found_rows: the table rows that are replaced or deleted, by file.
-        is_deleted: for each former row, True if it is deleted and False if it is replaced.
-        replaced_rows: the former rows as they were. All columns, or only those from which new values may be computed.
+        found_rows: the table's rows that are replaced or deleted, by file.
+        is_deleted: for each of these rows, True if it is deleted and False if it is replaced.
+        replaced_rows: the content of these rows. All columns, or only those from which new values may be computed.
         updated: the new versions of the replaced rows, in the order of the replaced rows in `replaced_rows`.
         inserted: rows whose keys the table does not have yet.
     """
@@ -146,20 +148,22 @@ class _MergeResult:
         *,
         all_columns: bool,
     ) -> _MergeResult:
-        """Finds and reads the table's rows with keys of the source, and computes the result.
+        """Finds and reads the table's rows with keys of the source, and computes what the MERGE changes.
 
         Args:
             files: all files of the table.
             source: the rows to merge.
+            upsert: says which columns are the key, and how a source row changes the table's row with its key.
             schema: the table's columns.
-            all_columns: True to read all columns of former rows, which a change feed needs.
+            lookup: finds the table's rows that have a key of the source.
+            all_columns: True to read all columns of the table's rows, which a change feed needs.
         """
         found = lookup.find_rows(files, source, upsert.keys, schema)
         source = lookup.combine_rows(source, found, upsert.keys, schema).combine_chunks()
-        former = _find_former_rows(found, source, upsert)
+        former = _select_changed_rows(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
-        gone = _find_deletes(source, upsert)[given]
-        read = schema.names if all_columns else [*upsert.keys, *_list_unmerged_columns(upsert, schema)]
+        gone = _mask_deletes(source, upsert)[given]
+        read = schema.names if all_columns else [*upsert.keys, *_list_columns_to_keep(upsert, schema)]
         held = read_found_rows(
             former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
         )
@@ -169,54 +173,56 @@ class _MergeResult:
         return cls(former, gone, held, updated, _create_inserted_rows(source, upsert, found))
 
     def __bool__(self) -> bool:
-        """True if any row changes."""
+        """True if the MERGE changes any row."""
         return bool(len(self.is_deleted) or self.inserted.num_rows)
 
     def build_metrics(self) -> dict[str, str]:
-        """Returns the numbers of inserted, updated and deleted rows under Delta's metric names."""
+        """Returns how many rows the MERGE inserts, updates and deletes, under Delta's metric names."""
         return {
             "numTargetRowsInserted": str(self.inserted.num_rows),
             "numTargetRowsUpdated": str(self.updated.num_rows),
             "numTargetRowsDeleted": str(len(self.is_deleted) - self.updated.num_rows),
         }
 
-    def change_rows(self) -> Iterator[pa.Table]:
-        """Yields the rows of the change feed, with the column `_change_type`.
+    def feed_rows(self) -> Iterator[pa.Table]:
+        """Yields the rows for the table's change feed, with the column `_change_type`.
 
         They are deleted rows, replaced rows before and after the change, and inserted rows.
         """
-        yield _with_change_type(self.replaced_rows.filter(pa.array(self.is_deleted)), "delete")
-        yield _with_change_type(self.replaced_rows.filter(pa.array(~self.is_deleted)), "update_preimage")
-        yield _with_change_type(self.updated, "update_postimage")
-        yield _with_change_type(self.inserted, "insert")
+        yield _add_change_type(self.replaced_rows.filter(pa.array(self.is_deleted)), "delete")
+        yield _add_change_type(self.replaced_rows.filter(pa.array(~self.is_deleted)), "update_preimage")
+        yield _add_change_type(self.updated, "update_postimage")
+        yield _add_change_type(self.inserted, "insert")
 
 
-def _with_change_type(rows: pa.Table, change: str) -> pa.Table:
+def _add_change_type(rows: pa.Table, change: str) -> pa.Table:
     return rows.append_column(_CHANGE, pa.array([change] * rows.num_rows, _CHANGE.type))
 
 
-def _find_former_rows(found_rows: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
-    """Returns those of the found rows that the MERGE replaces or deletes.
+def _select_changed_rows(found_rows: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
+    """Returns the table's rows that the MERGE replaces or deletes.
 
     Args:
-        found_rows: all table rows that have a key of the source.
+        found_rows: all rows of the table that have a key of the source.
+        source: the rows to merge.
+        upsert: says how a source row changes the table's row with its key. Some source rows may change nothing.
     """
     if upsert.updates:
         return list(found_rows)
-    gone = _find_deletes(source, upsert)
+    gone = _mask_deletes(source, upsert)
     own = ((one, gone[one.key_places]) for one in found_rows)
     return [replace(one, rows=one.rows[mine], key_places=one.key_places[mine]) for one, mine in own if mine.any()]
 
 
-def _find_deletes(source: pa.Table, upsert: Upsert) -> Bools:
-    """Returns for each source row whether it deletes the table's row with its key."""
+def _mask_deletes(source: pa.Table, upsert: Upsert) -> Bools:
+    """Returns a boolean for each source row: True if it deletes the table's row with its key."""
     if not upsert.deletes:
         return np.zeros(source.num_rows, np.bool_)
     return pc.fill_null(source[DELETE], False).to_numpy()
 
 
-def _list_unmerged_columns(upsert: Upsert, schema: pa.Schema) -> list[str]:
-    """Returns the columns that a replaced row may keep: all except key columns and columns always set by the source."""
+def _list_columns_to_keep(upsert: Upsert, schema: pa.Schema) -> list[str]:
+    """Returns the columns whose values replaced rows may keep: all but keys and columns that the source always sets."""
     return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
 
 
@@ -226,9 +232,11 @@ def _create_updated_rows(stored_rows: pa.Table, source_rows: pa.Table, upsert: U
     Args:
         stored_rows: the replaced rows as they were.
         source_rows: for each replaced row, the source row with its key.
+        upsert: says which columns the source sets.
+        schema: the table's columns.
     """
     columns: dict[str, Any] = {name: source_rows[name] for name in (*upsert.keys, *upsert.columns)}
-    columns |= {name: stored_rows[name] for name in _list_unmerged_columns(upsert, schema)}
+    columns |= {name: stored_rows[name] for name in _list_columns_to_keep(upsert, schema)}
     for i, name in enumerate(upsert.optional_columns):
         new = source_rows[name].cast(schema.field(name).type)
         columns[name] = pc.if_else(pc.list_element(source_rows[WRITTEN], i), new, columns[name])
@@ -236,14 +244,14 @@ def _create_updated_rows(stored_rows: pa.Table, source_rows: pa.Table, upsert: U
 
 
 def _create_inserted_rows(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
-    new = ~_find_deletes(source, upsert) & upsert.inserts
+    new = ~_mask_deletes(source, upsert) & upsert.inserts
     for one in found:
         new[one.key_places] = False
     return source.select([*upsert.keys, *upsert.columns, *upsert.optional_columns]).filter(pa.array(new))
 
 
 def _write_change_file(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
-    """Writes the commit's change-feed file, which readers of the change feed use instead of the data files.
+    """Writes the rows for the table's change feed to a new file.
 
     Returns:
         The file; None if no row changed, so that none was written.
@@ -251,7 +259,7 @@ def _write_change_file(folder: Path, changes: Iterable[pa.Table], schema: pa.Sch
     feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
     feed_folder.mkdir(exist_ok=True)
     files = FileWriter(str(feed_folder), feed_schema, ()).write_files(
-        gather_batches(_yield_batches(changes, feed_schema))
+        combine_small_batches(_yield_batches(changes, feed_schema))
     )
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
@@ -260,8 +268,8 @@ def _yield_batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.
     return (conform_batch(batch, schema) for part in parts for batch in part.to_batches())
 
 
-def _find_crowded_files(files: Sequence[TableFile]) -> list[TableFile]:
-    """Returns `_CROWD` (16) small files of about the same number of rows; empty if there are fewer such files.
+def _find_small_files_to_move(files: Sequence[TableFile]) -> list[TableFile]:
+    """Returns 16 small files that have about the same number of rows; empty if there are not so many.
 
     Their rows are moved into the file that the MERGE writes anyway. So the number of files grows with the logarithm of
     the table's size, and each row is moved only a few times.
@@ -273,19 +281,21 @@ def _find_crowded_files(files: Sequence[TableFile]) -> list[TableFile]:
     return []
 
 
-def _create_file_actions(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
-    """Returns the actions that mark further rows of files as deleted. A file without remaining rows is removed.
+def _build_marking_actions(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
+    """Returns actions of Delta's log that mark further rows of files as deleted.
+
+    A file without remaining rows is removed.
 
     Args:
         marked: for each file, the numbers of the rows to mark.
-        written: list to which the path of the new file with deletion vectors is appended, if one is written.
+        written: a list, to which the path of the new file with deletion vectors is appended, if one is written.
         now: time of the commit in milliseconds since 1970.
     """
-    every = {file: _find_removed_rows(file, marked) for file in marked}
+    every = {file: _list_deleted_rows(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}
-    actions = [remove_action(file, now) for file in every]
+    actions = [build_remove_action(file, now) for file in every]
     if left:
-        vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
+        vectors, path = write_deletion_vectors(next(iter(left)).folder, [*left.values()])
         written.append(path)
         actions += [build_marked_add_action(file, vector) for file, vector in zip(left, vectors, strict=True)]
     return actions

@@ -36,7 +36,7 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A new file in a table's folder that is not committed yet.
+    """A new data file in a table's folder that is not committed yet.
 
     Attributes:
         path: path relative to the folder.
@@ -74,7 +74,10 @@ class FileWriter:
     codec: str = FAST_CODEC
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Writes the batches to a new file, and yields one row that describes the file; none without rows."""
+        """Writes the batches to a new file, and yields one row that describes the file.
+
+        Yields nothing if there are no rows.
+        """
         path = f"part-{uuid.uuid4()}.{self.codec}.parquet"
         target = Path(self.folder) / path
         known = FileStatistics(self.indexed, self.schema)
@@ -84,13 +87,13 @@ class FileWriter:
                 if not batch.num_rows:
                     continue
                 rows = conform_batch(
-                    batch, _with_encodings_of(batch.schema, self.schema) if writer is None else writer.schema
+                    batch, _copy_dictionary_encodings(batch.schema, self.schema) if writer is None else writer.schema
                 )
                 writer = writer or pq.ParquetWriter(
                     target,
                     rows.schema,
                     compression=self.codec,
-                    use_dictionary=dictionary_columns(rows.schema),
+                    use_dictionary=list_dictionary_columns(rows.schema),
                     store_schema=False,  # readers get plain texts, also where the file has dictionaries
                 )
                 writer.write_batch(rows)
@@ -107,12 +110,15 @@ class FileWriter:
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
 
     def write_files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
-        """Writes the batches to a new file in this process. Returns that file in a list; empty without rows."""
+        """Writes the batches to a new file in this process.
+
+        Returns a list with this file; an empty list if there are no rows.
+        """
         return [WrittenFile(**row) for batch in self(batches) for row in batch.to_pylist()]
 
 
-def column_types(delta: DeltaTable) -> dict[str, str]:
-    """Returns the Spark SQL types of a table's columns, by column name, in order."""
+def read_sql_column_types(delta: DeltaTable) -> dict[str, str]:
+    """Returns the Spark SQL types of a table's columns by column name, in the order of the columns."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(delta.schema().to_json()))
@@ -120,10 +126,11 @@ def column_types(delta: DeltaTable) -> dict[str, str]:
 
 
 def write_with_arrow(rows: UnappliedMap, writer: FileWriter) -> list[WrittenFile]:
-    """Writes rows that Spark tasks produce as Arrow batches, one file per task. Runs one Spark job.
+    """Writes the Arrow batches that a function computes from a Spark frame: one file per Spark task, in one job.
 
     Args:
-        rows: the frame with the function that produces its Arrow batches.
+        rows: the frame, and the function that computes Arrow batches from its rows.
+        writer: writes the files.
     """
     files = rows.apply_with(writer, WRITTEN_COLUMNS).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
@@ -133,6 +140,7 @@ def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
     """Writes the rows of a Spark frame with Spark's own writer, in one job. Passing the rows to Python would cost more.
 
     Args:
+        rows: the rows.
         columns: Spark SQL types of the table's columns, by name. Columns that the rows lack become null.
         writer: only its folder and the columns for statistics are used.
 
@@ -143,7 +151,7 @@ def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
     into = folder / f"staged-{uuid.uuid4()}"
     try:
         conform_frame(rows, columns).write.parquet(str(into))
-        written = [_adopt_spark_file(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
+        written = [_move_spark_file_to_table(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
         return [file for file in written if file is not None]
     finally:
         shutil.rmtree(into, ignore_errors=True)
@@ -153,6 +161,7 @@ def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """Returns the rows with exactly the table's columns, in the table's order and types.
 
     Args:
+        rows: the rows.
         columns: Spark SQL types of the table's columns, by name. Columns that the rows lack become null.
 
     Raises:
@@ -173,8 +182,13 @@ def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     )
 
 
-def _adopt_spark_file(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
+def _move_spark_file_to_table(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
     """Moves a file that Spark wrote into the table's folder, under a new name.
+
+    Args:
+        file: full path of the file.
+        folder: the table's folder.
+        indexed: columns for which statistics are collected.
 
     Returns:
         The moved file, with statistics from its footer. None if it has no rows; it is not moved then.
@@ -191,7 +205,7 @@ def _adopt_spark_file(file: Path, folder: Path, indexed: tuple[str, ...]) -> Wri
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with exactly the columns of `schema`, in its order and types.
+    """Returns the record batch with exactly the columns of `schema`, in its order and types.
 
     Columns that the batch lacks are null. Columns that the schema lacks are left out.
     """
@@ -206,7 +220,7 @@ def _cast_column(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Ar
     return values if values.type == kind else values.cast(kind)
 
 
-def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def combine_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Combines record batches into larger ones, since each batch becomes one row group of a file."""
     held, size = list[pa.RecordBatch](), 0
     for batch in batches:
@@ -219,7 +233,7 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def dictionary_columns(schema: pa.Schema) -> list[str]:
+def list_dictionary_columns(schema: pa.Schema) -> list[str]:
     """Returns the names of the columns that are written with a dictionary, because their values usually repeat."""
     return [
         field.name
@@ -228,9 +242,9 @@ def dictionary_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _with_encodings_of(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
-    """Returns `schema`, with dictionary types for the columns that are dictionary-encoded in `found`."""
-    there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
+def _copy_dictionary_encodings(encoded_schema: pa.Schema, schema: pa.Schema) -> pa.Schema:
+    """Returns `schema` with dictionary types for the columns that have dictionary types in `encoded_schema`."""
+    there = {f.name: f.type for f in encoded_schema if pa.types.is_dictionary(f.type)}
     return pa.schema(
         [
             field.with_type(there[field.name])

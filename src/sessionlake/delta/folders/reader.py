@@ -17,16 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.table_files import TableFile, list_live_files, open_table
-from sessionlake.delta.folders.writable import has_vectors, needs_delta_reader
-from sessionlake.delta.storage.far_times import OutOfRangeTime, time_to_micros
+from sessionlake.delta.folders.writable import may_have_deletion_vectors, needs_delta_reader
+from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
 from sessionlake.delta.storage.reading import (
     Condition,
     FilesRead,
     TableReader,
     TableSize,
+    build_arrow_expression,
     is_in,
     is_null,
-    to_arrow_expression,
 )
 from sessionlake.errors import LakeError
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def is_table(folder: Path) -> bool:
-    """True if the folder holds a table, which has at least one commit.
+    """True if the folder holds a Delta table with at least one commit.
 
     A process that died while it created a table may have left a log without a commit.
     """
@@ -47,7 +47,7 @@ def is_table(folder: Path) -> bool:
 
 
 class FolderReader(TableReader):
-    """Reads tables in folders.
+    """Reads tables that are folders on this machine, without Spark.
 
     Args:
         path: function that returns the folder of a table, given its two-level name.
@@ -94,7 +94,9 @@ class FolderReader(TableReader):
 
     @contextmanager
     def _open_for_reading(self, table: str) -> Iterator[DeltaTable]:
-        """Opens the table at its latest version, and translates errors of delta-rs inside the block.
+        """Opens a table at its latest version.
+
+        Errors of delta-rs within the block are raised as errors for the operator.
 
         Raises:
             LakeError: delta-rs cannot read the table.
@@ -114,24 +116,30 @@ class FolderReader(TableReader):
 def _count_rows(delta: DeltaTable) -> int:
     """Returns the number of rows of a table according to its log. Rows marked in deletion vectors do not count."""
     return delta.count() - sum(
-        len(file.deleted_rows) for file in (list_live_files(delta) if has_vectors(delta) else ())
+        len(file.deleted_rows) for file in (list_live_files(delta) if may_have_deletion_vectors(delta) else ())
     )
 
 
 def _read_rows(
     delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that meet all conditions, with these columns (None for all), in record batches."""
+    """Yields the rows that meet all conditions, in record batches.
+
+    Args:
+        delta: the table.
+        conditions: the conditions.
+        columns: names of the columns to read; None for all.
+    """
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem
 
-    schema, wanted = pa.schema(delta.schema().to_arrow()), to_arrow_expression(conditions)
+    schema, wanted = pa.schema(delta.schema().to_arrow()), build_arrow_expression(conditions)
     names = schema.names if columns is None else [*columns]
-    if has_vectors(delta) or needs_delta_reader(delta):
+    if may_have_deletion_vectors(delta) or needs_delta_reader(delta):
         # With deletion vectors, delta-rs needs a quarter of the time that Arrow needs.
         read = pa.schema([schema.field(name) for name in dict.fromkeys([*names, *(name for name, _, _ in conditions)])])
         for batch in pa.RecordBatchReader.from_stream(
-            delta.scan(columns=read.names, predicate=_to_predicate(conditions))
+            delta.scan(columns=read.names, predicate=_convert_to_sql_predicate(conditions))
         ):
             rows = pa.Table.from_batches([batch]).cast(read)
             yield from (rows if wanted is None else rows.filter(wanted)).select(names).to_batches()
@@ -147,11 +155,11 @@ def _read_rows(
 
 
 def _select_candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
-    """Returns the files that may have a matching row: their statistics do not contradict any condition."""
-    return [file for file in files if all(_may_meet(file, *condition) for condition in conditions)]
+    """Returns the files that may have a row that meets the conditions, according to their statistics."""
+    return [file for file in files if all(_may_meet_condition(file, *condition) for condition in conditions)]
 
 
-def _may_meet(file: TableFile, name: str, compare: Callable[[Any, Any], Any], value: Any) -> bool:
+def _may_meet_condition(file: TableFile, name: str, compare: Callable[[Any, Any], Any], value: Any) -> bool:
     if compare is is_null:
         return bool(file.stats.get("nullCount", {}).get(name, 1))
     if compare is is_in:
@@ -167,10 +175,11 @@ def _may_meet(file: TableFile, name: str, compare: Callable[[Any, Any], Any], va
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}
 
 
-def _to_predicate(conditions: Sequence[Condition]) -> str | None:
-    """Returns conditions as a SQL predicate, by which delta-rs skips files; None if no condition can be translated.
+def _convert_to_sql_predicate(conditions: Sequence[Condition]) -> str | None:
+    """Returns conditions as a SQL predicate, with which delta-rs skips files; None if no condition can be translated.
 
-    Only conditions that compare with texts, integers or times, or test for null, are translated.
+    Only conditions that compare with texts, integers or times, or test for null, are translated. So the result may
+    match more rows than the conditions.
     """
     parts = [
         f"{_quote_name(name)} {_SQL[compare]} {_to_sql_literal(value)}"
@@ -196,5 +205,5 @@ def _to_sql_literal(value: str | int | datetime) -> str:
         zone = 'Some("UTC")'
         if isinstance(value, datetime) and value.tzinfo is None:
             zone, value = "None", value.replace(tzinfo=UTC)
-        return f"arrow_cast({time_to_micros(value)}, 'Timestamp(Microsecond, {zone})')"
+        return f"arrow_cast({convert_time_to_micros(value)}, 'Timestamp(Microsecond, {zone})')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

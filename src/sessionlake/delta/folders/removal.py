@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.commits import discard_uncommitted, write_checkpoint
+from sessionlake.delta.folders.commits import delete_uncommitted_files, write_log_checkpoint
 from sessionlake.delta.folders.compaction import replace_files
-from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.file_rows import read_all_rows
 from sessionlake.delta.folders.log import TimedFile, build_metadata_actions, commit_replacement
-from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
+from sessionlake.delta.folders.parquet import COMPACT_CODEC, combine_small_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.writable import VECTORS, WritableTable, list_features, list_used_features, open_writable
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
@@ -27,13 +27,15 @@ _ATTEMPTS = 20
 
 
 def count_rows(folder: Path, selection: RowSelection) -> int:
-    """Returns how many rows of the table are selected. Reads the columns that the selection needs."""
+    """Returns how many rows of the table the selection contains. Reads only the columns that the selection needs."""
     table = open_writable(open_table(folder))
-    return sum(_count_selected(file, selection, table.schema) for file in _find_affected_files(table, selection))
+    return sum(_count_selected_rows(file, selection, table.schema) for file in _find_affected_files(table, selection))
 
 
 def remove_rows(folder: Path, selection: RowSelection) -> None:
-    """Removes the selected rows in one commit. Other processes may append meanwhile, but not merge or remove files.
+    """Removes the selected rows of a table in one commit.
+
+    Other processes may append meanwhile, but not merge or remove files.
 
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
@@ -45,6 +47,8 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
     """Rewrites the files that have selected rows, in one commit.
 
     Args:
+        folder: the table's folder.
+        selection: selects rows; it decides which files are rewritten.
         change: function that returns the new content of a record batch. It gets all rows of these files, also rows that
             are not selected.
 
@@ -53,14 +57,16 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
     """
     table = open_writable(open_table(folder))
     writer = table.open_writer(COMPACT_CODEC)
-    gone = [file for file in _find_affected_files(table, selection) if _count_selected(file, selection, table.schema)]
+    gone = [
+        file for file in _find_affected_files(table, selection) if _count_selected_rows(file, selection, table.schema)
+    ]
     left: list[TimedFile] = []
     try:
         for file in gone:
-            parts = writer.write_files(gather_batches(map(change, read_files([file], table.schema))))
+            parts = writer.write_files(combine_small_batches(map(change, read_all_rows([file], table.schema))))
             left += [(part, file.add["modificationTime"]) for part in parts]
     except BaseException:
-        discard_uncommitted(folder, [written.path for written, _ in left], None)
+        delete_uncommitted_files(folder, [written.path for written, _ in left], None)
         raise
     if gone and not replace_files(table, gone, left, "DELETE", changes_rows=True):
         raise LakeError(
@@ -71,13 +77,13 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
 
 
 def purge_vectors(folder: Path) -> int:
-    """Rewrites files with deleted rows, and removes the feature `deletionVectors` from the table.
+    """Rewrites files that have deletion vectors, and removes the feature `deletionVectors` from the table.
 
     Readers without support for deletion vectors can then open the table. The commit changes no row, so streams and
     change feeds skip it.
 
     Returns:
-        The number of files that had deleted rows.
+        The number of files that had deletion vectors.
 
     Raises:
         LakeError: other commits conflicted in all of 20 attempts.
@@ -97,23 +103,25 @@ def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> b
     done, placed = False, list[TimedFile]()
     try:
         for file in marked:
-            parts = table.open_writer(COMPACT_CODEC).write_files(gather_batches(read_files([file], table.schema)))
+            parts = table.open_writer(COMPACT_CODEC).write_files(
+                combine_small_batches(read_all_rows([file], table.schema))
+            )
             placed += [(part, file.add["modificationTime"]) for part in parts]
         actions = build_metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
         done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes_rows=False))
     finally:
-        discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.table_version)
+        delete_uncommitted_files(table.folder, [] if done else [part.path for part, _ in placed], table.table_version)
     if done:
-        write_checkpoint(open_table(table.folder))  # readers without the feature cannot read the log before it
+        write_log_checkpoint(open_table(table.folder))  # readers without the feature cannot read the log before it
     return done
 
 
-def _count_selected(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
-    read = pa.schema([schema.field(name) for name in chosen.mask_columns])
-    return sum(pc.sum(chosen.build_mask(batch)).as_py() or 0 for batch in read_files([file], read))
+def _count_selected_rows(file: TableFile, selection: RowSelection, schema: pa.Schema) -> int:
+    read = pa.schema([schema.field(name) for name in selection.mask_columns])
+    return sum(pc.sum(selection.build_mask(batch)).as_py() or 0 for batch in read_all_rows([file], read))
 
 
-def _find_affected_files(table: WritableTable, chosen: RowSelection) -> list[TableFile]:
+def _find_affected_files(table: WritableTable, selection: RowSelection) -> list[TableFile]:
     """Returns the files that may have selected rows, according to their statistics."""
-    ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
+    ends = {name: (None, value) for name, value in selection.upper_bounds.items()}
     return [file for file in table.data_files if file.may_have_keys(ends)]

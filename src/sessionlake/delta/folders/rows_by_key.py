@@ -32,7 +32,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class _KeySearch:
-    """The keys to search for, in the forms that the indexes need.
+    """The keys to search for, in the forms that the indexes of files need.
 
     Attributes:
         keys: the complete keys.
@@ -56,30 +56,33 @@ class _KeySearch:
         heads = SearchKeys.from_rows(rows.take(pa.array(first)), names[:-1], schema)
         return cls(SearchKeys.from_rows(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def find_rows(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
-        """Yields for each file the rows that have one of the keys. Deleted rows are left out.
+    def find_rows(self, file_matches: Sequence[_FileMatch]) -> Iterator[FoundRows]:
+        """Yields for each file its rows that have one of the searched keys. Deleted rows are left out.
 
         Args:
-            seen: what the indexes of the files returned.
+            file_matches: what the indexes of the files returned.
         """
-        tails = [chunk for one in seen for chunk in one.last_values.chunks]
+        tails = [chunk for one in file_matches for chunk in one.last_values.chunks]
         if tails:
-            at, place = self._find_pairs(np.concatenate([one.prefix_places for one in seen]), pa.chunked_array(tails))
+            at, place = self._match_candidates(
+                np.concatenate([one.prefix_places for one in file_matches]), pa.chunked_array(tails)
+            )
         else:
             at = place = _NO_ROWS
-        first = np.cumsum([0, *(len(one.candidates) for one in seen)])
+        first = np.cumsum([0, *(len(one.candidates) for one in file_matches)])
         ends = np.searchsorted(at, first)
-        for one, before, begin, end in zip(seen, first, ends, ends[1:], strict=False):
+        for one, before, begin, end in zip(file_matches, first, ends, ends[1:], strict=False):
             yield one.select_rows(at[begin:end] - before, place[begin:end])
 
-    def _find_pairs(self, prefix_places: Int64s, last_values: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
-        """Returns two arrays: the positions of the candidates that have one of the keys, ascending, and their keys.
-
-        A key is given as its position in `keys`.
+    def _match_candidates(self, prefix_places: Int64s, last_values: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+        """Finds the candidates that have one of the searched keys, by their prefixes and their last key column.
 
         Args:
             prefix_places: for each candidate, the position of its prefix in `prefixes`.
             last_values: for each candidate, its value in the last key column.
+
+        Returns:
+            Two arrays: the positions of these candidates, ascending, and for each the position of its key in `keys`.
         """
         pair = pa.schema([("head", pa.int64()), ("tail", last_values.type)])
         index = KeyIndex.from_rows(pa.table([pa.array(prefix_places), last_values], schema=pair), pair)
@@ -90,7 +93,7 @@ class _KeySearch:
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of one file that have a searched key.
+    """Rows of one data file that have a searched key.
 
     Attributes:
         file: the file.
@@ -105,13 +108,15 @@ class FoundRows:
     footer: ParquetFooter
 
     def read_columns(self, columns: Sequence[str]) -> pa.Table:
-        """Reads the given columns of these rows from the file. Columns that the file lacks are left out."""
+        """Reads these columns of the found rows from the file. Columns that the file lacks are left out."""
         return read_rows(self.file.full_path, self.rows, columns, self.footer)
 
 
 @dataclass(frozen=True)
 class _FileMatch:
-    """What the indexes of one file return. Rows that are marked as deleted are still included.
+    """What the indexes of one data file return for the searched keys.
+
+    Rows that are marked as deleted are still included.
 
     Attributes:
         confirmed: rows that have a searched key, in any order.
@@ -125,25 +130,27 @@ class _FileMatch:
     prefix_places: Int64s
     last_values: pa.ChunkedArray
 
-    def select_rows(self, at: Int64s, place: Int64s) -> FoundRows:
-        """Returns the file's rows that have a searched key: `exact` and confirmed candidates, without deleted rows.
+    def select_rows(self, candidate_positions: Int64s, key_places: Int64s) -> FoundRows:
+        """Returns the file's rows with a searched key, without deleted rows: the confirmed rows and some candidates.
 
         Args:
-            at: positions in `candidates` of those that have a searched key.
-            place: for each of these, the position of its key among the searched keys.
+            candidate_positions: positions in `candidates` of those that have a searched key.
+            key_places: for each of these, the position of its key among the searched keys.
         """
-        rows = np.concatenate([self.confirmed.rows, self.candidates[at]])
-        source = np.concatenate([self.confirmed.key_places, place])
-        there = np.flatnonzero(~_are_among(rows, self.confirmed.file.deleted_rows))
+        rows = np.concatenate([self.confirmed.rows, self.candidates[candidate_positions]])
+        source = np.concatenate([self.confirmed.key_places, key_places])
+        there = np.flatnonzero(~_mask_contained(rows, self.confirmed.file.deleted_rows))
         there = there[np.argsort(rows[there])]
         return replace(self.confirmed, rows=rows[there], key_places=source[there])
 
 
 class KeyIndexCache:
-    """Finds rows by their keys, with cached indexes of the keys in files. Several threads may use it.
+    """Finds rows of tables by their keys, with indexes of the keys in files that are cached.
+
+    Several threads may use it.
 
     Args:
-        max_bytes: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit,
+        max_bytes: limit of the cache in bytes. If it is reached, footers are dropped first. If keys still do not fit,
             they are read from the file in each search.
     """
 
@@ -152,23 +159,23 @@ class KeyIndexCache:
 
     @property
     def nbytes(self) -> int:
-        """Memory used by the cache, in bytes."""
+        """Memory used by the cached indexes, in bytes."""
         return self._known.nbytes
 
     def find_rows(
         self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
-        """Returns the table's rows that have the key of one of the given rows, grouped by file.
+        """Returns the table's rows that have the same key as one of `rows`, grouped by file.
 
         Args:
-            files: all files of the table's version. Cached keys of files that the table no longer has are evicted.
+            files: all files of the table's version. Cached keys of files that the table no longer has are dropped.
             rows: rows with the keys to search for.
             names: the key columns, which have no nulls.
             schema: the table's columns.
         """
         if not rows.num_rows:
             return []
-        self._known.begin_search(files)
+        self._known.start_search(files)
         asked = _KeySearch.from_rows(rows, names, schema)
         ends = {
             name: _compute_value_bounds(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)
@@ -186,13 +193,13 @@ class KeyIndexCache:
         return [one for one in (*found, *asked.find_rows(seen)) if len(one.rows)]
 
     def _find_in_file(
-        self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
+        self, file: TableFile, search: _KeySearch, names: Sequence[str], schema: pa.Schema
     ) -> _FileMatch | None:
-        """Returns what the indexes of a file find for the searched keys; None if they find no row."""
+        """Returns what the indexes of a data file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.read_parts(file.full_path, names, schema):
             by_head = isinstance(index, PrefixIndex)
-            at, place = index.find_rows(asked.prefixes if by_head else asked.keys)
+            at, place = index.find_rows(search.prefixes if by_head else search.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
         exact, candidates = np.concatenate(rows), np.concatenate(near)
@@ -206,8 +213,8 @@ class KeyIndexCache:
         return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
-def _are_among(rows: Int64s, sorted_rows: Int64s) -> Bools:
-    """Returns for each element of `rows` whether `sorted_rows` contains it. `sorted_rows` is ascending."""
+def _mask_contained(rows: Int64s, sorted_rows: Int64s) -> Bools:
+    """Returns a boolean for each element of `rows`: True if `sorted_rows`, which is ascending, contains it."""
     place = np.searchsorted(sorted_rows, rows)
     return np.append(sorted_rows, -1)[place] == rows
 
@@ -223,7 +230,7 @@ def _create_empty_cache() -> KeyIndexCache:
 
 @dataclass(frozen=True)
 class RowLookup:
-    """Finds the table rows that a MERGE changes, and optionally combines the source rows with them.
+    """Finds the table's rows that a MERGE changes, and optionally combines the source rows with them.
 
     Attributes:
         indexes: cached indexes of the keys in the table's files.
@@ -243,6 +250,7 @@ class RowLookup:
 
         Args:
             files: all files of the table's version.
+            source: the source rows of the MERGE.
             names: the key columns.
             schema: the table's columns.
         """
@@ -253,15 +261,16 @@ class RowLookup:
     ) -> pa.Table:
         """Returns the rows to merge, one for each source row, in the order of the source.
 
-        They are the source rows themselves if there is nothing to combine them with.
+        They are the source rows themselves if `combine` is None.
 
         Args:
-            found_rows: the table's rows from `find`.
+            source: the source rows of the MERGE.
+            found_rows: the table's rows, as `find_rows` returns them.
             names: the key columns.
             schema: the table's columns.
 
         Raises:
-            TooLargeError: the table's rows exceed `most` bytes.
+            TooLargeError: the table's rows exceed `max_bytes` bytes.
         """
         if self.combine is None or not found_rows:
             return source
@@ -282,9 +291,10 @@ class RowLookup:
 def read_found_rows(
     found_rows: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, max_bytes: int | None = None
 ) -> pa.Table:
-    """Reads found rows from their files, and returns them in the order of `found_rows`.
+    """Reads the rows that a search found from their files, and returns them in the order of `found_rows`.
 
     Args:
+        found_rows: file and numbers of the rows.
         keys: the searched keys. Key columns are copied from here, and not read from files.
         schema: the columns to return, with the table's types.
         max_bytes: limit in bytes for the columns that are read; None for no limit.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.commits import discard_uncommitted
+from sessionlake.delta.folders.commits import delete_uncommitted_files
 from sessionlake.delta.folders.log import build_txn_action, commit_append, commit_overwrite
-from sessionlake.delta.folders.parquet import WrittenFile, column_types, write_with_arrow, write_with_spark
+from sessionlake.delta.folders.parquet import WrittenFile, read_sql_column_types, write_with_arrow, write_with_spark
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.writable import WritableTable, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
@@ -31,7 +31,7 @@ _ATTEMPTS = 100  # if several processes commit at once, one of them succeeds in 
 
 
 class StagedFiles:
-    """New files in a table's folder that are not part of the table until `commit_rows` or `replace_files`.
+    """New files in a table's folder, which become part of the table with `commit_rows` or `replace_files`.
 
     Args:
         location: the table's folder, name and lock.
@@ -45,42 +45,42 @@ class StagedFiles:
         self._after: int | None = None
 
     def count_rows(self) -> int:
-        """Returns the number of rows in the files."""
+        """Returns the number of rows in the new files."""
         return sum(file.row_count for file in self._files)
 
     def read_columns(self, *names: str) -> pa.Table:
-        """Reads the given columns of all rows in the files into memory."""
+        """Reads these columns of all rows in the new files into memory."""
         table_schema = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([table_schema.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit_rows(self, txn: Txn) -> None:
-        """Adds the files to the table in one commit. A replay of the same transaction adds nothing.
+        """Adds the new files to the table in one commit. A replay of the same transaction adds nothing.
 
         Holds the table's lock if MERGE or Spark also commits to the table, since Spark can overwrite a commit that came
-        first. Tables that only get appends are committed to by this class alone, which needs no lock.
+        first. Tables that only get appends need no lock, because only this class commits to them.
         """
-        place, action = self._place, build_txn_action(txn.app_id_for(self._place.table), txn.version)
+        place, action = self._place, build_txn_action(txn.build_delta_app_id(self._place.table), txn.version)
         known = open_writable(self._delta)
         waits = APPEND_ONLY not in known.configuration or known.uses_vectors
         with place.commit_lock(place.table) if waits else nullcontext():
             self._retry_commit(txn, lambda table: commit_append(table, self._files, action))
 
     def replace_files(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
-        """Replaces files of the table by these files in one commit. A replay of the same transaction changes nothing.
+        """Replaces files of the table by the new files in one commit. A replay of the same transaction changes nothing.
 
         Args:
             former: the files to replace. Files that were added to the table later stay. None to replace all files that
                 the table has at the time of the commit.
             txn: the transaction; None to commit without one.
-            metadata: stored with the commit, as `userMetadata` in the table's history.
+            metadata: text stored with the commit, as `userMetadata` in the table's history.
 
         Raises:
-            LakeError: the table no longer has some of the former files.
+            LakeError: the table no longer has some of the files to replace.
         """
         place = self._place
-        action = None if txn is None else build_txn_action(txn.app_id_for(place.table), txn.version)
+        action = None if txn is None else build_txn_action(txn.build_delta_app_id(place.table), txn.version)
 
         def commit_new_files(table: WritableTable) -> bool:
             there = {file.full_path: file for file in table.data_files}
@@ -97,12 +97,13 @@ class StagedFiles:
             self._retry_commit(txn, commit_new_files)
 
     def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
-        """Calls `write` until it succeeds, each time with the table's latest version.
+        """Calls `write` with the table's latest version, again and again until it succeeds.
 
         Does nothing if the table already has the transaction.
 
         Args:
-            write: commits to the given version, and returns False if another commit came first.
+            txn: the transaction; None to commit without one.
+            write: commits to the version passed to it, and returns False if another commit came first.
         """
         place, delta = self._place, self._delta
         for _ in range(_ATTEMPTS):
@@ -116,18 +117,19 @@ class StagedFiles:
         raise LakeError(f"{place.folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
 
     def discard_files(self) -> None:
-        """Deletes the files unless they were committed."""
-        discard_uncommitted(self._place.folder, [file.path for file in self._files], self._after)
+        """Deletes the new files, unless they were committed."""
+        delete_uncommitted_files(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @contextmanager
 def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
-    """Writes rows to new files, and yields them so that the block can commit them.
+    """Writes rows to new files in the table's folder, so that the block can commit them.
 
     Files that are not committed when the block ends are deleted.
 
     Args:
         location: the table's folder, name and lock.
+        rows: the rows.
         delta: the table, opened at any version.
 
     Raises:
@@ -145,7 +147,7 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
     elif isinstance(rows, UnappliedMap):
         files = write_with_arrow(rows, writer)
     else:
-        files = write_with_spark(rows, column_types(table.delta), writer)
+        files = write_with_spark(rows, read_sql_column_types(table.delta), writer)
     staged = StagedFiles(location, files, delta)
     try:
         yield staged
@@ -155,12 +157,12 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
 
 @dataclass(frozen=True)
 class TableLocation:
-    """Where a table is, and how to lock it.
+    """The folder and the name of a table, and a function that locks it.
 
     Attributes:
         folder: the table's folder.
         table: the table's two-level name.
-        commit_lock: returns a lock on the table of this name, which excludes other commits (`Storage.commit_lock`).
+        commit_lock: returns a lock on the table of this name, which excludes other commits.
     """
 
     folder: Path
@@ -169,10 +171,12 @@ class TableLocation:
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
-    """True if the opened version of the table includes this transaction or a later one of the same application.
+    """True if the opened version of the table includes this transaction, or a later one of the same application.
 
     Args:
+        delta: the table.
         table: the table's two-level name, which is part of the application id.
+        txn: the transaction.
     """
-    known = delta.transaction_version(txn.app_id_for(table))
+    known = delta.transaction_version(txn.build_delta_app_id(table))
     return known is not None and known >= txn.version

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.json import decode
 
-from sessionlake.delta.folders.deletion_vectors import build_vector_file, read_vector
-from sessionlake.delta.folders.file_statistics import encode_json, parse_statistics
+from sessionlake.delta.folders.deletion_vectors import build_deletion_vector_path, read_deletion_vector
+from sessionlake.delta.folders.file_statistics import encode_log_json, parse_statistics
 from sessionlake.errors import LakeError
 from sessionlake.local.paths import convert_uri_to_path, find_logged_file
 from sessionlake.protocol.types import Int64s
@@ -36,10 +36,11 @@ _CUT = timedelta(milliseconds=1)  # statistics may cut times to milliseconds, so
 def open_table(folder: Path, version: int | None = None) -> DeltaTable:
     """Opens the table in a folder with delta-rs.
 
-    Tries again if the log is read while another process commits. Its listing may then have the commit's checksum but
-    not the commit.
+    If the log is read while another process commits, its listing may have the commit's checksum but not the commit.
+    Then tries again.
 
     Args:
+        folder: the table's folder.
         version: the version to open; None for the latest.
     """
     from deltalake import DeltaTable
@@ -61,7 +62,7 @@ class TableFile:
 
     Attributes:
         folder: the table's folder.
-        add: the file's `add` action in the log.
+        add: the file's `add` action in Delta's log.
         stats: the file's statistics, as a dictionary; `numRecords` is the number of rows.
         deleted_rows: numbers of the rows that the deletion vector marks as deleted, ascending.
     """
@@ -73,22 +74,22 @@ class TableFile:
 
     @cached_property
     def full_path(self) -> Path:
-        """The file's full path."""
+        """The data file's full path."""
         return find_logged_file(self.folder, self.add["path"])
 
     @property
     def log_key(self) -> tuple[str, str]:
-        """The file's path and deletion vector, which together identify it in the log."""
-        return file_key(self.add)
+        """The data file's path and its deletion vector as text, which together identify the file in Delta's log."""
+        return build_file_key(self.add)
 
     @property
     def vector_path(self) -> Path | None:
-        """Full path of the file that stores the deletion vector.
+        """Full path of the file that stores the deletion vector of this data file.
 
-        None if this file has no deletion vector, or if the vector is stored in the log.
+        None if this file has no deletion vector, or if the vector is stored in Delta's log.
         """
         vector = self.add.get("deletionVector")
-        return build_vector_file(self.folder, vector) if vector else None
+        return build_deletion_vector_path(self.folder, vector) if vector else None
 
     @property
     def row_count(self) -> int:
@@ -96,10 +97,10 @@ class TableFile:
         return int(self.stats["numRecords"])
 
     def may_have_keys(self, bounds: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
-        """Returns False only if the statistics show that no row has values in all the given ranges.
+        """Returns False if the file's statistics show that no row has values in all these ranges; otherwise True.
 
         Args:
-            bounds: the range of each column: lowest and highest value. None stands for no limit.
+            bounds: by column, the lowest and the highest value of its range. None stands for no limit.
             between: True if the two limits themselves do not belong to a range. False if they do.
         """
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
@@ -117,12 +118,13 @@ def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any,
         high: highest value of the range; None for no limit.
         least: the column's minimum in the statistics; None if unknown.
         most: the column's maximum in the statistics; None if unknown.
-        apart: comparison that says whether its first argument is below the range of the second: `lt` or `le`.
+        apart: comparison that is true if its first argument is before its second: `lt` or `le`. With `le`, ranges
+            that share only a limit have no value in common.
     """
     end = low if high is None else high
     try:
         if isinstance(end, datetime):
-            least, most = (_parse_moment(text, end.tzinfo) for text in (least, most))
+            least, most = (_parse_time(text, end.tzinfo) for text in (least, most))
             most += _CUT
         elif isinstance(end, date):
             least, most = date.fromisoformat(least), date.fromisoformat(most)
@@ -135,7 +137,7 @@ def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any,
     return bool(known and ((high is not None and apart(high, least)) or (low is not None and apart(most, low))))
 
 
-def _parse_moment(text: str, zone: tzinfo | None) -> datetime:
+def _parse_time(text: str, zone: tzinfo | None) -> datetime:
     moment = datetime.fromisoformat(text)
     if zone is None or moment.tzinfo is None:
         return moment.replace(tzinfo=zone)
@@ -146,13 +148,14 @@ def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
     """Returns all data files of the opened version of a table.
 
     Args:
+        delta: the table.
         read_vectors: True to read deletion vectors, which fills `deleted_rows`. False to read only the log; it then
             does not matter if files are missing on the disk.
 
     Raises:
         LakeError: a deletion vector has another number of rows than the log says.
     """
-    folder = folder_of(delta)
+    folder = find_table_folder(delta)
     adds = list(read_add_actions(folder, delta.version()))
     gone = _read_deleted_rows(delta, folder, adds) if read_vectors else {}
     found, none = list[TableFile](), np.empty(0, np.int64)
@@ -173,12 +176,12 @@ def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
 
 
 def _read_deleted_rows(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
-    """Returns the numbers of deleted rows of each file that has a deletion vector, by the file's full path.
+    """Returns the numbers of deleted rows of each data file that has a deletion vector, by the data file's full path.
 
     Vectors that another program wrote in another form are read by delta-rs, which returns one flag for each row.
     """
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {find_logged_file(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    own = {find_logged_file(folder, add["path"]): read_deletion_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
@@ -187,52 +190,48 @@ def _read_deleted_rows(delta: DeltaTable, folder: Path, adds: Iterable[Action]) 
     return read
 
 
-def folder_of(delta: DeltaTable) -> Path:
-    """Returns the table's folder."""
+def find_table_folder(delta: DeltaTable) -> Path:
+    """Returns the folder of a table that delta-rs has opened."""
     return convert_uri_to_path(delta.table_uri)
 
 
 def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
-    """Reads the log, and returns the `add` action of each data file of a version.
-
-    Args:
-        folder: the table's folder.
-    """
+    """Reads Delta's log, and returns the `add` action of each data file that a version of the table has."""
     log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
     checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
     base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
     if base >= 0:
         held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
-        adds = (_with_json_types(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
-        found = {file_key(add): add for add in adds}
+        adds = (_convert_to_json_types(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
+        found = {build_file_key(add): add for add in adds}
     for number in range(base + 1, version + 1):
         with (log / f"{number:020}.json").open("rb") as lines:
             actions = [decode(line) for line in lines]
         for gone in (action["remove"] for action in actions if "remove" in action):
-            found.pop(file_key(gone), None)
-        found |= {file_key(action["add"]): action["add"] for action in actions if "add" in action}
+            found.pop(build_file_key(gone), None)
+        found |= {build_file_key(action["add"]): action["add"] for action in actions if "add" in action}
     return found.values()
 
 
-def file_key(action: Action) -> tuple[str, str]:
-    """Returns the path and the deletion vector in an `add` or `remove` action, which together identify a file.
+def build_file_key(action: Action) -> tuple[str, str]:
+    """Returns the path and the deletion vector in an `add` or `remove` action of Delta's log.
 
-    The vector is given as text; empty if there is none.
+    Together they identify a file. The vector is given as text; empty if there is none.
     """
     vector = action.get("deletionVector") or {}
     return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
 
 
-def _with_json_types(add: Action) -> Action:
-    """Converts an `add` action read from a checkpoint to the form in which a commit stores it."""
+def _convert_to_json_types(add: Action) -> Action:
+    """Converts an `add` action from a checkpoint of Delta's log to the form in which a commit stores it."""
     names = ("path", "size", "modificationTime")
     vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}
-    known = {name: add[name] for name in names} | {"stats": _read_stats(add)}
+    known = {name: add[name] for name in names} | {"stats": _read_statistics_json(add)}
     return known | ({"deletionVector": vector} if vector else {})
 
 
-def _read_stats(add: Action) -> str | None:
-    """Returns the statistics in an `add` action of a checkpoint, as JSON text; None if it has none.
+def _read_statistics_json(add: Action) -> str | None:
+    """Returns the statistics in an `add` action of a checkpoint of Delta's log, as JSON text; None if it has none.
 
     If the checkpoint stores statistics only as columns, the text has just the number of rows. The table's properties
     `delta.checkpoint.writeStatsAsJson` and `…AsStruct` decide the form.
@@ -240,4 +239,4 @@ def _read_stats(add: Action) -> str | None:
     if (stats := add.get("stats")) is not None:
         return str(stats)
     rows = (add.get("stats_parsed") or {}).get("numRecords")
-    return None if rows is None else encode_json({"numRecords": rows}).decode()
+    return None if rows is None else encode_log_json({"numRecords": rows}).decode()

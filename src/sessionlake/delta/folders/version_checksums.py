@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.json import decode
 
-from sessionlake.delta.folders.file_statistics import encode_json
+from sessionlake.delta.folders.file_statistics import encode_log_json
 from sessionlake.delta.folders.table_files import Action, read_add_actions
 
 _LOG = logging.getLogger(__name__)
@@ -34,13 +34,22 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True)
 class _VersionSummary:
+    """What the checksum file of a table's version contains.
+
+    Attributes:
+        metadata: the `metaData` action that holds at this version; None if there is none.
+        protocol: the `protocol` action that holds at this version; None if there is none.
+        files: number of data files.
+        size: size of all data files in bytes.
+    """
+
     metadata: Action | None = None
     protocol: Action | None = None
     files: int = 0
     size: int = 0
 
-    def after_action(self, action: Action) -> _VersionSummary:
-        """Returns the summary after one more action of a commit."""
+    def apply_action(self, action: Action) -> _VersionSummary:
+        """Returns what the checksum contains after one more action of a commit."""
         if file := action.get("add"):
             return replace(self, files=self.files + 1, size=self.size + file["size"])
         if file := action.get("remove"):
@@ -51,13 +60,10 @@ class _VersionSummary:
 
 
 def write_checksum(folder: Path, version: int) -> None:
-    """Writes the checksum of a committed version.
+    """Writes the checksum file of a committed version of a table.
 
     Writes none if an error occurs, if no earlier checksum is near, or if the table has unknown features. This is
     allowed, since checksums are optional.
-
-    Args:
-        folder: the table's folder.
     """
     log = folder / "_delta_log"
     try:
@@ -66,18 +72,18 @@ def write_checksum(folder: Path, version: int) -> None:
             return
         for number in range(at + 1, version + 1):
             actions = [decode(line) for line in (log / f"{number:020}.json").read_bytes().splitlines()]
-            before = reduce(_VersionSummary.after_action, actions, before)
-            if _repeats_an_add(actions):
+            before = reduce(_VersionSummary.apply_action, actions, before)
+            if _may_add_known_files(actions):
                 sizes = [add["size"] for add in read_add_actions(folder, number)]
                 before = replace(before, files=len(sizes), size=sum(sizes))
-        if before.metadata is not None and before.protocol is not None and _is_known(before.protocol):
+        if before.metadata is not None and before.protocol is not None and _has_known_features(before.protocol):
             _write_checksum_file(log, version, before)
     except (OSError, ValueError, KeyError, TypeError) as error:  # as if a commit does not have a file's size
         _LOG.debug("%s: version %s is left without a checksum: %s", folder, version, error)
 
 
-def _repeats_an_add(actions: Iterable[Action]) -> bool:
-    """True if a commit may add files that the table already has, as a commit with corrected statistics does.
+def _may_add_known_files(actions: Iterable[Action]) -> bool:
+    """True if a commit may add files that the table already has, as commits with corrected statistics do.
 
     Args:
         actions: all actions of the commit.
@@ -88,10 +94,14 @@ def _repeats_an_add(actions: Iterable[Action]) -> bool:
 
 
 def _find_nearest_summary(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
-    """Returns the summary in the nearest readable checksum before `version`, and the version of that checksum.
+    """Returns the content of the nearest readable checksum file before `version`, and the version of that file.
 
-    Without such a checksum, the result for one of the first 100 versions is an empty summary and -1, so that the log is
-    read from its start. For later versions it is None and -1.
+    If there is none, and `version` is one of the first 100, the content is empty and the version is -1: the log is then
+    read from its start. For later versions, the content is None.
+
+    Args:
+        log: the folder of the table's log.
+        version: a version of the table.
     """
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
         with suppress(OSError, ValueError, KeyError):  # the file does not exist, or is empty after a power cut
@@ -102,21 +112,21 @@ def _find_nearest_summary(log: Path, version: int) -> tuple[_VersionSummary | No
     return (_VersionSummary(), -1) if version < _FARTHEST else (None, -1)
 
 
-def _is_known(protocol: Action) -> bool:
+def _has_known_features(protocol: Action) -> bool:
     return _KNOWN.issuperset(protocol.get("writerFeatures") or ())
 
 
-def _write_checksum_file(log: Path, version: int, found: _VersionSummary) -> None:
+def _write_checksum_file(log: Path, version: int, summary: _VersionSummary) -> None:
     content = {
-        "tableSizeBytes": found.size,
-        "numFiles": found.files,
+        "tableSizeBytes": summary.size,
+        "numFiles": summary.files,
         "numMetadata": 1,
         "numProtocol": 1,
-        "metadata": found.metadata,
-        "protocol": found.protocol,
+        "metadata": summary.metadata,
+        "protocol": summary.protocol,
     }
     written = log / f".{uuid.uuid4()}.crc"
-    written.write_bytes(encode_json(content) + b"\n")
+    written.write_bytes(encode_log_json(content) + b"\n")
     written.replace(log / f"{version:020}.crc")
     # Readers list all checksums to find the newest, and never use old ones.
     (log / f"{version - _KEPT:020}.crc").unlink(missing_ok=True)

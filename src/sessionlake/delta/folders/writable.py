@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.folders.parquet import FAST_CODEC, FileWriter
-from sessionlake.delta.folders.table_files import TableFile, folder_of, list_live_files
+from sessionlake.delta.folders.table_files import TableFile, find_table_folder, list_live_files
 from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, STATISTICS_COLUMNS, split_names
 from sessionlake.errors import LakeError
 
@@ -53,7 +53,7 @@ READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantT
 
 @dataclass(frozen=True)
 class WritableTable:
-    """A table that this package may commit to, opened at one version.
+    """A table in a folder that sessionlake may commit to without Spark, opened at one version.
 
     Attributes:
         delta: the table, as delta-rs opened it.
@@ -69,7 +69,7 @@ class WritableTable:
 
     @cached_property
     def data_files(self) -> list[TableFile]:
-        """All data files of the opened version, with their deleted rows.
+        """All data files of the opened version of the table, with their deleted rows.
 
         Raises:
             LakeError: a deletion vector has another number of rows than the log says.
@@ -78,17 +78,17 @@ class WritableTable:
 
     @property
     def table_version(self) -> int:
-        """Number of the opened version."""
+        """Number of the opened version of the table."""
         return self.delta.version()
 
     @property
     def uses_vectors(self) -> bool:
-        """True if new commits may mark replaced rows in deletion vectors."""
+        """True if new commits to the table may mark replaced rows in deletion vectors."""
         return self.configuration.get(DELETION_VECTORS) == "true"
 
     @property
     def has_change_feed(self) -> bool:
-        """True if commits must record which rows they change."""
+        """True if commits to the table must record which rows they change, for its change feed."""
         return self.configuration.get(CHANGE_FEED) == "true"
 
     def open_writer(self, codec: str = FAST_CODEC) -> FileWriter:
@@ -101,49 +101,54 @@ class WritableTable:
         return FileWriter(str(self.folder), self.schema, indexed, codec)
 
     def _list_default_indexed_columns(self) -> tuple[str, ...]:
-        """Returns the columns that get statistics if no table property names them: the first 32 that are not nested."""
+        """Returns the columns that get statistics if no table property names any: the first 32 not nested ones."""
         flat = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
         return tuple(flat[:_INDEXED])
 
 
 def open_writable(delta: DeltaTable) -> WritableTable:
-    """Returns the table for a commit, after checking that this package may commit to it.
+    """Returns the table for a commit without Spark, after checking that this is allowed.
 
     Raises:
-        LakeError: the table uses features that this package does not support.
+        LakeError: the table uses features that only Spark can write.
     """
-    if why := spark_only_reason(delta):
+    if why := find_spark_only_feature(delta):
         raise LakeError(
-            f"the table in {folder_of(delta)} has {why}",
+            f"the table in {find_table_folder(delta)} has {why}",
             why="A commit that ignores this would damage the table, so only Spark may write to it",
             fix="Undo the change to the table's properties, or copy its rows to a new table",
         )
-    return WritableTable(delta, folder_of(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration)
+    return WritableTable(
+        delta, find_table_folder(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration
+    )
 
 
-def spark_only_reason(delta: DeltaTable) -> str | None:
-    """Returns the feature for which only Spark may write to the table, as text; None if this package may, too."""
+def find_spark_only_feature(delta: DeltaTable) -> str | None:
+    """Returns why only Spark may write to the table: the name of a feature, as text.
+
+    None if sessionlake may write itself.
+    """
     protocol = delta.protocol()
     if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
         return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
     if unknown := list_features(delta) - _KNOWN - _UNUSED.keys():
         return f"the table feature {', '.join(sorted(unknown))}"
-    if used := _find_used_features(delta):
+    if used := _find_features_in_use(delta):
         return f"the table feature {', '.join(sorted(used))} in use"
     return "partition columns" if delta.metadata().partition_columns else None
 
 
 def needs_delta_reader(delta: DeltaTable) -> bool:
-    """True if only a Delta reader can read the data files correctly, and a plain Parquet reader cannot.
+    """True if a plain Parquet reader would read the table's data files wrong, so that a Delta reader is needed.
 
-    This is so with mapped or partition columns, and with features for readers that this package does not support.
+    This is so with mapped or partition columns, and with features for readers that sessionlake does not support.
     """
     asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
-    return bool(asked or "columnMapping" in _find_used_features(delta) or delta.metadata().partition_columns)
+    return bool(asked or "columnMapping" in _find_features_in_use(delta) or delta.metadata().partition_columns)
 
 
-def _find_used_features(delta: DeltaTable) -> set[str]:
-    """Returns those features in `_UNUSED` that the table really uses, according to its metadata."""
+def _find_features_in_use(delta: DeltaTable) -> set[str]:
+    """Returns the features that the table's metadata shows to be in use, of those that protocols often only list."""
     said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
     return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
 
@@ -157,10 +162,13 @@ def list_features(delta: DeltaTable) -> set[str]:
 
 
 def list_used_features(delta: DeltaTable) -> set[str]:
-    """Returns the names of the features that the table really uses, without those that its protocol only lists."""
-    return {feature for feature in list_features(delta) if feature not in _UNUSED} | _find_used_features(delta)
+    """Returns the names of the features that the table really uses.
+
+    Features that its protocol only lists are left out.
+    """
+    return {feature for feature in list_features(delta) if feature not in _UNUSED} | _find_features_in_use(delta)
 
 
-def has_vectors(delta: DeltaTable) -> bool:
+def may_have_deletion_vectors(delta: DeltaTable) -> bool:
     """True if the table may have deletion vectors, also in old versions and whatever its properties say now."""
     return VECTORS in (delta.protocol().reader_features or ())

@@ -17,25 +17,27 @@ def quote_sql_string(value: str) -> str:
 
 
 def build_feed_condition(topics: FeedTopics | None) -> str:
-    """Returns the SQL condition that the column `topic` has a topic that the feed reads; true without a feed."""
+    """Returns a SQL condition: the column `topic` has a topic that the feed reads. It is always true without a feed."""
     if topics is None:
         return "true"
-    return " AND ".join([_matches_sql(topics.pattern), *(f"NOT {_matches_sql(one)}" for one in topics.earlier)])
+    return " AND ".join(
+        [_build_pattern_condition(topics.pattern), *(f"NOT {_build_pattern_condition(one)}" for one in topics.earlier)]
+    )
 
 
-def _matches_sql(pattern: str) -> str:
+def _build_pattern_condition(pattern: str) -> str:
     anchored = quote_sql_string(rf"\A(?:{pattern})\z")
     return f"topic RLIKE {anchored}"
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
-    """Returns a list of columns in SQL (name, type and comment), for `CREATE TABLE` and `ADD COLUMNS`."""
+    """Returns columns in the form of SQL (name, type and comment), for `CREATE TABLE` and `ADD COLUMNS`."""
     return ", ".join(
         f"{quote(column.name)} {column.sql} COMMENT {quote_sql_string(column.comment)}" for column in columns
     )
 
 
-def create_statements(
+def build_create_statements(
     identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
 ) -> Iterator[str]:
     """Yields the SQL statements that create a table in a catalog, with its clustering or partitioning.
@@ -59,10 +61,10 @@ def create_statements(
         f" COMMENT {quote_sql_string(schema.comment)} TBLPROPERTIES ({with_properties})"
     )
     if by and is_miscounted:
-        yield cluster_statement(identifier, schema.cluster_by)
+        yield build_cluster_statement(identifier, schema.cluster_by)
 
 
-def cluster_statement(identifier: str, keys: Iterable[str]) -> str:
+def build_cluster_statement(identifier: str, keys: Iterable[str]) -> str:
     """Returns the SQL statement that sets a table's clustering columns.
 
     Args:

@@ -44,10 +44,11 @@ class Column(NamedTuple):
     comment: str
 
 
-def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
-    """Returns the columns, each with its comment.
+def add_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
+    """Returns columns with name, type and comment.
 
     Args:
+        columns: name and Spark SQL type of each column.
         comments: comments by column name; further names are ignored.
 
     Raises:
@@ -68,7 +69,7 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Definition of a Delta table.
+    """Definition of a Delta table: its columns, how they are written, and how files are laid out.
 
     Attributes:
         definitions: the table's columns in order. A column named `DECLARED` stands for all columns in the setting
@@ -77,8 +78,8 @@ class TableSchema:
         written_by: the module, without `sessionlake.`, that usually commits the table's rows.
         partition_by: in a catalog, the column by which the table is partitioned; each partition has one row. None for
             no partitioning.
-        cluster_by: keys for liquid clustering, used if the storage supports it. Keys of types without bounds, such as
-            boolean, are left out.
+        cluster_by: keys for liquid clustering, used if the storage supports it. Keys of types for which Delta stores no
+            minimum and maximum, such as boolean, are left out.
         statistics_columns: columns whose minimum and maximum Delta stores for each file, without those types.
         change_feed: True to turn on Delta's change data feed.
         writes: how rows are written. For tables with MERGE, deletion vectors are turned on.
@@ -94,18 +95,18 @@ class TableSchema:
     writes: WriteMode = WriteMode.MERGE
 
     def __post_init__(self) -> None:
-        """Leaves out clustering keys and statistics columns of types for which Delta stores no bounds."""
+        """Leaves out clustering keys and statistics columns of types for which Delta stores no minimum and maximum."""
         without = {column.name for column in self.definitions if not has_bounds(column.sql)}
         for name in ("cluster_by", "statistics_columns"):
             object.__setattr__(self, name, tuple(one for one in getattr(self, name) if one not in without))
 
     @cached_property
     def column_types(self) -> Columns:
-        """Name and Spark SQL type of each column, without replacing `DECLARED`."""
+        """Name and Spark SQL type of each column. One column may be a placeholder for those of `capture.columns`."""
         return tuple((column.name, column.sql) for column in self.definitions)
 
-    def definitions_for(self, settings: Settings) -> tuple[Column, ...]:
-        """Returns the columns, with the columns of the setting `capture.columns` in place of `DECLARED`."""
+    def list_definitions(self, settings: Settings) -> tuple[Column, ...]:
+        """Returns the table's columns, with the columns of `capture.columns` in place of their placeholder."""
         columns: list[Column] = []
         for column in self.definitions:
             if column.name == DECLARED:
@@ -114,18 +115,18 @@ class TableSchema:
                 columns.append(column)
         return tuple(columns)
 
-    def columns_for(self, settings: Settings) -> Columns:
-        """Returns name and Spark SQL type of each column, with those of `capture.columns` in place of `DECLARED`."""
-        return tuple((column.name, column.sql) for column in self.definitions_for(settings))
+    def list_column_types(self, settings: Settings) -> Columns:
+        """Returns name and Spark SQL type of the table's columns, also of those in the setting `capture.columns`."""
+        return tuple((column.name, column.sql) for column in self.list_definitions(settings))
 
     @property
     def append_only(self) -> bool:
-        """True if rows are only appended, and never change."""
+        """True if rows of the table are only appended, and never change."""
         return self.writes is WriteMode.APPEND
 
     @property
     def is_merged(self) -> bool:
-        """True if MERGE writes rows, alone or in addition to appends."""
+        """True if rows are written to the table with MERGE, alone or in addition to appends."""
         return self.writes in (WriteMode.MERGE, WriteMode.BOTH)
 
     def build_properties(self, keep: timedelta) -> dict[str, str]:

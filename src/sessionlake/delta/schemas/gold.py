@@ -57,10 +57,10 @@ _EXACT = (
 )
 
 
-def _point_place_columns(name: str, order: str) -> tuple[Column, ...]:
-    """Returns the columns of the first or last point: its value, and its place in the order of points.
+def _build_point_columns(name: str, order: str) -> tuple[Column, ...]:
+    """Returns the columns of a window's first or last point: its value, and its place in the order of points.
 
-    A late point is compared with this place, to find out if it is now the first or last point.
+    The place shows whether a point that arrives late comes before the first or after the last point.
 
     Args:
         name: name of the column with the value: `first` or `last`.
@@ -75,7 +75,7 @@ def _point_place_columns(name: str, order: str) -> tuple[Column, ...]:
     )
 
 
-def _metrics_schema(comment: str, bucket: str) -> TableSchema:
+def _build_metrics_schema(comment: str, bucket: str) -> TableSchema:
     """Returns the definition of a table of metrics per minute, hour or day.
 
     Columns that start with an underscore hold state, from which the other columns are computed again if late points
@@ -96,8 +96,8 @@ def _metrics_schema(comment: str, bucket: str) -> TableSchema:
             Column("sum", "double", "Their sum"),
             Column("_sum_rest", "double", "State of sum: what rounding took from it"),
             Column("average", "double", "Their mean"),
-            *_point_place_columns("first", "first"),
-            *_point_place_columns("last", "last"),
+            *_build_point_columns("first", "first"),
+            *_build_point_columns("last", "last"),
             Column(
                 "variance",
                 "double",
@@ -194,9 +194,9 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         statistics_columns=("table", "topic", "session_id", "row_id", "ts", "_batch"),
         writes=WriteMode.BOTH,
     ),
-    METRICS_1M: _metrics_schema("One row a minute of event time", "minute"),
-    METRICS_1H: _metrics_schema("One row an hour of event time", "hour"),
-    METRICS_1D: _metrics_schema("One row a day of event time", "day"),
+    METRICS_1M: _build_metrics_schema("One row a minute of event time", "minute"),
+    METRICS_1H: _build_metrics_schema("One row an hour of event time", "hour"),
+    METRICS_1D: _build_metrics_schema("One row a day of event time", "day"),
     DISTINCT_VALUES: TableSchema(
         (
             TOPIC,

@@ -38,8 +38,8 @@ _WRITES = {
 }
 
 
-def write_page() -> str:
-    """Returns the data dictionary as Markdown: one section per table, with all its columns."""
+def write_tables_page() -> str:
+    """Returns the reference page of all tables as Markdown: a section for each table, with all its columns."""
     return "\n".join([_HEAD, *_write_sections()])
 
 

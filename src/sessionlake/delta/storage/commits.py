@@ -56,7 +56,7 @@ class TableCommit:
 
     @classmethod
     def from_metrics(cls, version: int, metrics: Mapping[str, Any]) -> TableCommit:
-        """Returns the commit of a version, with the number of rows from its operation metrics; 0 if they lack it."""
+        """Returns the commit with this version. Its operation metrics give the number of rows; 0 if they lack it."""
         counts = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
         return cls(version, sum(int(metrics[name]) for name in counts))
 
@@ -66,11 +66,11 @@ NO_COMMIT = TableCommit(-1, 0)
 
 @dataclass(frozen=True)
 class LoggedCommit:
-    """A commit with its operation, as the log or Delta's history describes it.
+    """A commit to a table and its operation, as Delta's log or history describes it.
 
     Attributes:
         version: the table's version after the commit.
-        operation: Delta's name of the operation, as in `MERGE`.
+        operation: Delta's name of the operation, such as `MERGE`.
         parameters: the operation's parameters, as Delta names them.
         changes: True if the commit changes rows; None if unknown. Then `changes_rows` judges by the operation.
     """
@@ -82,12 +82,12 @@ class LoggedCommit:
 
     @property
     def changes_rows(self) -> bool:
-        """True if the commit may change rows."""
+        """True if the commit changes rows of the table, or may do so."""
         return not self.operation.startswith(_UPKEEP) if self.changes is None else self.changes
 
     @property
-    def replaces_all(self) -> bool:
-        """True if the commit removes all earlier rows."""
+    def replaces_all_rows(self) -> bool:
+        """True if the commit removes all earlier rows of the table."""
         if self.operation == "DELETE":
             return self.parameters.get("predicate", "[]") in _ALL_ROWS
         overwrites = self.parameters.get("mode") == "Overwrite" and not self.parameters.get("predicate")
@@ -95,7 +95,10 @@ class LoggedCommit:
 
     @property
     def restored_version(self) -> int | None:
-        """The version that a RESTORE restores; None for other operations, and -2 for a RESTORE that names none."""
+        """The version that a RESTORE restores.
+
+        None for other operations, and -2 for a RESTORE that names no version.
+        """
         if self.operation != _RESTORE:
             return None
         version = self.parameters.get("version")
@@ -103,7 +106,7 @@ class LoggedCommit:
 
 
 def find_unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
-    """Returns a sentence about a RESTORE that lost commits which are still missing; None if there is none.
+    """Returns a sentence about a RESTORE that dropped commits which are still missing; None if there is none.
 
     A RESTORE to an older version drops the rows of all later commits. Delta still remembers their transactions and
     skips them, so replays do not write these rows again. Two things repair this: a RESTORE to the newest dropped
@@ -121,7 +124,7 @@ def find_unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
         if commit.restored_version is not None:
             present = content_of.get(commit.restored_version, commit.restored_version)
             cause = f"version {commit.version} restored an older one, without version {newest}"
-        elif commit.replaces_all or (commit.changes_rows and present >= newest):
+        elif commit.replaces_all_rows or (commit.changes_rows and present >= newest):
             newest = present = commit.version
         content_of[commit.version] = present
     return cause if present < newest else None

@@ -11,10 +11,10 @@ _ATTEMPTS = 5
 
 
 def retry_on_conflict(write: Callable[[], T]) -> T:
-    """Runs a write, and repeats it if another commit conflicts, up to five attempts in all. Returns its result.
+    """Calls `write`, and calls it again if another commit conflicts, five times in all. Returns its result.
 
     Args:
-        write: may be called several times, so it must have the same effect as one call.
+        write: writes to a table. It may be called several times, so it must have the same effect as one call.
     """
     for _ in range(_ATTEMPTS - 1):
         with suppress(*list_conflict_errors()):

@@ -22,7 +22,7 @@ LIMIT = "limit"
 
 
 class RowSelection(Protocol):
-    """A selection of rows of a table, for Arrow (`build_mask`) and for Spark (`build_source_frame`).
+    """Rows of a table that are selected, for example to be removed. Works on Arrow batches and on Spark frames.
 
     Attributes:
         upper_bounds: for some columns, the highest value that a selected row can have.
@@ -30,25 +30,28 @@ class RowSelection(Protocol):
 
     @property
     def upper_bounds(self) -> Mapping[str, Any]:
-        """For some columns, the highest value that a selected row can have. Files with only higher ones are skipped."""
+        """For some columns, the highest value that a selected row can have.
+
+        Files with only higher values are skipped.
+        """
 
     @property
     def mask_columns(self) -> list[str]:
-        """Names of the columns that `build_mask` needs."""
+        """Names of the columns that are needed to decide whether a row is selected."""
 
     def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns for each row of the batch whether it is selected."""
+        """Returns a boolean for each row of the record batch: True if the row is selected."""
 
     def build_source_frame(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) with which `build_join_condition` joins the table."""
+        """Returns a Spark frame with the alias `s`, which is joined with the table by `build_join_condition`."""
 
     def build_join_condition(self) -> Column:
-        """Returns the join condition: a row of the table (alias `t`) is selected if it matches a row of `s`."""
+        """Returns a join condition: selected rows of the table (alias `t`) match a row of the source (alias `s`)."""
 
 
 @dataclass(frozen=True)
 class ExpiredRows:
-    """Selects the rows whose value in `limited_column` is at most the limit for their key.
+    """Selects the rows of a table whose value in one column is at most the limit for their key.
 
     Rows whose key has no limit are not selected.
 
@@ -69,12 +72,12 @@ class ExpiredRows:
 
     @property
     def mask_columns(self) -> list[str]:
-        """Names of the columns that `build_mask` needs."""
+        """Names of the columns that are needed to decide whether a row is selected."""
         spared = () if self.spared_by is None else (self.spared_by,)
         return list(dict.fromkeys([*self.keys, self.limited_column, *self.upper_bounds, *spared]))
 
     def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns for each row of the batch whether it is selected."""
+        """Returns a boolean for each row of the record batch: True if the row is selected."""
         limit = self._find_limits(batch)
         goes = pc.less_equal(batch.column(self.limited_column), limit)
         for name, value in self.upper_bounds.items():
@@ -85,7 +88,7 @@ class ExpiredRows:
         return pc.fill_null(goes, fill_value=False)
 
     def _find_limits(self, batch: pa.RecordBatch) -> Any:
-        """Returns for each row the limit of its key, null if it has none; one scalar if there are no key columns."""
+        """Returns the limit for the key of each row, null if it has none. Without key columns, returns one scalar."""
         limits = self.limits[LIMIT].combine_chunks()
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)
@@ -94,11 +97,11 @@ class ExpiredRows:
         )
 
     def build_source_frame(self, spark: SparkSession) -> DataFrame:
-        """Returns the limits as a Spark frame with alias `s`."""
+        """Returns the limits as a Spark frame with the alias `s`."""
         return to_spark_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
     def build_join_condition(self) -> Column:
-        """Returns the condition that joins each selected row of the table (alias `t`) with its limit (alias `s`)."""
+        """Returns a join condition by which selected rows of the table (alias `t`) match their limit (alias `s`)."""
         from pyspark.sql import functions as F
 
         goes = F.col(f"t.{self.limited_column}") <= F.col(f"s.{LIMIT}")
@@ -112,7 +115,7 @@ class ExpiredRows:
 
 
 def _join_key_columns(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
-    """Returns one text for each row: its values in the key columns, joined. Null if one of them is null."""
+    """Returns a text for each row: its values in the key columns, joined. Null if one of them is null."""
     parts = [pc.cast(rows[name] if isinstance(rows, pa.Table) else rows.column(name), pa.string()) for name in keys]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

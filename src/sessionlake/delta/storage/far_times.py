@@ -15,14 +15,17 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class OutOfRangeTime(int):
-    """A time outside datetime's range, in milliseconds since 1970 (UTC). It is before or after every datetime."""
+    """A time before the year 1 or after the year 9999, which Python's datetime cannot represent.
+
+    It is an integer: milliseconds since 1970 (UTC). Comparisons with datetimes work.
+    """
 
     def __str__(self) -> str:
-        """Returns the milliseconds, and whether that is before the year 1 or after 9999."""
+        """Returns the milliseconds as text, and whether that is before the year 1 or after 9999."""
         return f"{int(self)} ms since 1970 ({'before the year 1' if self < FIRST_MS else 'beyond the year 9999'})"
 
     def __format__(self, spec: str) -> str:
-        """Formats the time as `str` does if `spec` is empty or a date pattern such as `%Y`, else as an integer."""
+        """Formats the time as `str` does if `spec` is empty or a date pattern such as `%Y`; otherwise as an integer."""
         return str(self) if "%" in spec or not spec else int(self).__format__(spec)
 
     def isoformat(self) -> str:
@@ -47,16 +50,22 @@ class OutOfRangeTime(int):
 
 
 def convert_ms_to_time(ms: int) -> datetime | OutOfRangeTime:
-    """Converts milliseconds since 1970 to a UTC datetime, or to an `OutOfRangeTime` outside datetime's range."""
+    """Converts milliseconds since 1970 to a UTC datetime.
+
+    Before the year 1 or after 9999, returns an `OutOfRangeTime`.
+    """
     return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else OutOfRangeTime(ms)
 
 
 def find_nearest_datetime(ms: int) -> datetime:
-    """Converts milliseconds since 1970 to a datetime in UTC; outside datetime's range, to its first or last."""
+    """Converts milliseconds since 1970 to a UTC datetime.
+
+    Before the year 1 or after 9999, returns Python's first or last one.
+    """
     return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
 
 
-def time_to_ms(time: datetime | OutOfRangeTime) -> int:
+def convert_time_to_ms(time: datetime | OutOfRangeTime) -> int:
     """Converts a time to milliseconds since 1970, rounded down. A time without a zone counts as UTC."""
     if isinstance(time, OutOfRangeTime):
         return int(time)
@@ -64,7 +73,9 @@ def time_to_ms(time: datetime | OutOfRangeTime) -> int:
 
 
 def format_time(time: datetime | OutOfRangeTime | int, timespec: str = "milliseconds") -> str:
-    """Formats a time in UTC, as in `2026-01-02 03:04:05.678Z`; outside datetime's range, as a number of milliseconds.
+    """Formats a time in UTC, as in `2026-01-02 03:04:05.678Z`.
+
+    A time that datetime cannot represent becomes a number of ms.
 
     Args:
         time: the time; an integer is in milliseconds since 1970.
@@ -77,6 +88,6 @@ def format_time(time: datetime | OutOfRangeTime | int, timespec: str = "millisec
     return in_utc.replace(tzinfo=None).isoformat(" ", timespec) + "Z"
 
 
-def time_to_micros(time: datetime | OutOfRangeTime) -> int:
+def convert_time_to_micros(time: datetime | OutOfRangeTime) -> int:
     """Converts a time to microseconds since 1970. A datetime must have a time zone."""
     return int(time) * 1000 if isinstance(time, OutOfRangeTime) else (time - _EPOCH) // timedelta(microseconds=1)

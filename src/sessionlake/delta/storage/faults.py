@@ -17,7 +17,10 @@ _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Kills or suspends the process if the variable `SESSIONLAKE_FAULT` names this point; else does nothing."""
+    """Kills or suspends the process if the environment variable `SESSIONLAKE_FAULT` has this name.
+
+    Used by tests of crashes.
+    """
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return

@@ -39,16 +39,16 @@ PURGED = "sessionlake.purged"
 
 
 class StagedRows(Protocol):
-    """Rows that are written to files or kept by Spark, and become part of a table with `commit_rows`."""
+    """Rows that were computed and written to files, and become part of a table with `commit_rows`."""
 
     def count_rows(self) -> int:
-        """Returns the number of rows."""
+        """Returns the number of rows that were written to files."""
 
     def read_columns(self, *names: str) -> pa.Table:
-        """Reads the given columns of all these rows into the driver's memory."""
+        """Reads these columns of all rows that were written to files into the driver's memory."""
 
     def commit_rows(self, txn: Txn) -> None:
-        """Appends the rows to the table in one commit. A replay of the same transaction adds nothing."""
+        """Appends these rows to the table in one commit. A replay of the transaction adds nothing."""
 
 
 class TableStorage(ABC):
@@ -79,19 +79,19 @@ class TableStorage(ABC):
 
     @abstractmethod
     def sql_name(self, table: str) -> str:
-        """Returns the SQL name of the table, view or function that has this two-level name in `sessionlake query`."""
+        """Returns the name of a table, view or function in SQL of `sessionlake query`, given its two-level name."""
 
     @abstractmethod
     def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
-        """Returns two parts of the SQL that creates a function: `FUNCTION` or `TEMPORARY FUNCTION`, and its name."""
+        """Returns two parts of the SQL that creates a function: `FUNCTION` or `TEMPORARY FUNCTION`, and the name."""
 
     @abstractmethod
     def prepare_view(self, spark: SparkSession, name: str) -> str:
-        """Creates the schema of a view if it is missing, and returns the name for `CREATE VIEW`."""
+        """Creates the schema of a view if it is missing, and returns the view's name for `CREATE VIEW`."""
 
     @abstractmethod
     def require_writable(self) -> None:
-        """Checks that tables can be written. Called before Spark starts.
+        """Checks that tables can be written. It is called before Spark starts.
 
         Raises:
             MachineError: the home cannot be written.
@@ -99,11 +99,11 @@ class TableStorage(ABC):
 
     @abstractmethod
     def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """Holds an exclusive claim until the block ends; no other process can hold a claim of this name meanwhile.
+        """Holds an exclusive claim until the block ends: no other process can hold a claim of this name meanwhile.
 
         Args:
             name: what is claimed, such as a layer.
-            doing: what this process does, as in "runs silver". Other processes name it if they are refused the claim.
+            doing: what this process does, as in "runs silver". It is in the error of a process that is refused.
 
         Raises:
             ClaimedError: another process holds the claim, or took it over before the block ended.
@@ -111,22 +111,22 @@ class TableStorage(ABC):
 
     @abstractmethod
     def require_claims(self) -> None:
-        """Checks that this process still holds all claims that it made. Call it before each commit.
+        """Checks that this process still holds all claims that it has made. It is called before each commit.
 
         Raises:
             ClaimedError: another process has taken over one of these claims.
         """
 
     @abstractmethod
-    def lease_token(self, name: str) -> int:
-        """Returns the fencing token of this process's claim: a number higher than the tokens of all earlier holders.
+    def get_fencing_token(self, name: str) -> int:
+        """Returns a number for the claim of this process on `name`, which is higher than those of all earlier holders.
 
-        Always 0 if claims are file locks, which need no token.
+        Always 0 if claims are file locks, which need no number.
         """
 
     @abstractmethod
     def build_staging_settings(self) -> Settings:
-        """Returns settings of a separate home or separate schemas, in which a rebuild builds tables before copying."""
+        """Returns settings for a second set of tables, which a rebuild builds and then copies to the live ones."""
 
     # -- tables
 
@@ -139,15 +139,15 @@ class TableStorage(ABC):
 
     @abstractmethod
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        """True if the table has been created."""
+        """True if the table exists."""
 
     @abstractmethod
     def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
-        """Returns the two-level names of all tables in a schema, sorted. Tables of other tools count, views do not."""
+        """Returns the two-level names of all tables in a schema, sorted. Views are left out."""
 
     @abstractmethod
     def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
-        """Returns the Spark SQL types of the table's columns by column name, in order."""
+        """Returns the Spark SQL types of the table's columns by column name, in the order of the columns."""
 
     @abstractmethod
     def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
@@ -159,7 +159,7 @@ class TableStorage(ABC):
 
     @abstractmethod
     def set_clustering_keys(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        """Sets the columns by which new rows are clustered, if the storage supports clustering."""
+        """Sets the columns by which new rows of the table are clustered, if the storage can cluster rows."""
 
     @abstractmethod
     def drop_table(self, spark: SparkSession, table: str) -> None:
@@ -175,10 +175,7 @@ class TableStorage(ABC):
 
     @abstractmethod
     def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Returns the paths of files that the table's latest version needs and that do not exist.
-
-        Empty if the storage cannot list files.
-        """
+        """Returns the paths of missing files of the table's latest version; empty if the storage cannot list files."""
 
     @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
@@ -190,7 +187,7 @@ class TableStorage(ABC):
 
     @abstractmethod
     def describe_version(self, table: str, version: int) -> TableDescription | None:
-        """Returns what the log says about a version of a table; None if only Spark can read the log."""
+        """Returns the features and columns of a version of a table; None if only Spark can read the table's log."""
 
     @abstractmethod
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
@@ -201,20 +198,20 @@ class TableStorage(ABC):
         """Returns when the table was created; None if its log does not say."""
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property in a separate commit."""
+        """Sets a Delta property of the table, in a separate commit."""
         with self.commit_lock(table):
             assigned = f"{quote_sql_string(key)} = {quote_sql_string(value)}"
             spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} SET TBLPROPERTIES ({assigned})")
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
-        """Sets the Delta properties that say how long history is kept and who removes old log entries.
+        """Sets the table's Delta properties that say how long history is kept and who removes old log entries.
 
         Does nothing in a catalog, where this would cost a Spark job.
         """
         del spark, table
 
     def set_changed_properties(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
-        """Sets the Delta properties whose values differ from `wanted`. Returns all properties as they were before."""
+        """Sets the Delta properties that are not as wanted. Returns all properties of the table as they were before."""
         present = self.read_properties(spark, table)
         for key in (key for key, value in wanted.items() if present.get(key) != value):
             self.set_property(spark, table, key, wanted[key])
@@ -223,10 +220,10 @@ class TableStorage(ABC):
     # -- reading
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
-        """Returns the reader options with which a new stream reads the table in commit order; empty if it needs none.
+        """Returns options with which a new stream reads the table in the order of its commits; empty if it needs none.
 
         Raises:
-            LakeError: the commit order can no longer be found.
+            LakeError: the order of the commits can no longer be found.
         """
         del spark, table
         return {}
@@ -251,10 +248,10 @@ class TableStorage(ABC):
 
     @abstractmethod
     def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        """Writes rows to files, so that the block can commit them. Files not committed by its end are deleted."""
+        """Writes rows to files, so that the block can commit them. Files that it does not commit are deleted."""
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends the rows; a replay of the same transaction appends nothing."""
+        """Appends rows to the table; a replay of the same transaction appends nothing."""
         with self.stage_rows(spark, table, rows) as staged:
             staged.commit_rows(txn)
 
@@ -270,21 +267,23 @@ class TableStorage(ABC):
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
-        self.replace_with_spark(to_spark_frame(spark, rows), table, {} if txn is None else txn.writer_options(table))
+        self.replace_with_spark(
+            to_spark_frame(spark, rows), table, {} if txn is None else txn.build_writer_options(table)
+        )
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table; a replay of the same transaction changes nothing.
 
         Args:
-            metadata: stored with the commit, as `userMetadata` in the table's history.
+            metadata: text stored with the commit, as `userMetadata` in the table's history.
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
         options = {"userMetadata": metadata, "overwriteSchema": columns}
-        self.replace_with_spark(rows, table, txn.writer_options(table) | options)
+        self.replace_with_spark(rows, table, txn.build_writer_options(table) | options)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
-        with self.commit_lock(table), use_temporary_spark_conf(spark, txn.session_conf(table)):
+        with self.commit_lock(table), use_temporary_spark_conf(spark, txn.build_session_conf(table)):
             self.open_delta_table(spark, table).delete()
 
     @abstractmethod
@@ -301,7 +300,7 @@ class TableStorage(ABC):
     def accumulate_rows(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> TableCommit:
-        """Combines rows with the table's rows of the same keys, and MERGEs the results as `merge` does.
+        """Combines rows with the table's rows of the same keys, such as sums, and MERGEs the results in one commit.
 
         No other process may write rows with these keys at the same time.
 
@@ -323,13 +322,13 @@ class TableStorage(ABC):
         return self.read_own_commit(spark, table, rows)
 
     def require_lease(self, table: str) -> None:
-        """Checks, right before a commit to the table, that this process still holds all its claims."""
+        """Checks that this process still holds all its claims. It is called right before a commit to the table."""
         self.require_claims()
         fault_point(f"sure:{table}")
 
     @abstractmethod
     def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        """Appends rows in one commit. The options are those of Spark's Delta writer."""
+        """Appends rows to a table in one commit, with Spark's Delta writer and these options of it."""
 
     @abstractmethod
     def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
@@ -346,29 +345,29 @@ class TableStorage(ABC):
 
     @abstractmethod
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
-        """Merges small files into larger ones. Rows do not change, so streams and change feeds skip the commit.
+        """Merges small files of a table into larger ones, in a commit that streams and change feeds skip.
 
         Returns the number of files before and after; None if there are too few small files or another commit conflicts.
         """
 
     @abstractmethod
-    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
-        """Returns how many rows of a table are selected."""
+    def count_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> int:
+        """Returns how many rows of a table the selection contains."""
 
     @abstractmethod
-    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
-        """Removes the selected rows in one commit, which streams skip. Use `commit.remove_rows`, which calls this."""
+    def remove_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> None:
+        """Removes the selected rows of a table in one commit, which streams skip. Call `commit.remove_rows` instead."""
 
     @abstractmethod
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        """Erases the content of the session's messages in one commit, which streams skip.
+        """Erases key, value and headers of a session's messages in one commit, which streams skip.
 
         Each message keeps its offset and Kafka timestamp.
         """
 
     @abstractmethod
     def purge_vectors(self, table: str) -> int:
-        """Rewrites the files that have deletion vectors, so that readers without that feature can open the table.
+        """Rewrites the table's files with deletion vectors, so that readers without that feature can open the table.
 
         Returns:
             The number of files that had deleted rows and were rewritten.
@@ -379,17 +378,17 @@ class TableStorage(ABC):
 
     @abstractmethod
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
-        """Removes all files and log entries that the latest version does not need. This cannot be undone.
+        """Removes all files and log entries that the table's latest version does not need. This cannot be undone.
 
         Args:
-            why: the reason, stored in the table property `PURGED`.
-            since: the version at which a stream resumes. Log entries from this version on stay. None if no stream reads
-                the table.
+            why: the reason, stored in a property of the table.
+            since: the version at which a stream resumes; later log entries stay, too. None if no stream reads the
+                table.
         """
 
     @abstractmethod
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        """True if `vacuum` has enough to remove to be worth running."""
+        """True if a VACUUM would remove enough to be worth its cost."""
 
     @abstractmethod
     def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:

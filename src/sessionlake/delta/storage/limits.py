@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DriverLimits:
-    """Sizes up to which work is done in the driver, because a Spark job would cost more. Zero means never.
+    """Sizes up to which work is done in Spark's driver, because a Spark job would cost more. Zero means never.
 
     Attributes:
         few_messages: number of messages in a batch. Up to it, bronze reads the batch's rows into the driver, and Spark

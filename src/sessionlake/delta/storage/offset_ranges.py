@@ -16,7 +16,7 @@ OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 
 
 def compute_enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
-    """Returns for each topic-partition the smallest range that contains all its spans.
+    """Returns, by topic-partition, the smallest range of offsets that contains all its spans.
 
     Args:
         spans: tuples `(topic, partition, first, last)`, in any order.
@@ -29,13 +29,17 @@ def compute_enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> Offs
 
 
 def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
-    """Divides the ranges into `number` slices, which are processed one after the other.
+    """Divides ranges of offsets into `number` slices, which are processed one after the other.
 
     Slice i contains the i-th part of each topic-partition's range, so its messages arrived at about the same time and
     are in few files. If ranges are short, a slice lacks some or all topic-partitions.
 
+    Args:
+        spans: first and last offset, by topic-partition.
+        number: the number of slices.
+
     Yields:
-        The ranges of each slice.
+        First and last offset by topic-partition, for each slice.
     """
     for i in range(number):
         cut = {
@@ -48,11 +52,12 @@ def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
 def subtract_runs(
     spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]
 ) -> Iterator[OffsetRanges]:
-    """Removes runs of offsets from the ranges. Yields what remains, as few sets of ranges as possible.
+    """Removes runs of offsets from ranges, and yields what remains, as few sets of ranges as possible.
 
     A set has one range per topic-partition. So several sets are needed if a run divides a range.
 
     Args:
+        spans: first and last offset, by topic-partition.
         runs: runs to remove, by topic-partition: first offset, and one past the last.
     """
     left: dict[TopicPartition, list[tuple[int, int]]] = {}
@@ -66,7 +71,13 @@ def subtract_runs(
 
 
 def build_offsets_condition(spans: OffsetRanges) -> Column:
-    """Returns the Spark condition for rows whose offset is in its topic-partition's range. Delta skips other files."""
+    """Returns a Spark condition: a row's offset is in the range of its topic-partition.
+
+    Delta skips files without such rows.
+
+    Args:
+        spans: first and last offset, by topic-partition.
+    """
     from pyspark.sql import functions as F
 
     return _build_any_condition(
@@ -78,7 +89,7 @@ def build_offsets_condition(spans: OffsetRanges) -> Column:
 
 
 def _build_any_condition(conditions: Sequence[Column]) -> Column:
-    """Combines conditions with OR in a balanced tree. A chain of thousands would overflow the stack in Spark."""
+    """Combines conditions with OR in a balanced tree, because a chain of thousands would overflow Spark's stack."""
     from pyspark.sql import functions as F
 
     if len(conditions) <= 1:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import OutOfRangeTime, time_to_micros
+from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, to_contiguous
@@ -32,41 +32,46 @@ _NAMED = 1_000
 
 
 def is_in(column: Any, values: Sequence[Any]) -> Any:
-    """Comparison for conditions: the column's value is one of `values`."""
+    """Comparison operator for a `Condition`: the column's value is one of `values`."""
     return column.isin(values)
 
 
 def starts_with(column: Any, text: str) -> Any:
-    """Comparison for conditions: the column's value starts with `text`."""
+    """Comparison operator for a `Condition`: the column's value starts with `text`."""
     return pc.starts_with(column, text) if isinstance(column, pc.Expression) else column.startswith(text)
 
 
 def is_null(column: Any, _: None) -> Any:
-    """Comparison for conditions: the column is null. The condition's value must be None."""
+    """Comparison operator for a `Condition`: the column is null. The condition's value must be None."""
     return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
 
 
-def to_arrow_expression(conditions: Sequence[Condition]) -> pc.Expression | None:
-    """Combines all conditions into one Arrow expression; None if there are none."""
-    meets = [compare(pc.field(name), _to_comparable(value)) for name, compare, value in conditions]
+def build_arrow_expression(conditions: Sequence[Condition]) -> pc.Expression | None:
+    """Combines conditions into one Arrow expression that is true if all are met; None if there are none."""
+    meets = [compare(pc.field(name), _convert_to_comparable_value(value)) for name, compare, value in conditions]
     return reduce(operator.and_, meets) if meets else None
 
 
-def _to_comparable(value: Any) -> Any:
-    """Converts a condition's value to a form that Arrow can compare with a column."""
+def _convert_to_comparable_value(value: Any) -> Any:
+    """Converts the value of a condition to a type that Arrow can compare with a column."""
     if isinstance(value, list):
-        return [_to_comparable(one) for one in value]
-    return pa.scalar(time_to_micros(value), pa.timestamp("us", "UTC")) if isinstance(value, OutOfRangeTime) else value
+        return [_convert_to_comparable_value(one) for one in value]
+    return (
+        pa.scalar(convert_time_to_micros(value), pa.timestamp("us", "UTC"))
+        if isinstance(value, OutOfRangeTime)
+        else value
+    )
 
 
 def build_key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
-    """Returns conditions that select table rows with the same keys as `rows`, and perhaps further rows.
+    """Returns conditions that all table rows with the same keys as `rows` meet. Further rows may meet them, too.
 
     There is one condition per key column on its values, or two on its minimum and maximum if it has over 1,000 values.
 
     Args:
+        rows: rows with the keys to search for.
         keys: names of the key columns.
-        schema: the columns of the table that is searched; values are cast to its types.
+        schema: the columns of the table that is searched; values are converted to its types.
     """
     conditions: list[Condition] = []
     for name in keys:
@@ -80,12 +85,19 @@ def build_key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema)
 
 
 class TooLargeError(LakeError):
-    """The rows to read are larger than the limit that the caller has set for its memory."""
+    """The rows to read are larger than the limit that the calling code has set for its memory."""
 
 
 @dataclass(frozen=True)
 class TableSize:
-    """Size of a table at its latest version, according to its log: rows, number of files, and bytes of these files."""
+    """Size of a table at its latest version, according to Delta's log.
+
+    Attributes:
+        version: the latest version.
+        rows: number of rows.
+        files: number of data files.
+        bytes: size of all data files in bytes.
+    """
 
     version: int
     rows: int
@@ -95,11 +107,11 @@ class TableSize:
 
 @dataclass(frozen=True)
 class FilesRead:
-    """The files that a query must open.
+    """The data files that a query must open.
 
     Attributes:
         read: paths of the files to open, relative to the table's folder.
-        total: number of all files of the table's latest version.
+        total: number of all data files of the table's latest version.
     """
 
     read: frozenset[str]
@@ -117,20 +129,20 @@ class TableReader(ABC):
     def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that meet all conditions, as record batches. Times are in UTC."""
+        """Yields the rows of a table that meet all conditions, as record batches. Times are in UTC."""
 
     @abstractmethod
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        """Returns the rows that meet all conditions, and the number of all rows in the table.
+        """Returns the rows of a table that meet all conditions, and the number of all its rows.
 
         Both belong to the same version of the table. The number comes from its log. The table must exist.
         """
 
     @abstractmethod
     def exists(self, table: str) -> bool:
-        """True if the table has been created."""
+        """True if the table exists."""
 
     @abstractmethod
     def read_table_schema(self, table: str) -> pa.Schema:
@@ -142,7 +154,7 @@ class TableReader(ABC):
 
     @abstractmethod
     def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """Returns the files that a read with these conditions must open, according to their statistics.
+        """Returns the data files that a read with these conditions must open, according to the files' statistics.
 
         None if the storage cannot say. The table must exist.
         """
@@ -152,7 +164,7 @@ class TableReader(ABC):
         return self.read_size(table).rows if self.exists(table) else 0
 
     def read_rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yields the rows that meet all conditions, as dictionaries. Times are in UTC.
+        """Yields the rows of a table that meet all conditions, as dictionaries by column name. Times are in UTC.
 
         A time outside the range of Python's datetime is an `OutOfRangeTime`.
         """
@@ -160,7 +172,7 @@ class TableReader(ABC):
             yield from to_rows(batch)
 
     def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
-        """Returns any rows of a table, at most `max_rows`, without reading the whole table."""
+        """Returns at most `max_rows` rows of a table, whichever are found first, without reading the whole table."""
         return list(islice(self.read_rows(table, columns=columns), max_rows))
 
     def read_arrow_table(
@@ -171,11 +183,14 @@ class TableReader(ABC):
         sessions: pa.Table | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        """Returns the rows that meet all conditions as one Arrow table. The table must exist.
+        """Returns the rows of a table that meet all conditions, as one Arrow table. The table must exist.
 
         Args:
-            sessions: one row for each session whose rows are returned, with all or some columns of `SESSION` (topic,
-                partition, session id). `columns` must include these columns. None for all sessions.
+            table: the table's two-level name.
+            conditions: conditions that rows must meet.
+            columns: names of the columns to return; None for all.
+            sessions: one row for each session whose rows are returned, with some of the columns `topic`, `partition`
+                and `session_id`. `columns` must include these columns. None for all sessions.
             max_bytes: limit for the size of the result in memory, in bytes; None for no limit.
 
         Raises:
@@ -198,41 +213,44 @@ class TableReader(ABC):
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 
     def has_rows(self, table: str, *conditions: Condition) -> bool:
-        """True if at least one row meets all conditions. Reading stops at the first such row."""
+        """True if at least one row of the table meets all conditions. Reading stops at the first such row."""
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self.read_batches(table, *conditions, columns=named or None))
 
-    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """Counts the rows that meet all conditions, grouped by the columns `by`.
+    def count_rows_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """Counts the rows of a table that meet all conditions, grouped by the columns `by`.
 
         Only the counts are held in memory, not the rows.
 
         Returns:
-            The number of rows for each combination of values of `by`.
+            The number of rows, by the values of the columns `by` as a tuple.
         """
         found: Counter[tuple[Any, ...]] = Counter()
         for batch in self.read_batches(table, *conditions, columns=by):
             groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([([], "count_all")])
-            found.update(count_by_key(groups.select([*by, "count_all"])))
+            found.update(convert_groups_to_counter(groups.select([*by, "count_all"])))
         return found
 
     def find_highest_values(
         self, table: str, column: str, by: Sequence[str], *conditions: Condition
     ) -> dict[tuple[Any, ...], Any]:
-        """Returns the highest value of the column `column` for each combination of values of the columns `by`.
+        """Returns the highest value of a column in each group of rows that have the same values in the columns `by`.
 
         Only rows that meet all conditions count. Only the results are held in memory, not the rows.
+
+        Returns:
+            The highest value, by the values of the columns `by` as a tuple.
         """
         found: dict[tuple[Any, ...], Any] = {}
         for batch in self.read_batches(table, *conditions, columns=[*by, column]):
             groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([(column, "max")])
-            for key, value in group_by_key(groups.select([*by, f"{column}_max"])).items():
+            for key, value in convert_groups_to_dict(groups.select([*by, f"{column}_max"])).items():
                 found[key] = max(value, found.get(key, value))
         return found
 
 
 def list_session_columns(sessions: pa.Table) -> list[str]:
-    """Returns the names of the columns of `SESSION` (topic, partition, session id) that this table has."""
+    """Returns which of the columns `topic`, `partition` and `session_id` the table has."""
     return [name for name in SESSION if name in sessions.column_names]
 
 
@@ -241,18 +259,18 @@ def _join_columns(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "\0")
 
 
-def group_by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
+def convert_groups_to_dict(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
     """Converts a table with one row per group to a dictionary.
 
-    The last column is the value. All other columns together are the key, as a tuple.
+    The values of the last column become the dictionary's values. All other columns together are the key, as a tuple.
     """
     *keys, values = map(to_values, groups.columns)
     return dict(zip(zip(*keys, strict=True), values, strict=True))
 
 
-def count_by_key(groups: pa.Table) -> Counter[tuple[Any, ...]]:
+def convert_groups_to_counter(groups: pa.Table) -> Counter[tuple[Any, ...]]:
     """Converts a table with one row per group to a counter.
 
-    The last column is the number of rows. All other columns together are the key, as a tuple.
+    The last column is the number of rows in the group. All other columns together are the key, as a tuple.
     """
-    return Counter(group_by_key(groups))
+    return Counter(convert_groups_to_dict(groups))

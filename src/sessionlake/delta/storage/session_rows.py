@@ -24,12 +24,13 @@ ERASED_VALUES: dict[str, Any] = {"key": erased.ERASED_KEY, "value": None, "heade
 
 @dataclass(frozen=True)
 class SessionRows:
-    """Selects the rows with a session's topic and session id, in all partitions.
+    """Selects the rows of a table that have a session's topic and session id, in all partitions.
 
     Attributes:
         topic: Kafka topic of the session.
         session: the session's id.
         id_column: the column with the session id. It is text, or UTF-8 bytes if the column is `key`.
+        upper_bounds: for some columns, the highest value that a selected row can have.
     """
 
     topic: str
@@ -39,10 +40,10 @@ class SessionRows:
     """Always empty, since the highest values of a session's rows are unknown. So no file is skipped."""
 
     @classmethod
-    def of_session(cls, table: str, topic: str, session: str, *, by_key: bool = True) -> SessionRows:
+    def select_session(cls, table: str, topic: str, session: str, *, by_key: bool = True) -> SessionRows:
         """Returns the selection of a session's rows in a table.
 
-        In tables of messages, rows are selected by the Kafka key, so that unusable messages are included.
+        In tables of messages, rows are selected by the Kafka key, so that messages that could not be used are included.
 
         Args:
             table: Name of the table.
@@ -54,7 +55,7 @@ class SessionRows:
 
     @property
     def mask_columns(self) -> list[str]:
-        """Names of the columns that `build_mask` needs."""
+        """Names of the columns that are needed to decide whether a row belongs to the session."""
         return ["topic", self.id_column]
 
     @property
@@ -63,28 +64,32 @@ class SessionRows:
         return self.session.encode() if self.id_column == "key" else self.session
 
     def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns for each row of the batch whether it belongs to the session."""
+        """Returns a boolean for each row of the record batch: True if it belongs to the session."""
         own = batch.column(self.id_column)
         named = pc.equal(own, pa.scalar(self.stored_session_id, own.type))
         return pc.fill_null(pc.and_(named, pc.equal(batch.column("topic"), self.topic)), fill_value=False)
 
     def build_source_frame(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) that `build_join_condition` joins: one row with topic and session id.
+        """Returns a Spark frame with the alias `s`: one row with the session's topic and id.
 
-        So the id is data, and does not appear in the text of a command in the table's history.
+        It is joined with the table. So the id is data, and does not appear in the text of a command in the table's
+        history.
         """
         return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.stored_session_id]})).alias(
             "s"
         )
 
     def build_join_condition(self) -> Column:
-        """Returns the join condition: a row of the table (alias `t`) is selected if it has topic and id of `source`."""
+        """Returns a join condition: rows of the table (alias `t`) have topic and id of the source (alias `s`)."""
         from pyspark.sql import functions as F
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
     def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch with the content of the session's messages erased. Other messages stay as they are."""
+        """Returns the record batch with key, value and headers of the session's messages erased.
+
+        Other messages stay unchanged.
+        """
         gone = self.build_mask(batch)
         columns = [
             pc.if_else(gone, pa.scalar(ERASED_VALUES[name], column.type), column) if name in ERASED_VALUES else column
@@ -95,7 +100,7 @@ class SessionRows:
 
 @dataclass(frozen=True)
 class MessageRows(SessionRows):
-    """Selects rows of `bronze.messages` by partition and offset, where the Kafka key does not name the session.
+    """Selects a session's messages in `bronze.messages` by partition and offset, if their keys do not name the session.
 
     Attributes:
         places: Columns `partition int32, offset int64` of the selected messages, each once.
@@ -105,29 +110,35 @@ class MessageRows(SessionRows):
 
     @property
     def mask_columns(self) -> list[str]:
-        """Names of the columns that `build_mask` needs."""
+        """Names of the columns that are needed to decide whether a row is one of the messages."""
         return ["topic", "partition", "offset"]
 
     def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns for each row of the batch whether it is one of the messages."""
-        own = _join_places(batch.column("partition"), batch.column("offset"))
-        selected = _join_places(*(self.places[name].combine_chunks() for name in ("partition", "offset")))
+        """Returns a boolean for each row of the record batch: True if it is one of the messages."""
+        own = _join_partition_and_offset(batch.column("partition"), batch.column("offset"))
+        selected = _join_partition_and_offset(*(self.places[name].combine_chunks() for name in ("partition", "offset")))
         found = pc.and_(pc.is_in(own, value_set=selected), pc.equal(batch.column("topic"), self.topic))
         return pc.fill_null(found, fill_value=False)
 
     def build_source_frame(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) that `build_join_condition` joins to the table: topic, partition and offset."""
+        """Returns a Spark frame with the alias `s`: topic, partition and offset of each message.
+
+        It is joined with the table.
+        """
         topics = pa.repeat(self.topic, self.places.num_rows)
         return to_spark_frame(spark, self.places.append_column("topic", topics)).alias("s")
 
     def build_join_condition(self) -> Column:
-        """Returns the join condition: a row of the table (alias `t`) is selected if the frame has its place."""
+        """Returns a join condition of the table (alias `t`) and the source frame (alias `s`).
+
+        Topic, partition and offset must be equal.
+        """
         from pyspark.sql import functions as F
 
         first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.mask_columns)
         return reduce(and_, others, first)
 
 
-def _join_places(partition: pa.Array, offset: pa.Array) -> pa.Array:
-    """Returns one text for each message: its partition and its offset, joined."""
+def _join_partition_and_offset(partition: pa.Array, offset: pa.Array) -> pa.Array:
+    """Returns a text for each message: its partition and its offset, joined."""
     return pc.binary_join_element_wise(partition.cast(pa.string()), offset.cast(pa.string()), "/")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.storage.far_times import OutOfRangeTime, time_to_micros
+from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
 from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.reading import (
     Condition,
@@ -17,8 +17,8 @@ from sessionlake.delta.storage.reading import (
     TableReader,
     TableSize,
     TooLargeError,
-    count_by_key,
-    group_by_key,
+    convert_groups_to_counter,
+    convert_groups_to_dict,
     list_session_columns,
 )
 from sessionlake.delta.storage.values import to_rows
@@ -38,7 +38,12 @@ _FIRST_DAY = date(1970, 1, 1)
 
 
 class SparkReader(TableReader):
-    """Reads tables with Spark, from any storage."""
+    """Reads rows of tables with Spark, from any storage.
+
+    Args:
+        storage: the storage of the tables.
+        spark: the session to read with.
+    """
 
     def __init__(self, storage: TableStorage, spark: SparkSession) -> None:
         self._storage = storage
@@ -48,7 +53,7 @@ class SparkReader(TableReader):
         return self._storage.exists(self._spark, table)
 
     def read_table_schema(self, table: str) -> pa.Schema:
-        """Returns a table's columns with the Arrow types of Spark's `toArrow`. Runs no Spark job."""
+        """Returns the columns of a table, with the Arrow types that Spark's `toArrow` returns. Runs no Spark job."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
@@ -56,7 +61,7 @@ class SparkReader(TableReader):
     def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that meet all conditions.
+        """Yields the rows of a table that meet all conditions, as record batches.
 
         Collects all rows at once. If Spark refuses a result of this size, collects it in parts.
         """
@@ -81,7 +86,10 @@ class SparkReader(TableReader):
         sessions: pa.Table | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        """Returns the rows as one table. With `max_bytes`, Spark returns at most as many rows as could fit."""
+        """Returns the rows of a table that meet all conditions, as one Arrow table.
+
+        With `max_bytes`, Spark returns at most as many rows as could fit.
+        """
         if max_bytes is None or not self.exists(table):
             return super().read_arrow_table(table, *conditions, columns=columns, sessions=sessions)
         try:
@@ -131,7 +139,7 @@ class SparkReader(TableReader):
             return self._storage.read(self._spark, table, {}).count()
 
     def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """Returns None, since only the platform knows which files it opens."""
+        """Returns None, since in a catalog only the platform knows which files it opens."""
         del table, conditions
         return None
 
@@ -141,25 +149,25 @@ class SparkReader(TableReader):
         with without_code_generation(self._spark):
             return to_rows(self._build_filtered_frame(table, (), columns).limit(max_rows).toArrow())
 
-    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """Counts the rows of each group on the cluster, with Spark."""
+    def count_rows_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """Counts the rows of each group on the cluster."""
         if not self.exists(table):
             return Counter()
         with without_code_generation(self._spark):
-            return count_by_key(
+            return convert_groups_to_counter(
                 self._build_filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow()
             )
 
     def find_highest_values(
         self, table: str, column: str, by: Sequence[str], *conditions: Condition
     ) -> dict[tuple[Any, ...], Any]:
-        """Computes the highest value of each group on the cluster, with Spark."""
+        """Computes the highest value of a column in each group of rows, on the cluster."""
         from pyspark.sql import functions as F
 
         if not self.exists(table):
             return {}
         with without_code_generation(self._spark):
-            return group_by_key(
+            return convert_groups_to_dict(
                 self._build_filtered_frame(table, conditions)
                 .groupBy(*map(quote, by))
                 .agg(F.max(quote(column)))
@@ -179,9 +187,16 @@ class SparkReader(TableReader):
         columns: Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> DataFrame:
-        """Returns the rows that meet the conditions, with these columns (None for all), as a Spark frame.
+        """Returns the rows of a table that meet the conditions as a Spark frame, with these columns (None for all).
 
-        Call it inside `without_code_generation`, since Delta reads the table's log as soon as the frame is created.
+        It is called inside `without_code_generation`, since Delta reads the table's log as soon as the frame is
+        created.
+
+        Args:
+            table: the table's two-level name.
+            conditions: conditions that rows must meet.
+            columns: names of the columns; None for all.
+            options: options of Spark's Delta reader.
         """
         from pyspark.sql import functions as F
 
@@ -192,7 +207,7 @@ class SparkReader(TableReader):
 
 
 def to_spark_literal(value: Any) -> Any:
-    """Converts a condition's value, or each value in a list, to a form that Spark can compare with a column.
+    """Converts the value of a condition, or each value in a list, to a type that Spark can compare with a column.
 
     A time is passed as microseconds and a date as days, so that neither time zone nor calendar can change it. A time
     without zone is passed as text.
@@ -202,7 +217,7 @@ def to_spark_literal(value: Any) -> Any:
     if isinstance(value, datetime) and value.tzinfo is None:
         return F.lit(value.isoformat()).cast("timestamp_ntz")
     if isinstance(value, OutOfRangeTime | datetime):
-        return F.timestamp_micros(F.lit(time_to_micros(value)))
+        return F.timestamp_micros(F.lit(convert_time_to_micros(value)))
     if isinstance(value, date):
         return F.date_from_unix_date(F.lit((value - _FIRST_DAY).days))
     return [to_spark_literal(one) for one in value] if isinstance(value, list | tuple) else value

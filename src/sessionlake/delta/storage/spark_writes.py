@@ -37,11 +37,12 @@ _LOCAL_TIME = pa.timestamp("us")
 
 
 class StagedFrame:
-    """Rows of a Spark frame, which become part of a table with `commit_rows`.
+    """Rows that Spark has computed and stored on disk, and which become part of a table with `commit_rows`.
 
     Args:
+        storage: the storage of the table.
         table: two-level name of the table.
-        rows: the frame.
+        rows: the rows, as a Spark frame.
         row_count: number of rows in the frame; None if unknown.
     """
 
@@ -49,25 +50,25 @@ class StagedFrame:
         self._storage, self._table, self._rows, self._known = storage, table, rows, row_count
 
     def count_rows(self) -> int:
-        """Returns the number of rows in the frame. Runs a Spark job if the number is unknown."""
+        """Returns the number of stored rows. Runs a Spark job if the number is unknown."""
         return self._rows.count() if self._known is None else self._known
 
     def read_columns(self, *names: str) -> pa.Table:
-        """Reads the given columns of all rows into the driver's memory."""
+        """Reads these columns of all stored rows into the driver's memory."""
         return self._rows.select(*names).toArrow()
 
     def commit_rows(self, txn: Txn) -> None:
-        """Appends the rows to the table, and tries again if another commit conflicts.
+        """Appends the stored rows to the table in one commit, and tries again if another commit conflicts.
 
         Delta skips the append if the transaction is already committed.
         """
-        options = txn.writer_options(self._table)
+        options = txn.build_writer_options(self._table)
         retry_on_conflict(lambda: self._storage.append_with_spark(self._rows, self._table, options))
 
 
 @contextmanager
 def stage_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
-    """Computes the rows once, and stores them on disk until the block ends, so that the block can commit them."""
+    """Computes rows once with Spark, and keeps them on disk until the block ends, so that the block can commit them."""
     with stored_on_disk(to_spark_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
@@ -86,7 +87,12 @@ def merge_with_spark(
     A replay of the same transaction changes nothing.
 
     Args:
+        storage: the storage of the table.
         spark: a session in which no other write runs at the same time, since the transaction is set in its settings.
+        table: the table's two-level name.
+        source: the rows to merge, at most one per key.
+        upsert: says which columns are the key, and how a source row changes the table's row with its key.
+        txn: the transaction.
         settings: further Spark settings during the MERGE.
 
     Returns:
@@ -109,7 +115,7 @@ def merge_with_spark(
                 return storage.last_commit(spark, table)
             return TableCommit(int(version), done[0]["num_affected_rows"])
 
-    with use_temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
+    with use_temporary_spark_conf(spark, txn.build_session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute_merge)
 
 
@@ -120,6 +126,7 @@ def overwrite_rows(rows: DataFrame, table: str, options: Mapping[str, Any]) -> N
     columns, and streams refuse the table after a column is added.
 
     Args:
+        rows: the new rows.
         table: three-level name of the table.
         options: options of Spark's Delta writer.
     """
@@ -128,19 +135,19 @@ def overwrite_rows(rows: DataFrame, table: str, options: Mapping[str, Any]) -> N
     rows.writeTo(table).options(**options).overwrite(F.lit(True))
 
 
-def count_with_spark(storage: TableStorage, spark: SparkSession, table: str, chosen: RowSelection) -> int:
-    """Returns how many rows of a table are selected."""
+def count_with_spark(storage: TableStorage, spark: SparkSession, table: str, selection: RowSelection) -> int:
+    """Returns how many rows of a table the selection contains."""
     rows = storage.read(spark, table, {}).alias("t")
-    return rows.join(chosen.build_source_frame(spark), chosen.build_join_condition(), "left_semi").count()
+    return rows.join(selection.build_source_frame(spark), selection.build_join_condition(), "left_semi").count()
 
 
-def remove_with_spark(storage: TableStorage, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+def remove_with_spark(storage: TableStorage, spark: SparkSession, table: str, selection: RowSelection) -> None:
     """Removes the selected rows of a table in one commit."""
-    rewrite_with_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
+    rewrite_with_spark(storage, spark, table, selection, lambda merge: merge.whenMatchedDelete())
 
 
 def erase_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: SessionRows) -> None:
-    """Erases the content of a session's messages. Each message keeps its offset and Kafka timestamp."""
+    """Erases key, value and headers of a session's messages. Each message keeps its offset and Kafka timestamp."""
     from pyspark.sql import functions as F
 
     values = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
@@ -152,7 +159,7 @@ def rewrite_with_spark(
     storage: TableStorage,
     spark: SparkSession,
     table: str,
-    chosen: RowSelection,
+    selection: RowSelection,
     change: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
 ) -> None:
     """Deletes or changes the selected rows of a table, so that their old content is in no file of the new version.
@@ -160,7 +167,11 @@ def rewrite_with_spark(
     For this, all rows marked as deleted are first removed from files, and the MERGE adds no new deletion vectors.
 
     Args:
-        change: adds to a MERGE, whose source is the selection, what happens to matched rows.
+        storage: the storage of the table.
+        spark: the session to write with.
+        table: the table's two-level name.
+        selection: selects the rows.
+        change: adds a clause for matched rows to a MERGE. Its source is the selection, so all selected rows match.
     """
 
     def purge_and_merge() -> None:
@@ -171,7 +182,7 @@ def rewrite_with_spark(
             merge = (
                 storage.open_delta_table(spark, table)
                 .alias("t")
-                .merge(chosen.build_source_frame(spark), chosen.build_join_condition())
+                .merge(selection.build_source_frame(spark), selection.build_join_condition())
             )
             change(merge).execute()
 
@@ -207,8 +218,13 @@ def _add_merge_clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMerge
 def _build_pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
-    Without such a condition, MERGE would read the keys in all files of the table. It still does for bytes and for times
-    without zone: files have no bounds for bytes, and a time's literal would depend on the session's time zone.
+    Without such a condition, MERGE would read the keys in all files of the table. The condition is always true for
+    bytes, for which files have no bounds, and for times without zone, whose literal would depend on the session's time
+    zone.
+
+    Args:
+        source: the rows to merge.
+        name: the column.
     """
     from pyspark.sql import functions as F
 
@@ -216,15 +232,15 @@ def _build_pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     if pa.types.is_binary(distinct.type) or distinct.type == _LOCAL_TIME:
         return F.lit(col=True)
     if len(distinct) <= _MAX_NAMED_VALUES:
-        return column.isin(*_create_literals(distinct))
+        return column.isin(*_create_spark_literals(distinct))
     if isinstance(source, pa.Table):
         ends = pc.min_max(distinct)
-        return column.between(*_create_literals(pa.array([ends["min"], ends["max"]], distinct.type)))
+        return column.between(*_create_spark_literals(pa.array([ends["min"], ends["max"]], distinct.type)))
     found = source.agg(F.min(quote(name)), F.max(quote(name))).toArrow()
-    return column.between(*_create_literals(pa.chunked_array([*found[0].chunks, *found[1].chunks])))
+    return column.between(*_create_spark_literals(pa.chunked_array([*found[0].chunks, *found[1].chunks])))
 
 
-def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
+def _create_spark_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
     """Returns Spark literals with exactly these values.
 
     Spark converts a Python time by the process's time zone and, before 1582, by the Julian calendar. So times are
@@ -243,8 +259,7 @@ def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
 def _read_distinct_values(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     """Returns the distinct values of a column.
 
-    Of a Spark frame, it reads at most `_MAX_NAMED_VALUES` + 1 values, which is enough to see that there are too many to
-    name them in a condition.
+    From a Spark frame, reads only one value more than can be listed in a condition: that shows that there are too many.
     """
     if isinstance(source, pa.Table):
         found = pc.unique(source[name])

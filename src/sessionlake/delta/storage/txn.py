@@ -18,7 +18,9 @@ CLAIMED_APP = "replaced"
 
 @dataclass(frozen=True)
 class Txn:
-    """The transaction of one write, or of all writes of one batch.
+    """The transaction of one write to a table, or of all writes of one batch.
+
+    Delta skips it if it was committed before.
 
     Attributes:
         app_id: id of the writer, such as the id of a streaming query. Delta's `txnAppId` also includes the table.
@@ -29,8 +31,11 @@ class Txn:
     version: int
 
     @classmethod
-    def last_of_app(cls, app_id: str) -> Txn:
-        """Returns the transaction with the highest version: after it, Delta skips all batches of the app."""
+    def build_last_of_app(cls, app_id: str) -> Txn:
+        """Returns the transaction with the highest possible version.
+
+        Once it is committed, Delta skips all others of `app_id`.
+        """
         return cls(app_id, _LAST)
 
     @property
@@ -38,36 +43,37 @@ class Txn:
         """The transaction for a second write of the same batch to the same table."""
         return Txn(f"{self.app_id}:changed", self.version)
 
-    def fenced_by(self, token: int) -> Txn:
-        """Returns the transaction for a write under a claim, with the fencing token as the upper part of its version.
+    def add_fencing_token(self, token: int) -> Txn:
+        """Returns the transaction for a write under a claim: its version starts with the claim holder's fencing token.
 
         So every transaction of a later holder of the claim is newer than all transactions of earlier holders.
 
         Args:
-            token: the holder's fencing token (`Storage.token`). If it is 0, the transaction is returned unchanged.
+            token: the holder's fencing token. If it is 0, the transaction is returned unchanged.
         """
         return Txn(f"{self.app_id}:claimed", token * _BATCHES + self.version + 1) if token else self
 
     @classmethod
     def before_lease_holder(cls, app_id: str, token: int) -> Txn:
-        """Returns a transaction that is newer than those of all earlier holders, and older than those of this holder.
+        """Returns a transaction newer than those of all earlier lease holders, and older than those of this holder.
 
         Args:
+            app_id: application id of the transaction.
             token: fencing token of this holder.
         """
-        return cls(app_id, -1).fenced_by(token)
+        return cls(app_id, -1).add_fencing_token(token)
 
-    def app_id_for(self, table: str) -> str:
-        """Returns Delta's `txnAppId` for writes to this table (two-level name)."""
+    def build_delta_app_id(self, table: str) -> str:
+        """Returns the `txnAppId` that Delta gets for this transaction's writes to a table."""
         return f"{self.app_id}:{table}"
 
-    def writer_options(self, table: str) -> dict[str, str]:
+    def build_writer_options(self, table: str) -> dict[str, str]:
         """Returns the options with which Spark's Delta writer commits to the table as this transaction."""
-        return {"txnAppId": self.app_id_for(table), "txnVersion": str(self.version)}
+        return {"txnAppId": self.build_delta_app_id(table), "txnVersion": str(self.version)}
 
-    def session_conf(self, table: str) -> dict[str, str]:
+    def build_session_conf(self, table: str) -> dict[str, str]:
         """Returns the Spark settings with which a MERGE, UPDATE or DELETE on the table commits as this transaction."""
         return {
-            "spark.databricks.delta.write.txnAppId": self.app_id_for(table),
+            "spark.databricks.delta.write.txnAppId": self.build_delta_app_id(table),
             "spark.databricks.delta.write.txnVersion": str(self.version),
         }

@@ -8,7 +8,12 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """The result of a compaction: number of files of the table before and after small files were merged."""
+    """The result of a compaction (merging of small files).
+
+    Attributes:
+        before: number of the table's files before it.
+        after: number of the table's files after it.
+    """
 
     before: int
     after: int
@@ -29,13 +34,14 @@ class VacuumResult:
 
 @dataclass(frozen=True)
 class HistoryToKeep:
-    """How much of a table's history must be kept.
+    """How much of a table's history must stay readable.
 
     Attributes:
-        file_span: files that a version of this recent past needs are kept.
+        file_span: files are kept that a version needs which was current within this time before now.
         first_unread: the oldest version that a stream has not read yet. Later versions are kept, too. None if no stream
             reads the table.
-        log_span: log entries of this recent past are kept, if sessionlake removes log entries. None to use `file_span`.
+        log_span: log entries of this time before now are kept, if sessionlake removes log entries. None to use
+            `file_span`.
     """
 
     file_span: timedelta

@@ -13,7 +13,7 @@ Combine = Callable[[pa.Table, pa.Table], pa.Table]
 
 @dataclass(frozen=True)
 class Upsert:
-    """What a MERGE does with its source rows, of which there is at most one per key.
+    """How a MERGE changes a table with its source rows, of which there is at most one per key.
 
     Attributes:
         keys: columns that identify a row. They are never null.

@@ -15,13 +15,13 @@ _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 def to_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns each row as a dictionary by column name. A time outside datetime's range becomes an `OutOfRangeTime`."""
+    """Converts rows to dictionaries by column name. A time outside datetime's range becomes an `OutOfRangeTime`."""
     names = table.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*map(to_values, table.columns), strict=True)]
 
 
 def to_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Returns a column's values as Python objects. A time outside datetime's range becomes an `OutOfRangeTime`."""
+    """Converts a column's values to Python objects. A time outside datetime's range becomes an `OutOfRangeTime`."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):
@@ -30,7 +30,7 @@ def to_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def to_value(scalar: pa.Scalar) -> Any:
-    """Returns an Arrow scalar as a Python object. A time outside datetime's range becomes an `OutOfRangeTime`."""
+    """Converts an Arrow scalar to a Python object. A time outside datetime's range becomes an `OutOfRangeTime`."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):

@@ -32,10 +32,11 @@ class LoadedRule:
     """One enabled rule of `gold.rules`, as gold loaded it.
 
     Attributes:
-        text: the rule's YAML text in `gold.rules`.
+        name: the rule's name in `gold.rules`.
+        text: the rule's YAML text in `gold.rules`; None if the row has none.
         rule: the parsed rule; None if it cannot be evaluated.
         error: why the rule cannot be evaluated; None if it can.
-        batch: number of the gold batch that first loaded it in this form.
+        batch: number of the first gold batch that loaded the rule in its present form.
     """
 
     name: str
@@ -60,17 +61,19 @@ def load_enabled_rules(
         rows: the rows of `gold.rules`.
         declared: the columns that conditions may use.
         batch: number of the gold batch that loads the rules.
-        bucket_retention: how long `metrics_1m`, `metrics_1h` and `metrics_1d` all keep their rows; None for forever.
-            Rules with longer windows cannot be evaluated.
+        bucket_retention: the shortest retention of `metrics_1m`, `metrics_1h` and `metrics_1d`; None if their rows stay
+            for ever. Rules with longer windows cannot be evaluated.
     """
     enabled: dict[str, list[str | None]] = {}
     for row in rows:
         if row["enabled"]:
             enabled.setdefault(row["name"] or "", []).append(row["text"])
-    return [_load_rule(name, texts, declared, batch, bucket_retention) for name, texts in sorted(enabled.items())]
+    return [
+        _parse_enabled_rule(name, texts, declared, batch, bucket_retention) for name, texts in sorted(enabled.items())
+    ]
 
 
-def _load_rule(
+def _parse_enabled_rule(
     name: str, texts: list[str | None], declared: DeclaredColumns, batch: int, bucket_retention: timedelta | None
 ) -> LoadedRule:
     text = texts[0]
@@ -93,7 +96,7 @@ def _load_rule(
 
 
 def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[LoadedRule]:
-    """Returns the rules that gold evaluates, as its last batch recorded them in `gold.rule_status`."""
+    """Returns the rules in `gold.rule_status`, where gold records the rules that it evaluates, ordered by name."""
     found = []
     for row in reader.read_rows(RULE_STATUS):
         parsed = None if row["error"] else parse_rule_text(row["rule"], row["text"], declared)
@@ -102,8 +105,8 @@ def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[
     return sorted(found, key=lambda one: one.name)
 
 
-def reset_rules(spark: SparkSession, lake: Lake) -> None:
-    """Makes gold's next batch treat all rules as new, so that they are evaluated over all stored history."""
+def forget_evaluated_rules(spark: SparkSession, lake: Lake) -> None:
+    """Deletes gold's records about rules, so that its next batch evaluates all rules over all stored history."""
     lake.prepare_tables(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
     if lake.exists(spark, RULE_STATUS):
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
@@ -125,9 +128,12 @@ class RuleLoader:
         self._loaded: list[LoadedRule] = []
 
     def load_rules(self, spark: SparkSession, txn: Txn) -> list[LoadedRule]:
-        """Returns the rules that the current batch evaluates.
+        """Returns the rules to evaluate in the current batch.
 
         If `gold.rules` has not changed since the last batch, only its version number is read.
+
+        Args:
+            txn: the batch's transaction, whose version is the batch's number.
         """
         version = self._lake.latest_version(spark, RULES)
         if version == self._version:
@@ -140,10 +146,10 @@ class RuleLoader:
         return self._loaded
 
     def find_changed_rules(self, spark: SparkSession, batch: int) -> tuple[list[LoadedRule], list[LoadedRule]] | None:
-        """Returns the recorded rules and those of `gold.rules`; None if both are the same.
+        """Returns the recorded rules and the rules in `gold.rules`; None if both are the same.
 
         Args:
-            batch: number of the last gold batch. Rules that differ from the recorded ones get it.
+            batch: number of the last gold batch. Rules that differ from the recorded ones get this number.
         """
         version = self._lake.latest_version(spark, RULES)
         if version == self._version or (version == 0 and not self._lake.exists(spark, RULE_STATUS)):
@@ -155,21 +161,25 @@ class RuleLoader:
         return None
 
     def _read_rules(self, spark: SparkSession, batch: int) -> tuple[list[LoadedRule], list[LoadedRule]]:
-        """Returns the recorded rules and those of `gold.rules`, of which new and changed ones get this batch."""
+        """Returns the recorded rules and the rules in `gold.rules`. New and changed rules get this batch number."""
         reader = self._lake.reader(spark)
         before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
         rules = load_enabled_rules(reader.read_rows(RULES), self._declared, batch, self._bucket_retention)
-        return before, _with_first_batches(before, rules)
+        return before, _keep_first_batch_numbers(before, rules)
 
     def record_applied_rules(self, spark: SparkSession, now: list[LoadedRule]) -> None:
-        """Records rules that were applied to all that gold has read."""
+        """Writes rules to `gold.rule_status`, after they were evaluated over everything that gold has read."""
         if not now:
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(now), _STATUS))
         self._version = None  # the next call compares the table with what is recorded now
 
     def _record_rules(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
-        """Records the rules, unless this batch already recorded rules before a replay. Returns the recorded rules."""
+        """Writes rules to `gold.rule_status`, unless this is a replay of a batch that already did.
+
+        Returns:
+            The rules that are recorded now. In a replay these are the rules of the first attempt.
+        """
         self._lake.prepare_tables(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
@@ -181,13 +191,13 @@ def _build_status_rows(rules: Iterable[LoadedRule]) -> list[Row]:
     return [one.status_row for one in rules]
 
 
-def _with_first_batches(earlier: Iterable[LoadedRule], current: Iterable[LoadedRule]) -> list[LoadedRule]:
-    """Returns the rules `current`. A rule that is the same in `earlier` keeps its batch number from there."""
+def _keep_first_batch_numbers(earlier: Iterable[LoadedRule], current: Iterable[LoadedRule]) -> list[LoadedRule]:
+    """Returns the current rules. A rule that has not changed gets its batch number from `earlier`."""
     known = {one.name: one for one in earlier}
-    return [_with_first_batch(known.get(one.name), one) for one in current]
+    return [_keep_first_batch_number(known.get(one.name), one) for one in current]
 
 
-def _with_first_batch(earlier: LoadedRule | None, current: LoadedRule) -> LoadedRule:
+def _keep_first_batch_number(earlier: LoadedRule | None, current: LoadedRule) -> LoadedRule:
     return (
         LoadedRule(current.name, current.text, current.rule, current.error, earlier.batch)
         if earlier is not None and _is_same_rule(earlier, current)
@@ -199,7 +209,7 @@ def _is_same_rule(one: LoadedRule, other: LoadedRule) -> bool:
     return (one.rule, one.error) == (other.rule, other.error)
 
 
-def select_new_rules(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
-    """Returns the rules `now` that are not the same in `before`."""
+def select_new_or_changed_rules(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
+    """Returns the rules in `now` that are new or changed, compared with the rules in `before`."""
     known = {one.name: one for one in before}
     return [one for one in now if one.name not in known or not _is_same_rule(known[one.name], one)]

@@ -28,19 +28,19 @@ from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
-from sessionlake.gold.alerts.book import TIMES, RuleLoader, select_new_rules
+from sessionlake.gold.alerts.book import TIMES, RuleLoader, select_new_or_changed_rules
 from sessionlake.gold.alerts.stored import (
-    StoredInLake,
-    find_events,
+    LakeRuleInputs,
+    find_pattern_matches,
     read_stream_times,
     update_stream_times,
-    update_text_times,
+    update_stream_times_from_texts,
 )
 from sessionlake.gold.batch.rows import BatchRows
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
-from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
+from sessionlake.gold.rules.batch import LogRow, RuleBatch, compute_log_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, list_events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
@@ -72,10 +72,10 @@ _LOG_SCHEMA = pa.schema(
 
 
 class RuleStep:
-    """Evaluates rules for each gold batch, and changed rules between batches.
+    """Evaluates alert rules in each gold batch, and changed rules between batches.
 
     Attributes:
-        lock: Must be held during a batch, from its first write on, and while changed rules are applied.
+        lock: Held by the caller during a batch, from its first write on, and while changed rules are applied.
     """
 
     def __init__(self, lake: Lake, settings: Settings, expiry: BucketExpiry) -> None:
@@ -100,9 +100,9 @@ class RuleStep:
         # Without stored stream times no rule was evaluated yet: the batch that recorded the rules died too early.
         fresh = {one.name for one in loaded if one.batch == txn.version or not before}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
-        matches = self._store_matches(spark, known, new, rows.fold_result.report.read, txn)
-        batch = self._collect_batch(spark, rows, matches, before, has_known=bool(known))
-        logged = log_changes(known, new, batch, StoredInLake(self._lake.reader(spark)))
+        matches = self._find_and_store_matches(spark, known, new, rows.fold_result.report.read, txn)
+        batch = self._collect_rule_batch(spark, rows, matches, before, has_known=bool(known))
+        logged = compute_log_rows(known, new, batch, LakeRuleInputs(self._lake.reader(spark)))
         found = [
             *self._append_log_rows(spark, [row for row in logged if row.rule.name not in fresh], txn, txn.version),
             *self._append_log_rows(
@@ -117,16 +117,16 @@ class RuleStep:
         replace_rows(spark, self._lake, RULE_TIMES, rows, txn)
 
     def apply_changed_rules(self, spark: SparkSession, batch: int) -> bool:
-        """Applies the rules of `gold.rules` that gold has not applied yet, to everything that gold has read.
+        """Evaluates new and changed rules of `gold.rules` over everything that gold has read, and logs their alerts.
 
-        The tables must be as the last batch left them. The rules are recorded last, so if the process dies before, the
-        next call or batch applies them again, and logs only what is missing in the log.
+        The tables must be as the last batch left them. The rules are recorded last. So if the process dies before, the
+        next call or batch evaluates them again, and logs only the alerts that the log lacks.
 
         Args:
             batch: number of the last gold batch.
 
         Returns:
-            True if there were such rules, also if they were only removed.
+            True if rules were added, changed or removed since the last call or batch.
         """
         changed = self._loader.find_changed_rules(spark, batch)
         if changed is None:
@@ -135,41 +135,51 @@ class RuleStep:
         self._lake.prepare_tables(spark, RULE_RESULTS)
         reader = self._lake.reader(spark)
         stored = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)}
-        fresh = select_new_rules(before, now) if stored else now  # without stored times no rule was evaluated yet
+        fresh = (
+            select_new_or_changed_rules(before, now) if stored else now
+        )  # without stored times no rule was evaluated yet
         times = stored or read_stream_times(reader, self._declared)
         known, new = ([one.rule for one in some if one.rule is not None] for some in (before, fresh))
-        wider = _find_wider_events(known if stored else [], new)
-        matches = self._store_matches_of_new_rules(spark, reader, wider)
+        wider = _find_events_needed_earlier(known if stored else [], new)
+        matches = self._find_and_store_matches_of_new_rules(spark, reader, wider)
         data = RuleBatch(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
-        rows = log_changes([], new, data, StoredInLake(self._lake.reader(spark)))
+        rows = compute_log_rows([], new, data, LakeRuleInputs(self._lake.reader(spark)))
         self._append_log_rows(spark, rows, create_next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
         self._loader.record_applied_rules(spark, now)
         if now and not stored:
             self._replace_stream_times(spark, times, None)
         return True
 
-    def _store_matches_of_new_rules(
+    def _find_and_store_matches_of_new_rules(
         self, spark: SparkSession, reader: TableReader, wider: Mapping[Event, int]
     ) -> pa.Table:
-        """Searches all changes that gold has read for events, stores them in `gold.rule_matches`, and returns them."""
+        """Searches all changes that gold has read for events, and stores the matches in `gold.rule_matches`.
+
+        Args:
+            wider: the events to search for, each with the earliest event time in ms that is needed.
+
+        Returns:
+            The matches, with the columns of `patterns.MATCH`.
+        """
         progress = read_change_progress(reader) if wider else None
         if progress is None:
             return MATCH.empty_table()
         conditions = ("_ts", operator.ge, min(wider.values())), ("_batch", operator.le, progress.batch)
-        rows = find_events(reader, list(wider), self._declared, self._once, *conditions)
+        rows = find_pattern_matches(reader, list(wider), self._declared, self._once, *conditions)
         if rows.num_rows:
             txn = create_next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
             merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, txn)
         return rows
 
-    def _collect_batch(
+    def _collect_rule_batch(
         self, spark: SparkSession, rows: BatchRows, matches: pa.Table, before: StreamTimes, *, has_known: bool
     ) -> RuleBatch:
         """Returns the data of the batch that can change alerts.
 
         Args:
+            rows: the rows that the batch adds to products.
             matches: the batch's changes that are events of patterns.
-            before: stream times in ms up to which earlier batches have evaluated all keys.
+            before: by topic, the stream time in ms up to which earlier batches have evaluated all rules.
             has_known: True if earlier batches have evaluated some of the rules.
         """
         reader = self._lake.reader(spark)
@@ -194,13 +204,15 @@ class RuleStep:
         update_stream_times(after, points, "_last_ts")
         texts = _read_product_rows(rows, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
         if texts.num_rows:
-            update_text_times(after, [texts], reader, self._declared, *_changes_of_batch(rows.fold_result.report.read))
+            update_stream_times_from_texts(
+                after, [texts], reader, self._declared, *_build_batch_conditions(rows.fold_result.report.read)
+            )
         return after
 
-    def _store_matches(
+    def _find_and_store_matches(
         self, spark: SparkSession, known_rules: Iterable[Rule], new_rules: Iterable[Rule], read: ReadChanges, txn: Txn
     ) -> pa.Table:
-        """Finds changes that are events of patterns, stores them in `gold.rule_matches`, and returns them.
+        """Finds changes that are events of patterns, and stores them in `gold.rule_matches`. Returns the matches.
 
         For events of known rules only the batch's changes are searched. For events that new rules need from an earlier
         time on, all older changes are searched, too. If gold's batch read only a part of a silver batch, all changes of
@@ -213,13 +225,13 @@ class RuleStep:
         """
         if read.last_batch is None or read.first_batch is None:
             return MATCH.empty_table()
-        reader, (begin, until) = self._lake.reader(spark), _changes_of_batch(read)
-        had, wider = list_events_to_find(known_rules), _find_wider_events(known_rules, new_rules)
+        reader, (begin, until) = self._lake.reader(spark), _build_batch_conditions(read)
+        had, wider = list_events_to_find(known_rules), _find_events_needed_earlier(known_rules, new_rules)
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
         for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
             if events:
-                rows = find_events(reader, list(events), self._declared, self._once, *conditions)
+                rows = find_pattern_matches(reader, list(events), self._declared, self._once, *conditions)
                 if rows.num_rows:
                     merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, append_txn)
                 found.append(rows)
@@ -234,8 +246,11 @@ class RuleStep:
         return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
 
 
-def _find_wider_events(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:
-    """Returns the events that new rules need from an earlier time on than known rules, with these times in ms."""
+def _find_events_needed_earlier(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:
+    """Returns the events that new rules need, and known rules do not need, or only from a later event time on.
+
+    The value of each event is the event time in ms from which new rules need it.
+    """
     had = list_events_to_find(known_rules)
     return {
         event: since
@@ -244,14 +259,14 @@ def _find_wider_events(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -
     }
 
 
-def _changes_of_batch(read: ReadChanges) -> tuple[Condition, Condition]:
-    """Returns conditions that select all changes of the silver batches that gold's batch has read, at least in part."""
+def _build_batch_conditions(read: ReadChanges) -> tuple[Condition, Condition]:
+    """Returns two conditions that select all changes of the silver batches in `read`, from the first to the last."""
     return ("_batch", operator.ge, read.first_batch), ("_batch", operator.le, read.last_batch)
 
 
 def _read_product_rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table:
-    """Returns the aggregates of this batch's changes for a table of gold. A key can have several rows."""
-    found = rows.product_rows(product)
+    """Returns some columns of the rows that a batch adds to a product, before merging. A key can have several rows."""
+    found = rows.find_product_rows(product)
     if isinstance(found, pa.Table):
         return found.cast(product.arrow_schema()).select(list(columns))
     return to_spark_frame(rows.spark, found).select(*columns).toArrow()

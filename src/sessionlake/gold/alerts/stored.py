@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
+from sessionlake.delta.storage.far_times import convert_time_to_ms, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, build_key_conditions, is_in
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_order_columns
 from sessionlake.gold.aggregate.product import START
@@ -26,8 +26,8 @@ from sessionlake.gold.aggregate.sources import (
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
 from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, build_buckets_from_rows
-from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
-from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
+from sessionlake.gold.rules.patterns import MATCH, Event, filter_matches_by_keys
+from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
 from sessionlake.protocol.arrow import to_doubles
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -39,7 +39,7 @@ _CHANGE_COLUMNS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position
 
 
 @dataclass(frozen=True)
-class StoredInLake(StoredData):
+class LakeRuleInputs(RuleInputs):
     """Reads the buckets, matches and logged alerts that rules need from gold's tables."""
 
     reader: TableReader
@@ -47,9 +47,11 @@ class StoredInLake(StoredData):
     def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
         conditions = _build_topic_and_key_conditions(topics, keys)
-        for (topic, start), count in self.reader.count_by(METRICS_1D.table_name, ["topic", START], *conditions).items():
+        for (topic, start), count in self.reader.count_rows_by(
+            METRICS_1D.table_name, ["topic", START], *conditions
+        ).items():
             if topics is None or topic in topics:
-                day = time_to_ms(start) // MINUTE_MS
+                day = convert_time_to_ms(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
         return found
 
@@ -80,7 +82,7 @@ class StoredInLake(StoredData):
         batches = self.reader.read_batches(
             RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
         )
-        return _match_table(batches)
+        return _create_match_table(batches)
 
     def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
@@ -88,7 +90,7 @@ class StoredInLake(StoredData):
             RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
         )
         return pa.concat_tables(
-            [MATCH.empty_table(), *(filter_by_keys(_match_table([batch]), keys) for batch in batches)]
+            [MATCH.empty_table(), *(filter_matches_by_keys(_create_match_table([batch]), keys) for batch in batches)]
         )
 
     def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
@@ -100,7 +102,7 @@ class StoredInLake(StoredData):
         for row in self.reader.read_rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
-            at = time_to_ms(row["window_end"])
+            at = convert_time_to_ms(row["window_end"])
             yield Alert(row["rule"], read_key_of_row(KEY, row), at, event), retracted
 
 
@@ -110,11 +112,11 @@ def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamT
     for batch in reader.read_batches(METRICS_1D.table_name, columns=["topic", "_last_ts"]):
         update_stream_times(found, pa.Table.from_batches([batch]), "_last_ts")
     texts = reader.read_batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
-    update_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
+    update_stream_times_from_texts(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
     return found
 
 
-def update_text_times(
+def update_stream_times_from_texts(
     times: dict[str, int],
     parts: Iterable[pa.Table],
     reader: TableReader,
@@ -123,13 +125,15 @@ def update_text_times(
 ) -> None:
     """Raises each topic's stream time to the highest event time in some rows of `gold.distinct_values`.
 
-    Event times that a timestamp cannot have do not count.
+    Event times outside the range of a timestamp do not count.
 
     Args:
         times: stream time of each topic in ms; changed in place.
         parts: rows of `gold.distinct_values`.
-        conditions: select the changes that these rows come from. The changes are read only if the last event time of
-            a row does not count, because the row does not have the one before it.
+        reader: reads silver's changes.
+        declared: the declared columns.
+        conditions: select the changes from which these rows were computed. The changes are read only if the last event
+            time of a row does not count, to find the last one that does.
     """
     unknown = False
     for rows in parts:
@@ -144,23 +148,24 @@ def update_text_times(
 
 
 def update_stream_times(times: dict[str, int], rows: pa.Table, time_column: str) -> None:
-    """Raises each topic's stream time to the highest event time in a column.
+    """Raises each topic's stream time to the highest event time in a column of a table.
 
     Args:
         times: stream time of each topic in ms; changed in place.
-        rows: rows with `topic` and the column.
-        time_column: the column, with event times in ms.
+        rows: rows with `topic` and the column `time_column`.
+        time_column: name of the column, which has event times in ms.
     """
     for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(time_column, "max")]).columns, strict=True):
         times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
-def find_events(
+def find_pattern_matches(
     reader: TableReader, events: Sequence[Event], declared: DeclaredColumns, once: OnceTopics, *conditions: Condition
 ) -> pa.Table:
-    """Searches silver's changes for events of patterns. Returns the matches, with the columns of `MATCH`.
+    """Searches silver's changes for events of patterns. Returns the matches, with the columns of `patterns.MATCH`.
 
     Args:
+        reader: reads silver's changes.
         events: the events to search for.
         declared: the declared columns.
         once: decides which topics have the integrity class `once`.
@@ -181,11 +186,13 @@ def find_events(
 def _rename_for_patterns(
     rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once: OnceTopics | None = None
 ) -> pa.Table:
-    """Returns changes of silver with the column names that `Event.matches` expects.
+    """Returns rows of silver's changes with the column names that `Event.find_matches` reads, without `clear` rows.
 
     Args:
-        columns: the declared columns to include.
-        once: decides which topics have the integrity class `once`; None if none has.
+        rows: rows of `silver.session_changes`.
+        declared: the declared columns.
+        columns: the names of the declared columns to include.
+        once: decides which topics have the integrity class `once`; None if no topic has it.
     """
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
@@ -206,13 +213,13 @@ def _rename_for_patterns(
     return add_order_columns(pa.table(made), once)
 
 
-def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+def _create_match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     found = [pa.Table.from_batches([batch]).cast(MATCH) for batch in batches]
     return pa.concat_tables([MATCH.empty_table(), *found])
 
 
 def _build_topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
-    """Returns conditions for reading the buckets of these topics and keys. They may select more buckets."""
+    """Returns conditions that select all buckets of these topics and keys. They may select further buckets."""
     conditions = [] if topics is None else _is_in_conditions("topic", sorted(topics))
     return conditions if keys is None else [*conditions, *build_key_conditions(keys, keys.column_names, keys.schema)]
 

@@ -21,8 +21,8 @@ from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
-from sessionlake.gold.fold.outputs import AveragesOutput, RowRange, add_report
-from sessionlake.gold.fold.pack import ReadChanges, combine_place
+from sessionlake.gold.fold.outputs import AveragesOutput, RowRange, append_report
+from sessionlake.gold.fold.pack import ReadChanges, combine_partition_and_offset
 from sessionlake.gold.fold.series import EXACT, EXACT_TYPES, RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
@@ -48,12 +48,12 @@ _NAMED = 200
 
 @dataclass(frozen=True)
 class AverageWriter:
-    """Writes the averages of one folded batch.
+    """Writes the averages of one batch.
 
     Restatements are written first, because they need the values that the tables had before the batch.
 
     Attributes:
-        fold_result: The payloads that the fold emitted.
+        fold_result: The encoded rows that the shards computed for the batch.
         txn: The batch's transaction.
         shards: Number of shards.
     """
@@ -65,41 +65,41 @@ class AverageWriter:
     shards: int
 
     def write_averages(self, averages: Sequence[RollingAverage]) -> list[TableOutput]:
-        """Commits the batch's averages, and returns which rows were written to which table.
+        """Commits the batch's averages. Returns the new version and the number of rows of each written table.
 
         Args:
             averages: The tables of averages.
         """
-        parts = [self.fold_result, *self._recompute_beyond_tails(averages)]
+        parts = [self.fold_result, *self._recompute_for_old_points(averages)]
         outputs = [self._write_restatements(parts, averages), *(self._write_rows(parts, series) for series in averages)]
         return [output for output in outputs if output is not None]
 
-    def _recompute_beyond_tails(self, averages: Sequence[RollingAverage]) -> Iterator[FoldResult]:
-        """Recomputes averages from the tables, where new points are older than what the state keeps of their series.
+    def _recompute_for_old_points(self, averages: Sequence[RollingAverage]) -> Iterator[FoldResult]:
+        """Computes averages from the tables, for new points that are too old for the points in the state.
 
-        Yields one result for each table of averages that has such points.
+        Yields one result for each table of averages that has such new points.
         """
         spark, limits = self.spark, self.lake.driver_limits
         for series in averages:
-            beyond = AveragesOutput.BEYOND.choose_payload_kind(series)
+            beyond = AveragesOutput.BEYOND.build_payload_kind(series)
             if beyond not in self.fold_result.report.spans:
                 continue
             points, found = read_payload_rows([self.fold_result], [beyond], build_older_points_ddl(series)), None
             if isinstance(points, pa.Table):
-                found = recompute_in_driver(points, self.lake.reader(spark), series, limits)
+                found = recompute_averages_in_driver(points, self.lake.reader(spark), series, limits)
             if found is not None:
                 yield FoldResult.from_payloads(spark, found)
             else:
                 held = self.lake.read(spark, series.table_name)
-                frame = recompute_on_cluster(to_spark_frame(spark, points), held, series, shards=self.shards)
+                frame = recompute_averages_on_cluster(to_spark_frame(spark, points), held, series, shards=self.shards)
                 # A checkpoint, not persist(): Spark would compute persisted rows again after each write to the table.
                 yield FoldResult.collect_payloads(frame.localCheckpoint(), limits.inline_bytes)
 
     def _write_restatements(
         self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
     ) -> TableOutput | None:
-        kinds = [AveragesOutput.RESTATED.choose_payload_kind(series) for series in averages]
-        span = _total_row_range(parts, kinds)
+        kinds = [AveragesOutput.RESTATED.build_payload_kind(series) for series in averages]
+        span = _sum_row_ranges(parts, kinds)
         if span is None:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
@@ -109,21 +109,24 @@ class AverageWriter:
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
     def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
-        """Appends new rows, and merges changed rows, of one table of averages. None if there are none.
+        """Appends the new rows, and merges the changed rows, of one table of averages.
 
         Most rows of a batch are new and need no lookup.
+
+        Returns:
+            The table's new version and the number of written rows; None if the batch has no rows for the table.
         """
         new, changed = (
-            _total_row_range(parts, [kind.choose_payload_kind(series)])
+            _sum_row_ranges(parts, [kind.build_payload_kind(series)])
             for kind in (AveragesOutput.NEW, AveragesOutput.CHANGED)
         )
         if not new and not changed:
             return None
         if new:
-            rows = read_payload_rows(parts, [AveragesOutput.NEW.choose_payload_kind(series)], series.columns_ddl)
+            rows = read_payload_rows(parts, [AveragesOutput.NEW.build_payload_kind(series)], series.columns_ddl)
             append_rows(self.spark, self.lake, series.table_name, rows, self.txn)
         if changed:
-            rows = read_payload_rows(parts, [AveragesOutput.CHANGED.choose_payload_kind(series)], series.columns_ddl)
+            rows = read_payload_rows(parts, [AveragesOutput.CHANGED.build_payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
             merged = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.second_write)
@@ -133,15 +136,15 @@ class AverageWriter:
         return TableOutput(series.table_name, version, sum(span.rows for span in (new, changed) if span))
 
 
-def _total_row_range(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
+def _sum_row_ranges(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
     found = [part.report.spans[kind] for part in fold_results for kind in kinds if kind in part.report.spans]
     return reduce(operator.add, found) if found else None
 
 
 def build_older_points_ddl(series: RollingAverage) -> str:
-    """Returns the columns (DDL) of new points that are older than the state of their series.
+    """Returns the DDL of the columns of new points that are older than the points in the state.
 
-    Their averages are computed from the rows of the table.
+    The averages of such points are computed from the rows of the table.
     """
     keys = ", ".join(f"{name} string" for name in series.text_keys)
     order = "".join(f", {name} bigint" for name in series.seq_order_columns)
@@ -149,7 +152,7 @@ def build_older_points_ddl(series: RollingAverage) -> str:
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
 
-def recompute_on_cluster(
+def recompute_averages_on_cluster(
     new_points: DataFrame, stored_rows: DataFrame, series: RollingAverage, *, shards: int
 ) -> DataFrame:
     """Computes the averages that new points add or change, from all points of their series in the table.
@@ -162,14 +165,14 @@ def recompute_on_cluster(
         shards: Number of groups in which to compute. The points of one group must fit into memory.
 
     Returns:
-        Payloads as the fold emits them: `kind string, payload binary`.
+        Encoded rows of several kinds: `kind string, payload binary`.
     """
     from pyspark.sql import functions as F
 
     columns, new = _list_history_columns(series), new_points.columns
     asked = F.broadcast(new_points.select(*map(quote, series.keys)).distinct())
     history = (
-        _filter_to_touched_files(stored_rows, new_points, series)
+        _filter_to_sessions_of_points(stored_rows, new_points, series)
         .join(asked, list(series.keys), "left_semi")
         .select(*map(quote, columns))
     )
@@ -187,19 +190,19 @@ def recompute_on_cluster(
     return map_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
 
 
-def recompute_in_driver(
+def recompute_averages_in_driver(
     new_points: pa.Table, reader: TableReader, series: RollingAverage, limits: DriverLimits
 ) -> Payloads | None:
-    """Computes the same rows as `recompute_on_cluster`, in the driver and without Spark.
+    """Computes the averages that new points add or change, from all points of their series, without Spark.
 
     Args:
         new_points: The new points, columns as in `build_older_points_ddl`.
         reader: Reads the table of averages.
         series: The declaration of the table of averages.
-        limits: Limits of what the driver processes.
+        limits: The most rows and bytes that the driver may process.
 
     Returns:
-        The payloads with the rows. None if they need more memory than the limits allow.
+        Encoded rows, as pairs of kind and payload. None if computing them would exceed the limits.
     """
     if new_points.num_rows > limits.driver_changes:
         return None
@@ -215,34 +218,34 @@ def recompute_in_driver(
 
 
 def _list_history_columns(series: RollingAverage) -> list[str]:
-    """Returns the names of the table's columns that `join_stored_points` reads."""
+    """Returns the names of a table's columns from which averages are recomputed."""
     places = ["position"] if series.is_per_session else ["partition", "offset"]
     own = [*series.keys, "ts", "ordinal", "value", *places, *series.seq_order_columns, "revision", *EXACT]
     return [*dict.fromkeys(own)]
 
 
 def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows: pa.Table | None = None) -> pa.Table:
-    """Returns new points and the table's points of the same series, with the columns that `recompute` reads.
+    """Returns new points and the table's points of the same series, with the columns of `recompute_averages`.
 
     Args:
         series: The table of averages.
         new_points: New points, columns as in `build_older_points_ddl`, or with `position` instead of `place`.
-        stored_rows: Rows of the table. Rows of series without a new point are dropped. None for no rows.
+        stored_rows: Rows of the table; None for none. Rows of series without a new point are dropped.
     """
-    parts = [_to_points(series, new_points, fresh=True)]
+    parts = [_convert_to_points(series, new_points, fresh=True)]
     if stored_rows is not None:
-        parts.insert(0, semi_join(_to_points(series, stored_rows, fresh=False), series.keys, parts[0]))
+        parts.insert(0, semi_join(_convert_to_points(series, stored_rows, fresh=False), series.keys, parts[0]))
     return pa.concat_tables(parts, promote_options="default")
 
 
-def _to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Table:
+def _convert_to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Table:
     names = rows.column_names
     numbers = {
         name: rows[name].cast(pa.int64()) for name in ("place", "position", "partition", "offset") if name in names
     }
     if "place" not in numbers:
         apart = (numbers["partition"].to_numpy(), numbers["offset"].to_numpy()) if not series.is_per_session else ()
-        numbers["place"] = pa.array(combine_place(*apart)) if apart else numbers["position"]
+        numbers["place"] = pa.array(combine_partition_and_offset(*apart)) if apart else numbers["position"]
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
     own = (*series.text_keys, "ts", "ordinal", "value", *series.seq_order_columns, *EXACT)
     columns = {name: rows[name] for name in own}
@@ -252,11 +255,14 @@ def _to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
 
 
 def _build_recomputed_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
-    return encode_payloads(add_report(ReadChanges(), 0, recompute_averages(points, series)))
+    return encode_payloads(append_report(ReadChanges(), 0, recompute_averages(points, series)))
 
 
-def _filter_to_touched_files(stored_rows: DataFrame, new_points: DataFrame, series: RollingAverage) -> DataFrame:
-    """Filters the table to the sessions or rows of the new points, if they are few, so that Delta reads fewer files."""
+def _filter_to_sessions_of_points(stored_rows: DataFrame, new_points: DataFrame, series: RollingAverage) -> DataFrame:
+    """Filters a table to the sessions or row ids of new points, so that Delta reads fewer files.
+
+    With more than 200 sessions or row ids, the table is returned without a filter.
+    """
     from pyspark.sql import functions as F
 
     name = "session_id" if series.is_per_session else series.keys[0] if "row_id" not in series.keys else "row_id"

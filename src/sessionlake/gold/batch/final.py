@@ -23,7 +23,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
-from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
+from sessionlake.delta.storage.far_times import convert_time_to_ms, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import to_spark_literal
 from sessionlake.delta.storage.txn import Txn
@@ -40,7 +40,7 @@ from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest_times
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import find_final_tables
-from sessionlake.gold.tables.expiry import BucketExpiry, ExpiryTimes, drop_expired_rows
+from sessionlake.gold.tables.expiry import BucketExpiry, ExpiryTimes, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import build_ddl, quote
@@ -56,9 +56,9 @@ _PLACE = ("topic", PARTITION)
 
 
 class FinalRowAppender:
-    """Appends final rows, and remembers up to which bucket it has appended them.
+    """Appends the final rows of products to their second tables, and remembers up to which bucket it has done so.
 
-    Only the gold process that writes has one.
+    The gold stream has one instance.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: BucketExpiry) -> None:
@@ -69,24 +69,25 @@ class FinalRowAppender:
             final.product.table_name: _read_append_progress(reader, final, following)
             for final in find_final_tables(products)
         }
-        self._times = _read_times_of_partial_version(spark, lake) if self._tables else {}
+        self._times = _read_stream_times_of_partial_version(spark, lake) if self._tables else {}
 
     def require_open_buckets(self, spark: SparkSession, product: Product, rows: Rows, earliest_start: int) -> None:
         """Checks that a batch has no rows for buckets that are already final.
 
         Args:
+            product: The product.
             rows: The batch's rows of the product.
             earliest_start: The earliest `window_start` of these rows, in microseconds.
 
         Raises:
-            LakeError: The batch has such a row: silver applied a change at an earlier stream time than it had already
-                reached.
+            LakeError: A row's bucket is already final, because silver applied a change at an earlier stream time than
+                it had reached before.
         """
         progress = self._tables.get(product.table_name)
         if progress is None or earliest_start >= max(progress.appended_until.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
-            rows = _find_earliest_starts(to_spark_frame(spark, rows))
+            rows = _find_earliest_bucket_starts(to_spark_frame(spark, rows))
         closed = rows.filter(pa.array(compute_bucket_starts_ms(rows) < look_up_limits(rows, progress.appended_until)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
@@ -101,9 +102,9 @@ class FinalRowAppender:
             )
 
     def append_final_rows(self, spark: SparkSession, stream_times: PartitionTimes, txn: Txn) -> Iterator[TableOutput]:
-        """Appends the rows that have become final with a batch.
+        """Appends the rows that have become final with a batch. Must be called after the batch's MERGEs.
 
-        Call it after the batch's MERGEs. Yields what was written.
+        Yields the new version and the number of added rows of each table of final rows that has new rows.
 
         Args:
             stream_times: By topic-partition, the highest stream time of the batch's changes, in ms.
@@ -130,7 +131,7 @@ class FinalRowAppender:
         self, spark: SparkSession, final: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
     ) -> int:
         reader, table = self._lake.reader(spark), final.product.table_name
-        floors = [self._expiry.expiry_times(table) for table in (table, final.table_name)]
+        floors = [self._expiry.get_expiry_times(table) for table in (table, final.table_name)]
         names, most, found = (
             [name for name, _ in final.copied_columns],
             self._lake.driver_limits.driver_bytes,
@@ -154,31 +155,32 @@ class FinalRowAppender:
 def _build_final_row_filter(
     final: FinalTable, since: PartitionTimes, until: PartitionTimes, batch: int, *floors: ExpiryTimes
 ) -> Callable[[pa.Table], pa.Table]:
-    """Returns a function that filters a product's rows to those that became final between two limits.
+    """Returns a function that selects the rows of a product that became final between two limits.
 
-    The function drops expired rows, and returns the columns of the table of final rows.
+    The function leaves out expired rows, and returns the columns of the table of final rows.
 
     Args:
         final: The table of final rows.
         since: By topic-partition, the bucket start in ms from which rows are wanted.
         until: By topic-partition, the bucket start in ms up to which rows are wanted. It is not included.
         batch: The batch number to write in the rows.
-        floors: For one or more tables, the first time in ms that has not expired, by topic.
+        floors: For the product's two tables, the first time in ms that has not expired, by topic.
     """
     names, stamps = [name for name, _ in final.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
     return lambda rows: add_constants(
-        drop_expired_rows(select_newly_final_rows(rows.select(names), since, until), *floors), stamps
+        drop_expired_arrow_rows(select_newly_final_rows(rows.select(names), since, until), *floors), stamps
     )
 
 
 def rebuild_final_rows(
     spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: PartitionTimes, batch: int
 ) -> None:
-    """Replaces all rows of the table of final rows, in one commit.
+    """Replaces all rows of a table of final rows, in one commit.
 
     Args:
+        final: The table of final rows.
         rows: All rows of the product that have not expired.
-        times: By topic-partition, the stream time in ms up to which gold has read.
+        times: By topic-partition, the stream time in ms up to which gold has read. It decides which rows are final.
         batch: The last batch of gold that the rows include.
     """
     until = final.compute_first_open_buckets(times)
@@ -201,15 +203,17 @@ def find_latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
 
 
 def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: int) -> AppendProgress:
-    """Reads from the table of final rows up to which bucket rows were appended before gold's next batch.
+    """Reads from a table of final rows up to which bucket rows were appended before gold's next batch.
 
     Args:
-        next_batch: Number of gold's next batch.
+        reader: Reads the table.
+        final: The table of final rows.
+        next_batch: Number of gold's next batch. It may be a replay whose rows the table already has.
     """
 
     def read_appended_until(*conditions: Condition) -> PartitionTimes:
         last = reader.find_highest_values(final.table_name, START, _PLACE, *conditions)
-        starts = {(topic, partition): time_to_ms(start) for (topic, partition), start in last.items()}
+        starts = {(topic, partition): convert_time_to_ms(start) for (topic, partition), start in last.items()}
         return final.compute_bucket_ends(starts)
 
     is_there = reader.has_rows(final.table_name, (BATCH, operator.ge, next_batch))
@@ -218,12 +222,13 @@ def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: in
     )
 
 
-def _read_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
-    """Returns the stream times of the version of silver's table that gold has not read completely.
+def _read_stream_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
+    """Returns the stream times in the version of silver's changes that gold has read only in part.
 
-    Empty if there is none.
+    Empty if there is no such version. These stream times have made no row final yet.
 
-    No row has been appended yet because of these stream times.
+    Returns:
+        By topic-partition, the highest stream time in ms.
     """
     from pyspark.sql import functions as F
 
@@ -238,10 +243,14 @@ def _read_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[Topi
 
 
 def _build_range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[list[Condition]]:
-    """Yields conditions that all rows between two limits meet, so that Delta can skip files.
+    """Yields lists of conditions. Each row between two limits meets all conditions of one list.
 
-    The rows that meet all conditions of one list are to be read. If a topic has a partition without a lower limit, all
-    buckets of that topic before the upper limit are read.
+    The conditions let Delta skip files, and may select further rows. If a topic has a partition without a lower limit,
+    they select all buckets of that topic before the upper limit.
+
+    Args:
+        since: By topic-partition, the bucket start in ms from which rows are wanted.
+        until: By topic-partition, the bucket start in ms up to which rows are wanted. It is not included.
     """
     begun = {topic for topic, _ in until} - {place[0] for place in until if place not in since}
     for topics in (begun, {topic for topic, _ in until} - begun):
@@ -260,9 +269,13 @@ def _build_range_conditions(since: PartitionTimes, until: PartitionTimes) -> Ite
 def _select_candidate_rows(
     final: FinalTable, rows: DataFrame, since: PartitionTimes, until: PartitionTimes
 ) -> DataFrame:
-    """Returns a product's rows that became final between two limits.
+    """Returns all rows of a product that became final between two limits, and possibly some other rows.
 
-    It may also return other rows, for the caller to drop.
+    Args:
+        final: The table of final rows.
+        rows: Rows of the product.
+        since: By topic-partition, the bucket start in ms from which rows are wanted.
+        until: By topic-partition, the bucket start in ms up to which rows are wanted. It is not included.
     """
     rows = rows.select(*(quote(name) for name, _ in final.copied_columns))
     if not until:
@@ -280,8 +293,8 @@ def _to_spark_condition(condition: Condition) -> Column:
     return found
 
 
-def _find_earliest_starts(rows: DataFrame) -> pa.Table:
-    """Returns the start of the first bucket of each topic-partition in the rows."""
+def _find_earliest_bucket_starts(rows: DataFrame) -> pa.Table:
+    """Returns the earliest `window_start` of each topic-partition: `topic`, `partition`, `window_start`."""
     from pyspark.sql import functions as F
 
     return rows.groupBy(*_PLACE).agg(F.min(START).alias(START)).toArrow()

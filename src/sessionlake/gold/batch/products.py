@@ -25,9 +25,9 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch.final import FinalRowAppender
-from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, read_payload_rows
+from sessionlake.gold.batch.rows import BatchRows, FoldResult, is_keyed_by_session, read_payload_rows
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
-from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_rows
+from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import build_ddl, internal, quote
@@ -45,7 +45,7 @@ LATE_DDL = build_ddl((*LATE_COLUMNS, ("_batch", "bigint")))
 
 @dataclass(frozen=True)
 class ProductMerger:
-    """Merges one folded batch into the tables of products.
+    """Merges one batch into the tables of products.
 
     Attributes:
         rows: The rows that the batch adds to each product.
@@ -62,25 +62,27 @@ class ProductMerger:
     final_rows: FinalRowAppender
 
     def merge_batch(self, products: Iterable[Product]) -> Iterator[TableOutput]:
-        """Merges the batch into these products' tables.
+        """Merges the batch into these products' tables. Products without rows in the batch are left out.
 
-        Yields, for each table, its new version and the number of rows.
+        Yields the new version and the number of merged rows of each table.
         """
         for product in products:
-            if self.rows.row_range(product).rows:
-                part = self._drop_expired(product, self.rows.product_rows(product))
-                self.final_rows.require_open_buckets(self.spark, product, part, self.rows.row_range(product).low)
+            if self.rows.compute_row_range(product).rows:
+                part = self._drop_expired(product, self.rows.find_product_rows(product))
+                self.final_rows.require_open_buckets(
+                    self.spark, product, part, self.rows.compute_row_range(product).low
+                )
                 yield self._merge_rows(product, part)
 
     def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
-        """Drops rows whose bucket has expired."""
-        floors = self.expiry.expiry_times(product.table_name)
-        if self.rows.row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
+        """Returns the batch's rows of a product without those whose bucket has expired."""
+        floors = self.expiry.get_expiry_times(product.table_name)
+        if self.rows.compute_row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return map_rows(part, lambda rows: drop_expired_rows(rows, floors), product.columns_ddl)
+        return map_rows(part, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
 
     def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
-        rows = self.rows.row_range(product).rows
+        rows = self.rows.compute_row_range(product).rows
         if not isinstance(part, pa.Table):
             if self._has_only_new_keys(product):
                 append_rows(self.spark, self.lake, product.table_name, part, self.txn)
@@ -88,31 +90,33 @@ class ProductMerger:
                 return TableOutput(product.table_name, done.version, done.rows)
             if rows > self.lake.driver_limits.driver_changes:
                 return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
-            part = drop_expired_rows(self.rows.collect_rows(product), self.expiry.expiry_times(product.table_name))
+            part = drop_expired_arrow_rows(
+                self.rows.collect_rows(product), self.expiry.get_expiry_times(product.table_name)
+            )
         try:
             return self._merge_in_driver(product, part)
         except TooLargeError:
             return self._merge_on_cluster(product, to_spark_frame(self.spark, part.cast(product.arrow_schema())))
 
     def _has_only_new_keys(self, product: Product) -> bool:
-        """Returns True if the table has no rows of the batch's topics in the batch's range of time.
+        """Returns True if all rows of the batch have keys that the product's table does not have.
 
-        Then every row is new.
+        That is known if the table has no rows of the batch's topics in the batch's range of time.
         """
-        if not has_session_key(product):
+        if not is_keyed_by_session(product):
             return False
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.fold_result.report.times_by_topic))]
         if product.bucket_ms is not None:
-            span = self.rows.row_range(product)
+            span = self.rows.compute_row_range(product)
             ends = (find_nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).has_rows(product.table_name, *conditions)
 
     def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
-        """Merges the batch's rows of a product in the driver.
+        """Merges the batch's rows of a product in the driver's memory.
 
         Raises:
-            TooLargeError: The table's rows that the merge may touch do not fit into memory.
+            TooLargeError: The table's rows with the same keys do not fit into the driver's memory.
         """
 
         def merge_stored_rows(part: pa.Table, held: pa.Table) -> pa.Table:
@@ -142,10 +146,10 @@ class ProductMerger:
         return TableOutput(product.table_name, commit.version, rows.count())
 
     def _select_rows_in_span(self, product: Product) -> DataFrame:
-        """Returns the table's rows in the batch's range of time. The filter lets Delta skip files."""
+        """Returns the rows of a product's table in the batch's range of time, so that Delta reads fewer files."""
         from pyspark.sql import functions as F
 
-        rows, span = self.lake.read(self.spark, product.table_name), self.rows.row_range(product)
+        rows, span = self.lake.read(self.spark, product.table_name), self.rows.compute_row_range(product)
         if START not in product.row_keys:
             return rows
         return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))
@@ -160,9 +164,9 @@ def _build_product_upsert(product: Product) -> Upsert:
 def append_late_points(
     spark: SparkSession, lake: Lake, fold_result: FoldResult, products: Sequence[Product], txn: Txn
 ) -> Iterator[TableOutput]:
-    """Appends the batch's events that were too late for these products to `gold.late_points`.
+    """Appends a batch's events that were too late for these products to `gold.late_points`.
 
-    Yields what was written.
+    Yields the table's new version and the number of rows; nothing if there were no such events.
     """
     tables = [product.table_name for product in products if product.lateness_ms is not None]
     if not tables or fold_result.folded.find_collected_payloads([KIND]) == []:

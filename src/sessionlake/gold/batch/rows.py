@@ -20,7 +20,7 @@ from sessionlake.gold.fold.outputs import (
     GoldReport,
     RowRange,
     compute_product_rows,
-    encode_keys,
+    dictionary_encode_keys,
     measure_row_range,
     sum_reports,
 )
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The rows that one folded batch adds to each product.
+    """The rows that one batch adds to each product, before they are merged with the rows of the product's table.
 
     Attributes:
-        fold_result: The payloads that the fold emitted.
+        fold_result: The encoded rows that the shards computed for the batch.
         declared: The declared columns of the changes.
-        products: All products, each after the product that it is computed from.
+        products: All products, each after the product from which it is computed.
     """
 
     spark: SparkSession
@@ -52,32 +52,35 @@ class BatchRows:
     declared: DeclaredColumns
     products: Sequence[Product]
 
-    def product_rows(self, product: Product) -> pa.Table | UnappliedMap:
-        """Returns a product's rows.
+    def find_product_rows(self, product: Product) -> pa.Table | UnappliedMap:
+        """Returns the rows that the batch adds to a product.
 
-        In memory there is one row per key, on the cluster there is one row per key and shard.
+        They are an Arrow table with one row per key, if they are small enough for the driver. Otherwise they stay on
+        the cluster, with one row per key and shard.
         """
         few, payloads = (
             self._merged_rows_of_small_shards[product.name],
             self.fold_result.folded.find_collected_payloads([product.name]),
         )
         if payloads is not None:
-            return _merge_payloads(product, few, payloads)
+            return _merge_payload_rows(product, few, payloads)
         frame = self._compute_payloads_on_cluster(product.name)
         if few.num_rows:
-            frame = frame.union(self.spark.createDataFrame([(encode_ipc(encode_keys(product, few)),)], frame.schema))
+            frame = frame.union(
+                self.spark.createDataFrame([(encode_ipc(dictionary_encode_keys(product, few)),)], frame.schema)
+            )
         return UnappliedMap(frame, unpack_payloads, product.columns_ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
-        """Returns a product's rows in the driver's memory, one row per key, even if they are many."""
-        return _merge_payloads(
+        """Returns the rows that the batch adds to a product as an Arrow table, one row per key, even if it is large."""
+        return _merge_payload_rows(
             product, self._merged_rows_of_small_shards[product.name], self._collect_payloads(product.name)
         )
 
-    def row_range(self, product: Product) -> RowRange:
-        """Returns the number of a product's rows, and the range of their `window_start` in microseconds.
+    def compute_row_range(self, product: Product) -> RowRange:
+        """Returns the number of rows that the batch adds to a product, and their range of `window_start` in µs.
 
-        On the cluster, a row that several shards have counts once for each shard.
+        A row that several shards have counts once for each shard.
         """
         few, left = self._merged_rows_of_small_shards[product.name], self.fold_result.report.spans.get(product.name)
         if not few.num_rows:
@@ -87,11 +90,11 @@ class BatchRows:
 
     @cached_property
     def _merged_rows_of_small_shards(self) -> dict[str, pa.Table]:
-        """By product, the rows computed from the changes of shards with few changes. These shards emitted no rows."""
+        """By product, the rows of shards that emitted their few changes instead of rows, merged by key."""
         changes = self._collect_payloads(CHANGES)
         if not changes:
             return {product.name: product.arrow_schema().empty_table() for product in self.products}
-        together = decode_rows(changes, encode_keys=True).unify_dictionaries()
+        together = decode_payload_rows(changes, keeps_encoding=True).unify_dictionaries()
         return compute_product_rows(together, self.declared, self.products)
 
     def _collect_payloads(self, kind: str) -> list[bytes]:
@@ -108,67 +111,78 @@ class BatchRows:
         return self.fold_result.folded.frame.where(F.col("kind") == kind).select("payload")
 
 
-def has_session_key(product: Product) -> bool:
-    """Returns True if the product's keys include the session. Then one shard has all changes of a row."""
+def is_keyed_by_session(product: Product) -> bool:
+    """Returns True if a product's keys include the session. All changes of a row are then in one shard."""
     return set(OF_SESSION) <= {*product.row_keys}
 
 
-def _merge_payloads(product: Product, rows: pa.Table, payloads: Sequence[bytes]) -> pa.Table:
+def _merge_payload_rows(product: Product, rows: pa.Table, payloads: Sequence[bytes]) -> pa.Table:
     if not payloads:
         return rows
-    merged = decode_rows(payloads, encode_keys=True)
+    merged = decode_payload_rows(payloads, keeps_encoding=True)
     if rows.num_rows:
         merged = pa.concat_tables([merged, rows.cast(merged.schema)])
     merged = merged.unify_dictionaries()
-    return merged if has_session_key(product) else product.merge_rows(merged)
+    return merged if is_keyed_by_session(product) else product.merge_rows(merged)
 
 
 @dataclass(frozen=True)
 class FoldResult:
-    """The payloads that the fold emitted for one batch, and the sum of the shards' reports."""
+    """What the shards emitted for one batch.
+
+    Attributes:
+        folded: The payloads, which are encoded rows. Small ones are in memory, large ones on the cluster.
+        report: The sum of the shards' reports.
+    """
 
     folded: FoldedBatch
     report: GoldReport
 
     @staticmethod
     def collect_payloads(frame: DataFrame, inline_bytes: int) -> FoldResult:
-        """Runs the fold in one Spark job, reads its reports, and keeps payloads of up to `inline_bytes` in memory."""
+        """Runs one Spark job that computes the payloads of all shards, and reads the shards' reports.
+
+        Args:
+            frame: The payloads, `kind string, payload binary`, not computed yet.
+            inline_bytes: The most bytes of payloads to keep in the driver's memory.
+        """
         folded, reports = collect_reports(frame, AveragesOutput.REPORT, inline_bytes)
         return FoldResult(folded, sum_reports(reports))
 
     @staticmethod
     def from_payloads(spark: SparkSession, payloads: Payloads) -> FoldResult:
-        """Returns the result of a fold that ran in the driver, given its payloads."""
+        """Returns the result for payloads that the driver itself computed."""
         frame = to_spark_frame(spark, build_payload_table(payloads))
         folded, reports = split_reports(frame, payloads, AveragesOutput.REPORT)
         return FoldResult(folded, sum_reports(reports))
 
 
 def read_payload_rows(fold_results: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows:
-    """Returns the rows in the payloads of these kinds.
+    """Returns the rows that payloads of some kinds contain.
 
-    They are a table if all payloads are in memory. Else they are decoded on the cluster when needed.
+    They are an Arrow table if all these payloads are in memory. Else the cluster decodes them when they are used.
 
     Args:
-        fold_results: The results of several folds.
-        kinds: Kinds of payload.
-        ddl: DDL of the rows.
+        fold_results: What the shards emitted; several results are concatenated.
+        kinds: The kinds of payload. All have rows with the same columns.
+        ddl: Spark DDL of these columns.
     """
     from pyspark.sql import functions as F
 
     found = [part.folded.find_collected_payloads(kinds) for part in fold_results]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
-        return decode_rows(in_memory)
+        return decode_payload_rows(in_memory)
     payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in fold_results]
     return UnappliedMap(reduce(lambda a, b: a.union(b), payloads), unpack_payloads, ddl)
 
 
-def decode_rows(payloads: Iterable[bytes], *, encode_keys: bool = False) -> pa.Table:
-    """Decodes payloads of one kind, and returns all rows in one table.
+def decode_payload_rows(payloads: Iterable[bytes], *, keeps_encoding: bool = False) -> pa.Table:
+    """Decodes payloads whose rows have the same columns, and returns all rows in one table.
 
     Args:
-        encode_keys: True to leave texts dictionary-encoded, False to decode them.
+        payloads: The encoded rows.
+        keeps_encoding: True to leave texts dictionary-encoded, False to decode them.
     """
     tables = map(read_payload, payloads)
-    return pa.concat_tables(tables if encode_keys else map(decode_dictionaries, tables))
+    return pa.concat_tables(tables if keeps_encoding else map(decode_dictionaries, tables))

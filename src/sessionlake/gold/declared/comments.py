@@ -38,9 +38,10 @@ _DECLARED = "Declared column: the value that the message set; null if it set nul
 
 
 def build_product_comments(product: Product) -> dict[str, str]:
-    """Returns a comment for each column of a product's table, by column name. A product is a table of aggregates.
+    """Returns a comment for each column of a product's table, by column name.
 
-    Columns whose names start with an underscore hold state, which gold needs to add late events to a row.
+    A product is a declared table of aggregates. Columns with state, which gold needs to merge later events into a row,
+    get a comment that says so.
     """
     return _build_key_comments(product) | dict(_build_result_comments(product))
 
@@ -65,7 +66,7 @@ def _build_result_comments(product: Product) -> Iterator[tuple[str, str]]:
 
 
 def build_final_comments(final: FinalTable) -> dict[str, str]:
-    """Returns a comment for each column of the table with a product's final rows, which never change again."""
+    """Returns a comment for each column of the table with a product's final rows, by column name."""
     return build_product_comments(final.product) | {BATCH: "Number of the gold batch by which the row was final"}
 
 

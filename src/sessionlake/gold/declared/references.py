@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import build_enriched_comments, build_reference_comments
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, list_applied_columns
@@ -30,11 +30,11 @@ def list_declared_enriched_tables(settings: Settings) -> tuple[EnrichedTable, ..
 
 
 def build_enriched_schema(table: EnrichedTable) -> TableSchema:
-    """Returns columns, comments and layout of an enriched table, for creating it."""
+    """Returns the definition with which an enriched table is created: columns, comments and layout."""
     joined = (name for join in table.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*table.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        with_comments(table.column_types, build_enriched_comments(table)),
+        add_comments(table.column_types, build_enriched_comments(table)),
         table.comment,
         written_by="gold.references.step",
         cluster_by=table.keys,
@@ -49,7 +49,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     for one in list_declared_references(settings):
         first, comments = one.key_names[:1], build_reference_comments(one)
         found[one.table_name] = TableSchema(
-            with_comments(one.all_columns, comments),
+            add_comments(one.all_columns, comments),
             f"What holds for each {', '.join(one.key_names)}, from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
@@ -57,7 +57,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             writes=WriteMode.BOTH,
         )
         found[one.applied_table] = TableSchema(
-            with_comments(list_applied_columns(one), comments),
+            add_comments(list_applied_columns(one), comments),
             f"The rows of {one.table_name} that gold has applied: enriched tables use those without {GONE_BY}",
             written_by="gold.references.applied",
             cluster_by=first,
@@ -85,15 +85,16 @@ def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) ->
         joins,
         f"Changes joined with {', '.join(j.reference.name for j in joins)} as of event time",
     )
-    _require_names(found, where)
+    _require_valid_column_names(found, where)
     return found
 
 
-def _require_names(table: EnrichedTable, where: str) -> None:
-    """Checks the names of the columns that an enriched table adds to those of every change.
+def _require_valid_column_names(table: EnrichedTable, where: str) -> None:
+    """Checks the names of declared columns and of columns that joins add to an enriched table.
 
     Args:
-        where: the configuration key of the table, named in error texts.
+        table: the enriched table.
+        where: the configuration key of the table, for error texts.
 
     Raises:
         ConfigError: a name is used by another column, repeated or not allowed.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -107,7 +107,7 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing(
+    _refuse_existing_table_names(
         [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
     )
     return (
@@ -118,18 +118,18 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
 
 
 def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
-    """Returns all tables of moving averages: the standard ones and the declared ones.
+    """Returns all tables of rolling averages: the standard ones and the declared ones.
 
     Raises:
         ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_existing(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    _refuse_existing_table_names(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
     by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
-    return tuple(_create_average(settings, one) for one in by_name.values())
+    return tuple(_create_rolling_average(settings, one) for one in by_name.values())
 
 
-def _create_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
+def _create_rolling_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
     keys = declaration.keys or STANDARD_AVERAGES[declaration.name]
     own = {*keys, *((PARTITION,) if include_session_keys(keys) else ())}
     points = declaration.points or settings.gold.rolling_points
@@ -141,12 +141,12 @@ def _create_average(settings: Settings, declaration: AverageSettings) -> Rolling
         declaration.early,
         declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
-        + _describe_feed(declaration.feed),
+        + _describe_feed_restriction(declaration.feed),
         topics=None if declaration.feed is None else settings.capture.feed_topics(declaration.feed),
     )
 
 
-def _refuse_existing(tables: Iterable[str]) -> None:
+def _refuse_existing_table_names(tables: Iterable[str]) -> None:
     for table in tables:
         if table in {*TABLES, *VIEWS}:
             raise ConfigError(
@@ -156,12 +156,12 @@ def _refuse_existing(tables: Iterable[str]) -> None:
 
 
 def list_declared_products(settings: Settings) -> tuple[Product, ...]:
-    """Returns all tables of aggregates (products). If one is computed from another one, it comes later.
+    """Returns all tables of aggregates (products), each after the product from which it is computed.
 
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing(table for one in settings.gold.products for table in one.tables)
+    _refuse_existing_table_names(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
     own = (one for one in settings.gold.products if one.source is None)
@@ -169,13 +169,13 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
 
 
 def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
-    """Returns the tables `gold.<name>_final` of those products that have one."""
+    """Returns the tables of final rows (`gold.<name>_final`) of those products that have one."""
     found = (find_final_table(product) for product in products if isinstance(product, Product))
     return [final for final in found if final is not None]
 
 
 def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
-    """Returns these tables, followed by the tables `gold.<name>_final` of those that have one."""
+    """Returns the tables, followed by the tables of final rows (`gold.<name>_final`) of those that have one."""
     every = list(products)
     return [*every, *find_final_tables(every)]
 
@@ -230,14 +230,14 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
     spans = map(_to_timedelta, (found.bucket_ms, found.lateness_ms, found.retention_ms))
     if found.output == OutputMode.APPEND and (lacks := describe_missing_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}")
-    _refuse_same_results(found, f"{where}: {target}")
-    for wrong in _find_source_faults(found, declared):
+    _refuse_equal_column_names(found, f"{where}: {target}")
+    for wrong in _find_declaration_faults(found, declared):
         raise ConfigError(f"{where}: {target} {wrong}")
     return found
 
 
-def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator[str]:
-    """Yields texts that say why a product written in Python cannot be used with its declared source table."""
+def _find_declaration_faults(product: Product, declared: ProductSettings) -> Iterator[str]:
+    """Yields the reasons why a product written in Python does not fit its declaration in the configuration."""
     if product.below is not None and product.lateness_ms is not None:
         yield (
             f"has a lateness_ms, but is computed from {product.below.table_name}, which does not say which rows are "
@@ -266,7 +266,7 @@ def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator
         yield "needs a `value` in its Rows"
 
 
-def _refuse_same_results(product: Product, where: str) -> None:
+def _refuse_equal_column_names(product: Product, where: str) -> None:
     if (pair := find_same_name(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
@@ -274,7 +274,7 @@ def _refuse_same_results(product: Product, where: str) -> None:
 def create_product(
     declared: ProductSettings, capture: CaptureSettings | None = None, value_type: str | None = None
 ) -> Product:
-    """Returns a declared product, which aggregates silver's changes or the rows of another table.
+    """Creates a product from its settings. It aggregates silver's changes or the rows of another table.
 
     Args:
         declared: The settings of the product.
@@ -283,7 +283,7 @@ def create_product(
             product has the right names of columns, but decimals are not aggregated exactly.
 
     Raises:
-        ConfigError: its Python code cannot be used.
+        ConfigError: The product is written in Python, and its code cannot be used.
     """
     if declared.python is not None:
         return _load_python_product(declared, declared.python)
@@ -291,17 +291,17 @@ def create_product(
         declared.name,
         declared.keys,
         _create_aggregates(declared, capture, value_type),
-        source=_create_source(declared, capture, value_type),
+        source=_create_event_source(declared, capture, value_type),
         bucket_ms=_to_milliseconds(declared.bucket),
         lateness_ms=_to_milliseconds(declared.lateness),
         retention_ms=_to_milliseconds(declared.retention),
         output=declared.output.value,
         comment=f"A row for each {', '.join(declared.keys)}"
         + (f" and {declared.bucket}" if declared.bucket else "")
-        + _describe_feed(declared.feed),
+        + _describe_feed_restriction(declared.feed),
         shown=tuple(declared.aggregates),
     )
-    _refuse_same_results(found, f"gold.products.{declared.name}")
+    _refuse_equal_column_names(found, f"gold.products.{declared.name}")
     return found
 
 
@@ -310,9 +310,9 @@ def _create_aggregates(
 ) -> dict[str, Aggregate | Derived]:
     functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
     if capture is not None and declared.source is None and declared.value is not None:
-        functions, hidden = _list_exact_aggregates(capture.find_column(declared.value).sql)
+        functions, hidden = _create_decimal_aggregates(capture.find_column(declared.value).sql)
     elif _has_decimals(declared, value_type):
-        exact, exact_hidden = _list_exact_aggregates(str(value_type))
+        exact, exact_hidden = _create_decimal_aggregates(str(value_type))
         functions, hidden = exact | _INEXACT_AGGREGATES, exact_hidden | _HIDDEN_INEXACT_AGGREGATES
     aggregates = {name: functions[kind] for name, kind in declared.aggregates.items()}
     for kind in sorted({*declared.aggregates.values()}):
@@ -320,14 +320,10 @@ def _create_aggregates(
     return aggregates
 
 
-def _list_exact_aggregates(
+def _create_decimal_aggregates(
     sql: str,
 ) -> tuple[dict[AggregateKind, Aggregate | Derived], dict[AggregateKind, dict[str, Aggregate]]]:
-    """Returns the functions of a decimal column, and the columns with state that each of them needs.
-
-    Args:
-        sql: Spark SQL type of the column.
-    """
+    """Returns, for a decimal column, the aggregate of each kind of result, and the columns with state that it needs."""
     scale = get_arrow_type(sql).scale
     total = DecimalSum("value", scale)
     exact: dict[AggregateKind, Aggregate | Derived] = {
@@ -347,7 +343,9 @@ def _has_decimals(declared: ProductSettings, value_type: str | None) -> bool:
     return is_of_numbers and value_type is not None and is_decimal(value_type)
 
 
-def _create_source(declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None) -> EventSource:
+def _create_event_source(
+    declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None
+) -> EventSource:
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
         settings = declared.source, declared.time, declared.value, declared.order, numbers
@@ -360,7 +358,7 @@ def _create_source(declared: ProductSettings, capture: CaptureSettings | None, v
     return found
 
 
-def _describe_feed(feed: str | None) -> str:
+def _describe_feed_restriction(feed: str | None) -> str:
     return "" if feed is None else f", of topics that the feed {feed} reads"
 
 
@@ -382,7 +380,7 @@ def _create_schema(table: GoldTable) -> TableSchema:
         comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
         comments, written_by = build_product_comments(table), "gold.batch.products"
-    columns = with_comments(table.column_types, comments)
+    columns = add_comments(table.column_types, comments)
     return TableSchema(
         columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=WriteMode.BOTH
     )
@@ -391,7 +389,7 @@ def _create_schema(table: GoldTable) -> TableSchema:
 def _create_final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        with_comments(final.column_types, build_final_comments(final)),
+        add_comments(final.column_types, build_final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],

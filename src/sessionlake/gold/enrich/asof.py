@@ -16,11 +16,16 @@ OPEN_END = (1 << 63) - 1
 
 
 def number_equal_rows(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
-    """Returns a number for each row of each table. Equal rows get equal numbers, also across tables. NaN equals NaN.
+    """Returns a number for each row of each table. Equal rows get equal numbers, also in different tables.
+
+    NaN equals NaN.
 
     Args:
         tables: the columns of each table, with the same types in the same order.
         nulls: True if null equals null. Otherwise rows with a null get the number -1.
+
+    Returns:
+        One array per table, with one number per row.
     """
     lengths = [len(columns[0]) for columns in tables]
     coded = []
@@ -35,14 +40,16 @@ def number_equal_rows(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: boo
 
 
 def _normalize_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns the column with the same bits in every NaN, because Arrow compares the bits and they can differ."""
+    """Returns the column with identical bits in all NaN values, because Arrow compares NaN by its bits."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
 def find_versions_as_of(code: Int64s, ts: Int64s, span_keys: Int64s, begin: Int64s, end: Int64s) -> Int64s:
-    """Returns for each row the index of the time span that has its key and contains its time; -1 if there is none.
+    """Returns, for each row, the index of the time span that has the row's key and contains the row's time.
+
+    The result is -1 for a row without such a span.
 
     Args:
         code: for each row, the number of its key; -1 if it has no key.
@@ -68,8 +75,8 @@ def find_versions_as_of(code: Int64s, ts: Int64s, span_keys: Int64s, begin: Int6
     return np.where(inside, found, -1)
 
 
-def start_times_ms(moments: pa.ChunkedArray) -> Int64s:
-    """Returns timestamps in ms since 1970, rounded up.
+def convert_starts_to_ms(moments: pa.ChunkedArray) -> Int64s:
+    """Converts the starts of time spans to ms since 1970, rounded up.
 
     Args:
         moments: timestamps without nulls.
@@ -77,15 +84,16 @@ def start_times_ms(moments: pa.ChunkedArray) -> Int64s:
     return -np.floor_divide(-to_micros(moments, 0), 1000)
 
 
-def end_times_ms(moments: pa.ChunkedArray) -> Int64s:
-    """Returns timestamps in ms since 1970, rounded up; `OPEN_END` for null."""
-    return np.where(moments.is_null().to_numpy(), OPEN_END, start_times_ms(moments))
+def convert_ends_to_ms(moments: pa.ChunkedArray) -> Int64s:
+    """Converts the ends of time spans to ms since 1970, rounded up; null becomes `OPEN_END`, the highest bigint."""
+    return np.where(moments.is_null().to_numpy(), OPEN_END, convert_starts_to_ms(moments))
 
 
 def to_micros(moments: pa.ChunkedArray, null: int) -> Int64s:
-    """Returns timestamps in microseconds since 1970.
+    """Converts timestamps to microseconds since 1970.
 
     Args:
-        null: the number to return for null.
+        moments: the timestamps.
+        null: the result for null.
     """
     return pc.fill_null(moments.cast(pa.timestamp("us", "UTC")).cast(pa.int64()), null).to_numpy()

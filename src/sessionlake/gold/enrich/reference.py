@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import (
     OPEN_END,
-    end_times_ms,
+    convert_ends_to_ms,
+    convert_starts_to_ms,
     find_versions_as_of,
     number_equal_rows,
-    start_times_ms,
     to_micros,
 )
 from sessionlake.protocol.columns import get_arrow_type
@@ -33,7 +33,7 @@ MOMENT = get_arrow_type("timestamp")
 
 @dataclass(frozen=True)
 class ReferenceTable:
-    """A declared reference table, with one row for each key and span of time in which the row is valid.
+    """A declared reference table: it has values for each key, with the span of time in which they are valid.
 
     Attributes:
         name: its name in the configuration, without schema.
@@ -71,13 +71,16 @@ class ReferenceTable:
         return [name for name, _ in self.all_columns]
 
     def arrow_schema(self) -> pa.Schema:
-        """Returns the columns as an Arrow schema."""
+        """Returns the Arrow schema of the table."""
         return pa.schema([(name, get_arrow_type(sql)) for name, sql in self.all_columns])
 
     def number_keys(self, *tables: pa.Table) -> list[Int64s]:
-        """Returns a number for the key of each row of each table; -1 where a key column is null.
+        """Returns, for each table, an array with the number of each row's key; -1 where a key column is null.
 
-        Equal keys get equal numbers, also across tables.
+        Equal keys get equal numbers, also in different tables.
+
+        Args:
+            tables: tables with this reference table's key columns.
         """
         return number_equal_rows([[table[name] for name in self.key_names] for table in tables], nulls=False)
 
@@ -91,10 +94,11 @@ def list_applied_columns(reference: ReferenceTable) -> tuple[tuple[str, str], ..
 class KeyFault:
     """A key of a reference table whose rows contradict each other or are incomplete.
 
-    Gold ignores changes of such a key and continues to use the rows that it applied before.
+    Gold ignores changes of this key and continues to use the rows that it applied before.
 
     Attributes:
         key: values of the key columns.
+        reason: what is wrong with the rows, in words.
     """
 
     key: tuple[object, ...]
@@ -104,11 +108,11 @@ class KeyFault:
         return f"{', '.join(map(repr, self.key))}: {self.reason}"
 
 
-def find_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, list[KeyFault]]:
+def find_key_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, list[KeyFault]]:
     """Searches the rows of a reference table for faults: null keys, invalid spans, and spans that overlap.
 
     Returns:
-        For each row, True if its key has a fault, and one fault per such key.
+        True for each row whose key has a fault; and the faults, one per key.
     """
     (code,) = reference.number_keys(rows)
     known = rows[FROM].is_valid().to_numpy()
@@ -137,11 +141,11 @@ def find_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, list[
 
 @dataclass(frozen=True)
 class ReferenceDifference:
-    """The rows that turn one state of a reference table into another.
+    """The difference between an earlier and a later state of a reference table.
 
     Attributes:
-        removed: rows of the first state only.
-        added: rows of the second state only.
+        removed: rows that only the earlier state has.
+        added: rows that only the later state has.
     """
 
     removed: pa.Table
@@ -156,6 +160,10 @@ class ReferenceDifference:
         """Yields the difference in parts of at most `rows` rows.
 
         All rows of a key are in the same part, so a part with a single key can be larger.
+
+        Args:
+            reference: the reference table.
+            rows: the most rows of a part.
         """
         removed, added = reference.number_keys(self.removed, self.added)
         both = np.sort(np.concatenate([removed, added]))
@@ -173,19 +181,20 @@ class ReferenceDifference:
             begin = end
 
 
-def find_difference(
+def find_reference_difference(
     reference: ReferenceTable, applied: pa.Table, rows: pa.Table
 ) -> tuple[ReferenceDifference, list[KeyFault]]:
     """Compares the rows of a reference table with the rows that gold has applied.
 
     Args:
-        applied: the rows that gold has applied. They may have more columns; the removed rows then have them too.
+        reference: the reference table.
+        applied: the rows that gold has applied. If they have further columns, the result's removed rows have them, too.
         rows: the current rows of the reference table.
 
     Returns:
-        The difference that gold has to apply, and the faults of keys that are left out of it.
+        The difference that gold must apply, without keys that have a fault; and these faults.
     """
-    wrong, faults = find_faults(reference, rows)
+    wrong, faults = find_key_faults(reference, rows)
     sound = rows.select(reference.column_names).cast(reference.arrow_schema()).filter(pa.array(~wrong))
     if faults:
         skipped, applied_keys = reference.number_keys(rows.filter(pa.array(wrong)), applied)
@@ -199,11 +208,11 @@ def find_difference(
 
 
 def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifference) -> pa.Table:
-    """Returns, for each key, the spans of event time in which a difference changes the values that are valid.
+    """Returns the spans of event time in which a difference changes the valid values of a key.
 
     Returns:
-        The key columns, and start and end of each span as `BEGIN` and `END` in ms. The end is not part of the span.
-        Spans of one key do not overlap.
+        One row per span: the key columns, and the span's start and end in ms, in the columns `BEGIN` and `END`. The end
+        is not part of the span. Spans of one key do not overlap.
     """
     sides = [
         side.select(reference.column_names).cast(reference.arrow_schema())
@@ -211,7 +220,7 @@ def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifferenc
     ]
     old, new = reference.number_keys(*sides)
     values = [[side[FROM], *(side[name] for name, _ in reference.columns)] for side in sides]
-    bounds = [(start_times_ms(side[FROM]), end_times_ms(side[TO])) for side in sides]
+    bounds = [(convert_starts_to_ms(side[FROM]), convert_ends_to_ms(side[TO])) for side in sides]
     value_codes = number_equal_rows(values, nulls=True)
     code = np.concatenate([old, old, new, new])
     at = np.concatenate([bound for pair in bounds for bound in pair])
@@ -232,11 +241,12 @@ def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifferenc
     return keys.append_column(BEGIN, pa.array(at[other])).append_column(END, pa.array(end[other]))
 
 
-def are_in_spans(reference: ReferenceTable, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
-    """Returns True for each row whose key and time are in one of the spans.
+def are_rows_in_spans(reference: ReferenceTable, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
+    """Returns True for each row whose key has a span that contains the row's time.
 
     Args:
-        spans: spans as `find_changed_spans` returns them.
+        reference: the reference table.
+        spans: spans of keys, as `find_changed_spans` returns them.
         keys: the key columns of the rows, in the order of the reference table's keys.
         ts: event times of the rows in ms.
     """

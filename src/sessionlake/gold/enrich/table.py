@@ -9,7 +9,12 @@ from hashlib import sha256
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.enrich.asof import end_times_ms, find_versions_as_of, number_equal_rows, start_times_ms
+from sessionlake.gold.enrich.asof import (
+    convert_ends_to_ms,
+    convert_starts_to_ms,
+    find_versions_as_of,
+    number_equal_rows,
+)
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 
 CHANGE_ID = ("topic", "partition", "offset", "ordinal")
@@ -38,9 +43,10 @@ class ReferenceJoin:
     """The join of an enriched table's changes with one reference table.
 
     Attributes:
-        name: prefix of the column `<name>_valid_from`.
+        reference: the reference table.
+        name: prefix of the added column `<name>_valid_from`.
         on: the columns of a change that are compared with the key columns of the reference table, in the same order.
-        taken_columns: pairs of the name of an added column and the column of the reference table that it comes from.
+        taken_columns: pairs of the name of an added column, and the column of the reference table with its values.
     """
 
     reference: ReferenceTable
@@ -50,7 +56,7 @@ class ReferenceJoin:
 
     @property
     def version_column(self) -> str:
-        """Name of the column with `valid_from` of the joined row. The column is null if no row was valid."""
+        """Name of the column with the joined reference row's `valid_from`; null for a change without a valid row."""
         return f"{self.name}_{FROM}"
 
     @property
@@ -60,24 +66,28 @@ class ReferenceJoin:
         return (*((name, types[source]) for name, source in self.taken_columns), (self.version_column, "timestamp"))
 
     def compute_added_columns(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """Returns the columns that the join adds, by name, with one value per change.
+        """Returns the columns that the join adds, by name, with one value per change; null without a valid row.
 
         Args:
-            changes: changes with `ts` and the columns in `on`.
+            changes: changes with `ts` (event time in ms) and the columns in `on`.
             versions: rows of the reference table. The time spans of one key's rows do not overlap.
         """
         known = self._select_versions(changes, versions)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
         change_codes, version_codes = number_equal_rows(keys, nulls=False)
         place = find_versions_as_of(
-            change_codes, changes["ts"].to_numpy(), version_codes, start_times_ms(known[FROM]), end_times_ms(known[TO])
+            change_codes,
+            changes["ts"].to_numpy(),
+            version_codes,
+            convert_starts_to_ms(known[FROM]),
+            convert_ends_to_ms(known[TO]),
         )
         places = pa.array(place, mask=place < 0)
         sources = (*self.taken_columns, (self.version_column, FROM))
         return {name: known[source].take(places) for name, source in sources}
 
     def _select_versions(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
-        """Returns the rows of the reference table without keys that no change has, so that less must be sorted."""
+        """Returns the rows of the reference table that changes may join, by their first key column."""
         first, on = self.reference.key_names[0], self.on[0]
         return versions.filter(pc.is_in(versions[first], value_set=pc.unique(changes[on])))
 
@@ -88,7 +98,9 @@ class EnrichedTable:
 
     Attributes:
         name: its name in the schema `gold`.
-        change_columns: the columns that come from the change, and their Spark SQL types.
+        change_columns: the columns that are copied from the change, and their Spark SQL types.
+        joins: the joins with reference tables.
+        comment: what a row is, for the table's description.
     """
 
     name: str
@@ -113,7 +125,7 @@ class EnrichedTable:
 
     @property
     def column_types(self) -> tuple[tuple[str, str], ...]:
-        """Its columns and their Spark SQL types, in order."""
+        """All columns of the table in order, as pairs of name and Spark SQL type."""
         return (
             *self.change_columns,
             *(column for join in self.joins for column in join.added_columns),
@@ -122,7 +134,7 @@ class EnrichedTable:
 
     @property
     def result_columns(self) -> tuple[str, ...]:
-        """All columns except those in `row_keys` and the silver batch, whose number changes when silver is rebuilt."""
+        """All columns except those in `row_keys` and `_batch`, the silver batch, which a rebuild of silver changes."""
         return tuple(name for name, _ in self.column_types if name not in {*CHANGE_ID, BATCH})
 
     @property
@@ -135,15 +147,15 @@ class EnrichedTable:
 
     @property
     def change_column_names(self) -> list[str]:
-        """Names of the columns that come from the change."""
+        """Names of the columns that are copied from the change, and of the silver batch."""
         return [*(name for name, _ in self.change_columns), BATCH]
 
     def join_rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
-        """Returns the table's rows for these changes.
+        """Returns the enriched table's rows for some changes.
 
         Args:
-            changes: rows with the columns of `silver.session_changes`.
-            versions: the applied rows of each reference table, by name of the reference table.
+            changes: rows of `silver.session_changes`.
+            versions: the rows of each joined reference table, by name of the reference table.
         """
         values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.change_column_names}
         table = pa.table(values)
@@ -153,5 +165,5 @@ class EnrichedTable:
 
 
 def find_joins(tables: Sequence[EnrichedTable], reference: ReferenceTable) -> list[tuple[EnrichedTable, ReferenceJoin]]:
-    """Returns the joins that use a reference table, each with its enriched table."""
+    """Returns the joins of enriched tables with one reference table, as pairs of enriched table and join."""
     return [(table, join) for table in tables for join in table.joins if join.reference.name == reference.name]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN_END
-from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_faults
+from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_key_faults
 from sessionlake.protocol.columns import get_arrow_type
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
@@ -23,9 +23,12 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class RowVersion:
-    """The values of a key that are valid from `begin` until just before `end`, both in microseconds since 1970.
+    """A row of a reference table: the values of one key in a span of time.
 
-    `end` is `OPEN_END` if they are valid without end.
+    Attributes:
+        begin: start of the span, in microseconds since 1970.
+        end: end of the span, in microseconds since 1970, not included; `OPEN_END` if it has no end.
+        values: the values, in the order of the table's value columns.
     """
 
     begin: int
@@ -38,9 +41,10 @@ class NewRow:
     """A row to insert into a reference table.
 
     Attributes:
-        begin: when it becomes valid, in microseconds since 1970. None: the current time, or for a key's first row the
-            earliest possible time.
-        end: when it stops to be valid, in microseconds since 1970. None: when the key's next row starts.
+        begin: start of its validity, in microseconds since 1970. None means the current time, or for a key's first row
+            the earliest possible time.
+        end: end of its validity, in microseconds since 1970. None means the start of the key's next row.
+        values: the values, in the order of the table's value columns.
     """
 
     begin: int | None
@@ -50,12 +54,12 @@ class NewRow:
 
 @dataclass(frozen=True)
 class TableUpsert:
-    """The changes in a reference table that insert some rows.
+    """The changes to make in a reference table so that new rows are inserted.
 
     Attributes:
         written: rows to write. Each replaces the row with the same key and `valid_from`, if there is one.
         removed: rows to delete.
-        refused: for each key whose rows cannot be inserted, the reason. Nothing changes for these keys.
+        refused: by key, the reason why its new rows cannot be inserted. Nothing changes for these keys.
     """
 
     written: pa.Table
@@ -64,12 +68,12 @@ class TableUpsert:
 
 
 def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], now: int) -> list[RowVersion]:
-    """Returns the versions of one key after rows are inserted, ordered by start. A version is a row of the table.
+    """Returns the rows of one key after new rows are inserted, ordered by start. Overlapped rows are shortened.
 
-    A row without a start changes nothing if its values are already valid at the current time.
+    A new row without a start changes nothing if its values are already valid at the current time.
 
     Args:
-        versions: the versions of the key before.
+        versions: the rows of the key before.
         new_rows: the rows to insert.
         now: the current time in microseconds since 1970.
 
@@ -88,14 +92,14 @@ def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], 
             raise ValueError(f"{TO} is not after {FROM}")
         same = any(one.begin <= begin < one.end and one.values == row.values for one in versions)
         if row.begin is not None or not same:
-            versions = [*_cut_out(versions, begin, until), RowVersion(begin, until, row.values)]
+            versions = [*_remove_time_span(versions, begin, until), RowVersion(begin, until, row.values)]
     return sorted(versions, key=lambda one: one.begin)
 
 
-def _cut_out(versions: Iterable[RowVersion], begin: int, end: int) -> Iterable[RowVersion]:
-    """Yields the versions without the time from `begin` to `end`, in microseconds since 1970; `end` is not included.
+def _remove_time_span(versions: Iterable[RowVersion], begin: int, end: int) -> Iterable[RowVersion]:
+    """Yields the rows of one key, shortened so that no row is valid from `begin` until just before `end`.
 
-    A version that reaches over both ends of this time becomes two versions.
+    A row that starts before `begin` and ends after `end` becomes two rows. Times are in microseconds since 1970.
     """
     for one in versions:
         if one.end <= begin or one.begin >= end:
@@ -108,12 +112,12 @@ def _cut_out(versions: Iterable[RowVersion], begin: int, end: int) -> Iterable[R
 
 
 def plan_upsert(reference: ReferenceTable, versions: pa.Table, new_rows: pa.Table, now: int) -> TableUpsert:
-    """Returns the changes in a reference table that insert some rows.
+    """Returns the changes to make in a reference table so that new rows are inserted.
 
     Args:
+        reference: the reference table.
         versions: the table's current rows.
-        new_rows: rows to insert, with the table's columns. Null in `valid_from` or `valid_to` means what None means in
-            `NewRow`.
+        new_rows: rows to insert, with the table's columns. For null in `valid_from` or `valid_to` see `NewRow`.
         now: the current time in microseconds since 1970.
     """
     held_keys, given_keys = reference.number_keys(versions, new_rows)
@@ -122,7 +126,7 @@ def plan_upsert(reference: ReferenceTable, versions: pa.Table, new_rows: pa.Tabl
     refused = {key: "a key is null" for key in new if None in key}
     refused |= {
         fault.key: f"the table's own rows of this key have a fault: {fault.reason}"
-        for fault in find_faults(reference, near)[1]
+        for fault in find_key_faults(reference, near)[1]
     }
     written: list[Row] = []
     removed: list[Row] = []
@@ -136,15 +140,15 @@ def plan_upsert(reference: ReferenceTable, versions: pa.Table, new_rows: pa.Tabl
             refused[key] = str(error)
             continue
         unchanged, remaining = {*before}, {one.begin for one in after}
-        written += [_create_row(reference, key, one) for one in after if one not in unchanged]
-        removed += [_create_row(reference, key, one) for one in before if one.begin not in remaining]
-    return TableUpsert(_create_table(reference, written), _create_table(reference, removed), refused)
+        written += [_create_reference_row(reference, key, one) for one in after if one not in unchanged]
+        removed += [_create_reference_row(reference, key, one) for one in before if one.begin not in remaining]
+    return TableUpsert(_create_reference_rows(reference, written), _create_reference_rows(reference, removed), refused)
 
 
 def _group_rows_by_key(reference: ReferenceTable, rows: pa.Table) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {}
     names = [name for name, _ in reference.columns]
-    for row in _with_integer_times(rows.select(reference.column_names)).to_pylist():
+    for row in _convert_times_to_integers(rows.select(reference.column_names)).to_pylist():
         key = tuple(row[name] for name in reference.key_names)
         values = tuple(_normalize_nan(row[name]) for name in names)
         found.setdefault(key, []).append({FROM: row[FROM], TO: row[TO], "values": values})
@@ -152,24 +156,26 @@ def _group_rows_by_key(reference: ReferenceTable, rows: pa.Table) -> dict[Key, l
 
 
 def _normalize_nan(value: Any) -> Any:
-    """Returns the value, or one fixed NaN object for any NaN, because Python compares NaN in tuples by identity."""
+    """Returns the value, but the same object for every NaN, so that Python finds tuples with NaN equal."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
-def _create_row(reference: ReferenceTable, key: Key, version: RowVersion) -> Row:
+def _create_reference_row(reference: ReferenceTable, key: Key, version: RowVersion) -> Row:
     values = dict(zip((name for name, _ in reference.columns), version.values, strict=True))
-    return dict(zip(reference.key_names, key, strict=True)) | {FROM: version.begin, TO: _end_or_none(version)} | values
+    return (
+        dict(zip(reference.key_names, key, strict=True)) | {FROM: version.begin, TO: _get_end_or_none(version)} | values
+    )
 
 
-def _end_or_none(version: RowVersion) -> int | None:
+def _get_end_or_none(version: RowVersion) -> int | None:
     return None if version.end == OPEN_END else version.end
 
 
-def _create_table(reference: ReferenceTable, rows: list[Row]) -> pa.Table:
+def _create_reference_rows(reference: ReferenceTable, rows: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows, reference.arrow_schema())
 
 
-def _with_integer_times(rows: pa.Table) -> pa.Table:
-    """Returns rows with timestamps and dates as integers, because Python's `datetime` has a smaller range."""
+def _convert_times_to_integers(rows: pa.Table) -> pa.Table:
+    """Returns rows with timestamps (µs) and dates (days) as integers, as Python's `datetime` has a smaller range."""
     numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64(), get_arrow_type("timestamp_ntz"): pa.int64()}
     return rows.cast(pa.schema([(f.name, numbers.get(f.type, f.type)) for f in rows.schema]))

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic, merge_latest_times
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
-from sessionlake.gold.fold.pack import ReadChanges, split_place
+from sessionlake.gold.fold.pack import ReadChanges, split_into_partition_and_offset
 from sessionlake.gold.fold.points import PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import AverageFigures, AverageRows, FoldedPoints, PaneTiming
 from sessionlake.gold.fold.series import EXACT_TYPES, RollingAverage
@@ -44,30 +44,30 @@ MOST_CAUSES = 16
 
 
 class AveragesOutput(StrEnum):
-    """Kinds of payload for a table of averages.
+    """What the rows of a payload are, for a table of averages. A payload's full kind is the table's name plus this.
 
-    Each payload holds rows. Its full kind is the table's name plus one of these.
+    `NEW` are rows of new points. `CHANGED` are existing rows whose average or timing has changed.
     """
 
     NEW = "new"
     CHANGED = "changed"
     RESTATED = "restated"
-    """Rows of `gold.restatements`."""
+    """Rows of `gold.restatements`: changes of published averages."""
     BEYOND = "beyond"
-    """New points that are older than their series' tails. Their rows are computed from the table."""
+    """New points that are too old for the points in the state. Their rows are computed from the table."""
     REPORT = "/report"
-    """A `GoldReport`, of the whole shard and not of one table."""
+    """The encoded `GoldReport` of a shard, which is not of one table."""
 
-    def choose_payload_kind(self, series: RollingAverage) -> str:
+    def build_payload_kind(self, series: RollingAverage) -> str:
         """Returns the full kind of payload for a table of averages: the table's name plus this kind."""
         return f"{series.name}/{self}"
 
 
 class RowRange(msgspec.Struct):
-    """The number of rows in a payload, and the lowest and highest time in them.
+    """The number of rows in a payload, and the lowest and highest time in these rows.
 
     The time is `ts` in ms for averages, and `window_start` in microseconds for products. `low` and `high` are 0 for
-    products without buckets.
+    rows without such a time.
     """
 
     rows: int
@@ -79,10 +79,10 @@ class RowRange(msgspec.Struct):
 
 
 class GoldReport(msgspec.Struct):
-    """What the fold of one shard read and emitted in a batch. The sum of all shards' reports describes the batch.
+    """What one shard read and emitted in a batch. The sum of all shards' reports describes the batch.
 
     Attributes:
-        read: The number of changes that were read, and their silver batches.
+        read: The number of changes that were read, and the silver batches that they are from.
         points: Number of numeric values in the changes, counted once for each table of averages.
         spans: Number and time range of the emitted rows, by kind of payload.
         stream_times: By topic-partition, the highest stream time in ms at which a change was applied.
@@ -108,14 +108,20 @@ class GoldReport(msgspec.Struct):
 
 @dataclass(frozen=True)
 class CauseMessages:
-    """For each point of a batch, the partition and offset of the Kafka message that brought it."""
+    """For each point of a batch, the partition and offset of the Kafka message with the point."""
 
     partition: Int64s
     offset: Int64s
 
 
 class EmittedPayload(NamedTuple):
-    """One payload: its kind, its rows, and their number and time range."""
+    """Rows of one kind that a shard emits, with their number and time range.
+
+    Attributes:
+        kind: Says which table the rows are for.
+        row_range: Number and time range of the rows.
+        rows: The rows.
+    """
 
     kind: str
     row_range: RowRange
@@ -125,42 +131,48 @@ class EmittedPayload(NamedTuple):
 def create_average_payloads(
     series: RollingAverage, found: FoldedPoints, new: PointSet, causes: CauseMessages, names: Names
 ) -> list[EmittedPayload]:
-    """Returns the payloads for a table of averages.
+    """Returns what a batch writes to a table of averages: new rows, changed rows and restatements.
+
+    For a series whose averages must be computed from the table, the result has the batch's points instead.
 
     Args:
-        found: The averages and tails after the batch. A tail is the newest points of a series.
+        series: The table of averages.
+        found: The averages that the batch adds or changes.
         new: All points of the batch.
         causes: The Kafka message of each point in `new`.
-        names: Returns the key columns of series, given their codes.
-
-    Returns:
-        New rows, changed rows and restatements. For series marked `needs_history` the batch's points instead: their
-        averages are computed from the table later.
+        names: Function that returns the key columns of series, given their codes.
     """
-    tables = _create_output_tables(series, found, new, causes, names)
+    tables = _list_output_tables(series, found, new, causes, names)
     return [
-        emitted for kind, table in tables for emitted in _split_payloads(kind.choose_payload_kind(series), table, "ts")
+        emitted
+        for kind, table in tables
+        for emitted in _split_into_payloads(kind.build_payload_kind(series), table, "ts")
     ]
 
 
 def create_product_payloads(
     changes: pa.Table, declared: DeclaredColumns, products: Sequence[Product]
 ) -> list[EmittedPayload]:
-    """Returns what the worker of a shard sends to the driver for the products: their rows, or few changes as they are.
+    """Returns what one shard emits for products: their rows, or the changes themselves if they are at most 1,000.
 
-    Computing a product takes milliseconds even for few changes. So the driver computes the rows of all shards with at
-    most `FEW_CHANGES` changes together.
+    Computing a product takes milliseconds even for few changes. So the driver computes the rows of all shards with few
+    changes together.
+
+    Args:
+        changes: The shard's changes.
+        declared: The declared columns that the changes have.
+        products: The products, each after the product from which it is computed.
     """
     late = (product.select_late_rows(changes, declared) for product in products if product.lateness_ms is not None)
-    payloads = [emitted for rows in late for emitted in _split_payloads(LATE_POINTS, rows, None)]
+    payloads = [emitted for rows in late for emitted in _split_into_payloads(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
         return [*payloads, EmittedPayload(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
     tables = compute_product_rows(changes, declared, products)
     return payloads + [
         emitted
         for product in products
-        for rows in [encode_keys(product, tables[product.name])]
-        for emitted in _split_payloads(product.name, rows, START if product.bucket_ms else None)
+        for rows in [dictionary_encode_keys(product, tables[product.name])]
+        for emitted in _split_into_payloads(product.name, rows, START if product.bucket_ms else None)
     ]
 
 
@@ -170,7 +182,9 @@ def compute_product_rows(
     """Returns each product's rows, computed from changes, by name of the product.
 
     Args:
-        products: The products, each after the product that it is computed from.
+        changes: The changes.
+        declared: The declared columns that the changes have.
+        products: The products, each after the product from which it is computed.
     """
     sources = {product.source for product in products if product.below is None}
     events = {source: source.extract_events(changes, declared) for source in sources}
@@ -185,8 +199,8 @@ def compute_product_rows(
     return tables
 
 
-def encode_keys(product: Product, rows: pa.Table) -> pa.Table:
-    """Dictionary-encodes the key columns of texts, since most rows share the same texts."""
+def dictionary_encode_keys(product: Product, rows: pa.Table) -> pa.Table:
+    """Returns a product's rows with dictionary-encoded key columns, since most rows share the same texts."""
     for name in product.keys:
         rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
     return rows.combine_chunks()
@@ -202,28 +216,31 @@ def measure_row_range(rows: pa.Table, time_column: str | None) -> RowRange:
     return RowRange(rows.num_rows, ends["min"], ends["max"])
 
 
-def _split_payloads(kind: str, table: pa.Table, time_column: str | None) -> Iterator[EmittedPayload]:
-    """Splits rows into payloads that are small enough for Spark.
+def _split_into_payloads(kind: str, table: pa.Table, time_column: str | None) -> Iterator[EmittedPayload]:
+    """Splits rows into payloads of at most 32,768 rows, so that Spark can move each of them.
 
     Args:
-        time_column: The column whose lowest and highest value is reported. None for no column.
+        kind: Kind of the payloads.
+        table: The rows.
+        time_column: The column whose lowest and highest value is reported; None for no column.
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
         yield EmittedPayload(kind, measure_row_range(part, time_column), part)
 
 
-def add_report(
+def append_report(
     read: ReadChanges,
     points: int,
     emitted: Iterable[EmittedPayload],
     stream_times: Mapping[TopicPartition, int] = _NO_TIMES,
 ) -> list[tuple[str, bytes | pa.Table]]:
-    """Returns the payloads as pairs of kind and content. The last one is the report on them.
+    """Returns the payloads of a shard as pairs of kind and content. Adds a last one, the report on all others.
 
     Args:
-        read: The changes that were read.
+        read: Number and silver batches of the changes that were read.
         points: Number of points in the changes.
+        emitted: The payloads.
         stream_times: By topic-partition, the highest stream time in ms at which a change was applied.
     """
     found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowRange]()
@@ -240,7 +257,7 @@ def sum_reports(reports: Iterable[bytes]) -> GoldReport:
     return sum(found, GoldReport(spans={}, stream_times={}))
 
 
-def _create_output_tables(
+def _list_output_tables(
     series: RollingAverage, found: FoldedPoints, new: PointSet, causes: CauseMessages, names: Names
 ) -> Iterator[tuple[AveragesOutput, pa.Table]]:
     averages = found.averages
@@ -256,10 +273,10 @@ def _create_output_tables(
     } | _build_exact_columns(points)
     keys = names(points.key)
     texts = {name: keys[name] for name in series.text_keys}  # the partition comes from the message
-    yield AveragesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
+    yield AveragesOutput.BEYOND, pa.table(texts | _build_value_columns(points) | columns)
 
 
-def _value_columns(points: PointSet) -> dict[str, pa.Array]:
+def _build_value_columns(points: PointSet) -> dict[str, pa.Array]:
     ordinal = pa.array(points.ordinal.astype(np.int32))
     return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
 
@@ -274,11 +291,11 @@ def _build_exact_columns(points: PointSet) -> dict[str, pa.Array]:
     return points.units.to_columns()
 
 
-def _order_columns(series: RollingAverage, points: PointSet) -> dict[str, pa.Array]:
-    """Returns the columns that order points of equal event time, with the names and types that the table has."""
+def _build_position_columns(series: RollingAverage, points: PointSet) -> dict[str, pa.Array]:
+    """Returns the position columns of points: `position`, or `partition` and `offset` for series across sessions."""
     if series.is_per_session:
         return {"position": pa.array(points.position)}
-    apart = split_place(points.position)
+    apart = split_into_partition_and_offset(points.position)
     return {"partition": pa.array(apart["partition"].astype(np.int32)), "offset": pa.array(apart["offset"])}
 
 
@@ -286,8 +303,8 @@ def _create_average_rows(series: RollingAverage, averages: AverageRows, chosen: 
     points = averages.points.select_points(chosen)
     columns = (
         names(points.key)
-        | _value_columns(points)
-        | _order_columns(series, points)
+        | _build_value_columns(points)
+        | _build_position_columns(series, points)
         | _build_figure_columns(averages.figures.select_rows(chosen))
     )
     columns |= (
@@ -306,7 +323,7 @@ def _create_restatement_rows(
 ) -> pa.Table:
     chosen = averages.is_restated
     points = averages.points.select_points(chosen)
-    count, keys, places = len(points), names(points.key), _order_columns(series, points)
+    count, keys, places = len(points), names(points.key), _build_position_columns(series, points)
     figures_before, now = (
         _build_figure_columns(averages.figures_before.select_rows(chosen)),
         _build_figure_columns(averages.figures.select_rows(chosen)),
@@ -339,6 +356,8 @@ def _build_cause_lists(order: Int64s, first: Int64s, end: Int64s, new: PointSet,
         order: Indices of the batch's points, sorted by series and event time.
         first: For each restatement, the position in `order` of its first point.
         end: For each restatement, the position in `order` after its last point.
+        new: The batch's points.
+        causes: The Kafka message of each point in `new`.
     """
     length = np.minimum(end - first, MOST_CAUSES)
     starts = np.concatenate([[0], np.cumsum(length)])

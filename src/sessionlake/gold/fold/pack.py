@@ -40,7 +40,7 @@ SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # rows packed at once, about 30 MB: so many that the size of the chunks' headers does not matter
 _OWNER = b"owner"
 PLACE_BITS = 47
-"""The number of low bits of `combine_place` that hold the offset. The partition is in the bits above."""
+"""The number of low bits of `combine_partition_and_offset` that hold the offset. The partition is in the bits above."""
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 _TEXTS = ("topic", "session_id", "row_id")
@@ -71,18 +71,17 @@ class ReadChanges:
 
 @dataclass(frozen=True)
 class ChangePacker:
-    """A `mapInArrow` function that packs the changes of one Spark task into chunks, one per shard.
+    """A `mapInArrow` function that packs the changes of one Spark task into chunks (Arrow IPC), one per shard.
 
     An owner is a session, or a row across sessions. A change may be in different shards for different kinds of owner.
 
-    Input: `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the columns
-    that `add_order_columns` reads, the declared columns (`DeclaredColumns`), and for each kind of owner the shard of
-    the change (`build_shard_field_name`). Output: `shard int, chunk binary`.
+    Input: changes with the columns of `gold.changes.build_change_columns`, and for each kind of owner the shard of the
+    change in `shard:<i>`. Output: `shard int, chunk binary`.
 
     Attributes:
-        declared: The declared columns of changes.
-        owners: The kinds of owner to pack changes for, from `find_owner_columns`.
-        once: Decides which topics are judged under `once`. None if no topic may be.
+        declared: The declared columns that the changes have.
+        owners: The kinds of owner, from `find_owner_columns`. Changes are packed for each.
+        once: Decides which topics have the class `once`. None if no topic has it.
     """
 
     declared: DeclaredColumns
@@ -109,7 +108,7 @@ class ChangePacker:
         encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
             encoded, order = add_session_hashes(add_order_columns(encoded, self.once)), [LIFE, TURN]
-        with_points = encoded.filter(has_any_value(changes, values))
+        with_points = encoded.filter(have_any_value(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
             kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
@@ -128,11 +127,11 @@ class ChangePacker:
 
 @dataclass(frozen=True)
 class DecodedChunks:
-    """The decoded chunks that one shard gets in one micro-batch.
+    """The changes that one shard gets in one micro-batch, decoded from chunks.
 
     Attributes:
-        changes: The changes, by kind of owner. A kind without changes in this shard is missing.
-        read: How many changes were read to make the chunks.
+        changes: The changes, by kind of owner (its key columns). A kind without changes in this shard is missing.
+        read: Number and silver batches of the changes that were packed.
     """
 
     changes: dict[Owner, pa.Table]
@@ -140,7 +139,7 @@ class DecodedChunks:
 
     @staticmethod
     def decode_chunks(chunks: Iterable[bytes]) -> DecodedChunks:
-        """Decodes the chunks of one shard, and joins their changes."""
+        """Decodes chunks that `ChangePacker` made for one shard, and concatenates their changes."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
@@ -154,38 +153,38 @@ class DecodedChunks:
 
 
 def find_owner_columns(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
-    """Returns the kinds of owner that the tables of averages need, each once.
+    """Returns the distinct kinds of owner of the series of these tables.
 
-    An owner is a session, or a row across sessions; its kind is the tuple of its key columns. The kind for sessions is
-    always the first.
+    An owner is a session, or a row across sessions. Its kind is the tuple of its key columns. Sessions are always the
+    first kind.
     """
     return tuple(dict.fromkeys([OF_SESSION, *(series.owner_columns for series in averages)]))
 
 
 def build_shard_field_name(index: int) -> str:
-    """Returns the name of the column that holds a change's shard for the kind of owner at this index."""
+    """Returns the name of the column with a change's shard, for kind `index` of the kinds of owner."""
     return f"shard:{index}"
 
 
-def combine_place(partition: Int64s, offset: Int64s) -> Int64s:
-    """Returns a message's partition and offset as one integer. Within a partition it rises with the offset."""
+def combine_partition_and_offset(partition: Int64s, offset: Int64s) -> Int64s:
+    """Combines the partition and the offset of messages into one integer. In a partition it rises with the offset."""
     return (partition << PLACE_BITS) | offset
 
 
-def split_place(place: Int64s) -> dict[str, Int64s]:
-    """Splits the integers from `combine_place` into partition and offset."""
+def split_into_partition_and_offset(place: Int64s) -> dict[str, Int64s]:
+    """Splits integers from `combine_partition_and_offset`. Returns arrays with the keys `partition` and `offset`."""
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
 def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
-    """Dictionary-encodes the columns with these names."""
+    """Returns the table with some of its columns dictionary-encoded."""
     for name in names:
         table = table.set_column(table.column_names.index(name), name, to_contiguous(table[name]).dictionary_encode())
     return table
 
 
-def has_any_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
-    """Returns, for each row, whether at least one of the columns with these names has a value."""
+def have_any_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
+    """Returns True for each row in which at least one of the columns is not null."""
     found = np.zeros(table.num_rows, np.bool_)
     for name in columns:
         found |= table[name].is_valid().to_numpy()
@@ -193,7 +192,12 @@ def has_any_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
 
 
 def _split_by_shard(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
-    """Splits a table by shard. Returns the shards, and one table per shard with only the texts that it uses."""
+    """Splits a table by shard. Returns the shards, and one table per shard whose dictionaries have only used texts.
+
+    Args:
+        table: Rows with dictionary-encoded texts.
+        shard: The shard of each row.
+    """
     if not table.num_rows:
         return [], []
     code: Int64s = shard.to_numpy()
@@ -206,7 +210,7 @@ def _split_by_shard(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int],
 
 
 def _trim_dictionaries(table: pa.Table) -> pa.Table:
-    """Reduces the dictionary of each dictionary-encoded column to the values that the rows use."""
+    """Returns the table with dictionaries that have only the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = to_contiguous(table[field.name])

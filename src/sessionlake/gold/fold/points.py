@@ -24,14 +24,14 @@ _SORTED_BY_DIGITS = np.iinfo(np.uint16).max
 
 @dataclass(frozen=True)
 class SeqOrder:
-    """For each point, the numbers that order points of equal event time under `once`: session, life and seq.
+    """For each point, the numbers that order points of equal event time in topics of class `once`.
 
     They are compared before the position. In other classes than `once` they are equal for all points of a series.
 
     Attributes:
-        session: For series across sessions a hash of the session id (`hash_session_ids`), else 0.
-        life: Under `once` the first offset of the life, else `NO_LIFE`.
-        seq: Under `once` the seq, else 0.
+        session: For series across sessions a hash of the session id, else 0.
+        life: In class `once` the first offset of the session's life, else -1.
+        seq: In class `once` the seq, else 0.
     """
 
     session: Int64s
@@ -39,13 +39,17 @@ class SeqOrder:
     seq: Int64s
 
     def select_points(self, index: Int64s | Bools) -> SeqOrder:
-        """Returns session, life and seq of the points at these indices."""
+        """Returns session, life and seq of some points.
+
+        Args:
+            index: Indices of the points, or True for each of them.
+        """
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
     def to_columns(self) -> dict[str, pa.Array]:
-        """Returns session, life and seq as columns of a table of averages.
+        """Returns session, life and seq as columns of a table of averages, by name.
 
-        They are null in other classes than `once`.
+        They are null for points of other classes than `once`.
         """
         none = self.life == NO_LIFE
         return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.sort_columns, strict=True)}
@@ -57,10 +61,10 @@ class SeqOrder:
 
     @staticmethod
     def from_table(rows: pa.Table) -> SeqOrder | None:
-        """Reads session, life and seq from rows. None if no row is of class `once`.
+        """Reads session, life and seq from rows. Returns None if no row is of class `once`.
 
         Args:
-            rows: Rows with some or all columns of `SEQ_ORDER`. A missing column counts as null.
+            rows: Rows with the columns `_session`, `_life` and `_seq`. A missing column counts as null.
         """
         if "_life" not in rows.column_names or rows["_life"].null_count == rows.num_rows:
             return None
@@ -70,7 +74,7 @@ class SeqOrder:
 
     @staticmethod
     def concat_points(*parts: SeqOrder) -> SeqOrder:
-        """Concatenates session, life and seq of several sets of points."""
+        """Concatenates several of these objects, in this order."""
         return SeqOrder(*(np.concatenate(part) for part in zip(*(one.sort_columns for one in parts), strict=True)))
 
     @staticmethod
@@ -87,11 +91,12 @@ class PointSet:
     Attributes:
         key: Code of the point's series, from 0.
         ts: Event time in ms.
-        position: The position of the point's change. Across sessions it is the message's partition and offset.
+        position: The position of the point's change. For series across sessions it is the message's partition and
+            offset, combined by `combine_partition_and_offset`.
         ordinal: Number of the change within its message.
         value: The number that was set.
-        revision: How often the point's published average has changed. `UNKNOWN` if only the table knows it.
-        by_seq: What orders points under `once`. None if no point is of class `once`.
+        revision: How often the point's published average has changed; -1 if it must be read from the table.
+        by_seq: The numbers that order points of class `once`. None if no point is of this class.
         units: The exact values of decimal columns. None if no point is of a decimal column.
     """
 
@@ -108,13 +113,17 @@ class PointSet:
         return len(self.key)
 
     def select_points(self, index: Int64s | Bools) -> PointSet:
-        """Returns the points at these indices."""
+        """Returns some of the points.
+
+        Args:
+            index: Indices of the points, or True for each of them.
+        """
         by_seq = None if self.by_seq is None else self.by_seq.select_points(index)
         units = None if self.units is None else self.units.select_points(index)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq, units=units)
 
     def compute_sorted_indices(self) -> Int64s:
-        """Returns the indices of all points, sorted by series, event time, and the order within equal event time.
+        """Returns the indices of all points, sorted by series, then event time, then order within equal event time.
 
         The sort is stable.
         """
@@ -137,7 +146,7 @@ class PointSet:
 
     @staticmethod
     def concat_points(*parts: PointSet) -> PointSet:
-        """Concatenates several sets of points."""
+        """Concatenates several sets of points, in this order."""
         by_seq, units = None, None
         if any(p.by_seq is not None for p in parts):
             by_seq = SeqOrder.concat_points(*(p.by_seq or SeqOrder.create_nulls(len(p)) for p in parts))
@@ -164,17 +173,18 @@ class PointSet:
     ) -> PointSet:
         """Returns points with revision 0, whose averages have never been published.
 
-        Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the points.
+        The arguments are the attributes of the points. A value of -0.0 becomes 0.0, because the sign of a zero would
+        otherwise depend on the order of the points.
         """
         return PointSet(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq, units)
 
     def drop_points(self, dropped_points: PointSet) -> PointSet:
-        """Returns the points that are not in `dropped_points`.
+        """Returns the points that are not in `dropped_points`, sorted.
 
         Two points are the same if series, event time, position and ordinal are equal.
         """
         both = PointSet.concat_points(dropped_points, self)
-        order = both.compute_sorted_indices()  # of two equal points, the one from `others` comes first
+        order = both.compute_sorted_indices()  # of two equal points, the one from `dropped_points` comes first
         s = both.select_points(order)
         same = np.zeros(len(both), np.bool_)
         same[1:] = (
@@ -184,6 +194,68 @@ class PointSet:
             & (s.ordinal[1:] == s.ordinal[:-1])
         )
         return s.select_points((order >= len(dropped_points)) & ~same)
+
+
+@dataclass(frozen=True)
+class OlderPoints:
+    """For each series, what the state knows about points that are older than the series' tail, its newest points.
+
+    Attributes:
+        some: True if the table may have older points of the series.
+        ts: An upper bound of the older points' event times, in ms; 0 if there are none.
+    """
+
+    some: Bools
+    ts: Int64s
+
+    def __len__(self) -> int:
+        return len(self.some)
+
+    @staticmethod
+    def create_none_for(series_count: int) -> OlderPoints:
+        """Returns the values for `series_count` series that have no older points: their tails have all points."""
+        return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
+
+    @staticmethod
+    def create_for_forgotten_owners(some: Bools, ts: Int64s) -> OlderPoints:
+        """Returns the values for series of which all points up to time `ts` (ms) were dropped, where `some` is True."""
+        return OlderPoints(some, np.where(some, ts, 0))
+
+    @staticmethod
+    def concat_series(*parts: OlderPoints) -> OlderPoints:
+        """Concatenates the values of several sets of series, in this order."""
+        return OlderPoints(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
+
+    def select_series(self, index: Int64s | Bools) -> OlderPoints:
+        """Returns the values of some series.
+
+        Args:
+            index: Indices of the series, or True for each of them.
+        """
+        return OlderPoints(self.some[index], self.ts[index])
+
+    def replace_series(self, index: Int64s, changed: OlderPoints) -> OlderPoints:
+        """Returns a copy with new values for some series.
+
+        Args:
+            index: Indices of the series.
+            changed: The new values of these series.
+        """
+        result = OlderPoints(self.some.copy(), self.ts.copy())
+        result.some[index], result.ts[index] = changed.some, changed.ts
+        return result
+
+    def add_dropped_points(self, key: Int64s, ts: Int64s) -> OlderPoints:
+        """Returns a copy that counts further points as older points, because the tails no longer have them.
+
+        These points must be later than all older points of their series.
+
+        Args:
+            key: Series of each point, sorted by series and event time.
+            ts: Event time of each point, in ms.
+        """
+        last = np.flatnonzero(np.diff(key, append=-1))
+        return self.replace_series(key[last], OlderPoints(np.ones(len(last), np.bool_), ts[last]))
 
 
 COLUMNS = tuple(f.name for f in fields(PointSet) if f.name not in ("by_seq", "units"))

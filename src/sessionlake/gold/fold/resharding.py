@@ -20,7 +20,9 @@ from sessionlake.protocol.types import Int64s
 
 @dataclass(frozen=True)
 class ShardsByHash:
-    """The new shard of each owner, by hash of the owner's name. States keep only this hash of a forgotten owner.
+    """The new shard of each owner, by hash of the owner's name.
+
+    An owner is a session, or a row across sessions. Of a forgotten owner a state has only this hash.
 
     Attributes:
         hashes: Hashes of the owners' names, sorted. A hash that two owners share is there twice.
@@ -32,17 +34,18 @@ class ShardsByHash:
 
     @staticmethod
     def from_table(table: pa.Table) -> ShardsByHash:
-        """Reads the hashes and shards from rows `shard int, mark uint64`, in any order."""
+        """Reads the hashes and shards from a table with the columns `shard int, mark uint64`; `mark` is the hash."""
         mark = table["mark"].to_numpy().astype(np.uint64)
         order = np.argsort(mark, kind="stable")
         return ShardsByHash(mark[order], table["shard"].to_numpy().astype(np.int64)[order])
 
     def split_by_shard(self, forgotten: ForgottenOwners, shards: int) -> dict[int, ForgottenOwners]:
-        """Returns the forgotten owners by new shard. An owner whose new shard is unknown goes to every shard.
+        """Splits forgotten owners by their new shard. An owner whose new shard is unknown is added to every shard.
 
-        That is harmless, since a shard looks up only owners that belong to it.
+        The addition is harmless, since a shard looks up only owners that belong to it.
 
         Args:
+            forgotten: The forgotten owners of a former shard.
             shards: The new number of shards.
         """
         first, behind = (np.searchsorted(self.hashes, forgotten.mark, side) for side in ("left", "right"))
@@ -59,10 +62,10 @@ class ShardsByHash:
 
 @dataclass(frozen=True)
 class GoldResharder:
-    """Moves gold's states to another number of shards, as `streaming.resharded.StateResharder` requires.
+    """Splits and merges gold's states, to move them to another number of shards.
 
     Attributes:
-        metrics: The declared metrics.
+        metrics: Names of the declared columns of numbers.
         tracked: The tables of averages, with the initial states of the former shards.
         marked: For each table of averages, by name, the new shards of its owners.
         shards: The new number of shards.
@@ -74,9 +77,13 @@ class GoldResharder:
     shards: int
 
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """Returns the owners in a shard's state, as pairs of topic and session id, or topic and row id.
+        """Returns the owners in a shard's state, as pairs of topic and session id, or of topic and row id.
 
         The second item is None if the owner is a whole topic.
+
+        Args:
+            shard: The former shard.
+            state: The stored state; None for the initial state.
         """
         found = []
         for tracked, (_, one) in zip(self.tracked, self._decode_table_states(shard, state), strict=True):
@@ -91,7 +98,7 @@ class GoldResharder:
         Args:
             shard: The former shard.
             state: The stored state; None for the initial state.
-            targets: The new shard of each owner, in the order of `names`.
+            targets: The new shard of each owner, in the order in which `list_sessions` returns the owners.
         """
         every, done = np.array(targets, np.int64), 0
         found: dict[int, dict[str, bytes]] = {}
@@ -105,9 +112,12 @@ class GoldResharder:
         return {target: encode_states(states) for target, states in found.items()}
 
     def join_states(self, parts: Sequence[bytes]) -> bytes:
-        """Merges the parts of one new shard into its state.
+        """Merges parts of former states into the state of one new shard.
 
-        The result has a state for every table of averages. So `TrackedAverages.begin` is not called for any of them.
+        The result has a state for every table of averages, so that gold creates no initial state for the shard.
+
+        Args:
+            parts: The parts for this shard that `split_state` returned.
         """
         decoded = [decode_states(part) for part in parts]
         states = {}
@@ -125,7 +135,7 @@ class GoldResharder:
     def _decode_table_states(self, shard: int, state: bytes | None) -> list[tuple[str, GoldShardState]]:
         """Returns the state of each table of averages in a shard, as pairs of table name and state.
 
-        If the stored state is missing, or is from before the table's last rebuild, the table gets its initial state.
+        A table whose stored state is missing, or is older than the table's last rebuild, gets its initial state.
         """
         stored, found = decode_states(state), []
         for tracked in self.tracked:

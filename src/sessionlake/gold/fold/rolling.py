@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from sessionlake.gold.fold.points import UNKNOWN, PointSet
+from sessionlake.gold.fold.points import UNKNOWN, OlderPoints, PointSet
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
@@ -20,7 +20,10 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class PaneTiming(IntEnum):
-    """When a row was last written: before its series' watermark passed its point, in the batch that did, or later."""
+    """When the row of a point was last written, compared with the watermark of the point's series.
+
+    `EARLY`: before the watermark passed the point. `ON_TIME`: in the batch in which it did. `LATE`: in a later batch.
+    """
 
     EARLY = 0
     ON_TIME = 1
@@ -28,63 +31,12 @@ class PaneTiming(IntEnum):
 
 
 @dataclass(frozen=True)
-class OlderPoints:
-    """For each series, what is known about the points that are older than its tail.
-
-    Attributes:
-        some: True if there are, or may be, such points.
-        ts: An upper bound of their event times, in ms.
-    """
-
-    some: Bools
-    ts: Int64s
-
-    def __len__(self) -> int:
-        return len(self.some)
-
-    @staticmethod
-    def create_none_for(series_count: int) -> OlderPoints:
-        """Returns what is known about `series_count` series whose tails hold all of their points."""
-        return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
-
-    @staticmethod
-    def of_forgotten(some: Bools, ts: Int64s) -> OlderPoints:
-        """Returns what is known about series whose points up to time `ts` were forgotten, where `some` is true."""
-        return OlderPoints(some, np.where(some, ts, 0))
-
-    @staticmethod
-    def concat_series(*parts: OlderPoints) -> OlderPoints:
-        """Concatenates what is known about several sets of series."""
-        return OlderPoints(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
-
-    def select_series(self, index: Int64s | Bools) -> OlderPoints:
-        """Returns what is known about the series at these indices."""
-        return OlderPoints(self.some[index], self.ts[index])
-
-    def with_replaced(self, index: Int64s, changed: OlderPoints) -> OlderPoints:
-        """Returns a copy with new values for the series at these indices."""
-        result = OlderPoints(self.some.copy(), self.ts.copy())
-        result.some[index], result.ts[index] = changed.some, changed.ts
-        return result
-
-    def with_dropped(self, key: Int64s, ts: Int64s) -> OlderPoints:
-        """Returns a copy that includes points that leave the tails. They must be later than all that left before.
-
-        Args:
-            key: Series of each point, sorted by series and event time.
-            ts: Event time of each point, in ms.
-        """
-        last = np.flatnonzero(np.diff(key, append=-1))
-        return self.with_replaced(key[last], OlderPoints(np.ones(len(last), np.bool_), ts[last]))
-
-
-@dataclass(frozen=True)
 class AverageFigures:
-    """Averages of rows, and which of them are published.
+    """The averages of some rows, as columns.
 
     Attributes:
-        average: The average, also where it is not published yet.
-        point_count: Number of points that the average is over, 1 to N.
+        average: The average, even if it is not published yet.
+        point_count: Number of points in the average.
         is_published: True if the average is published.
     """
 
@@ -93,11 +45,11 @@ class AverageFigures:
     is_published: Bools
 
     def select_rows(self, index: Int64s | Bools) -> AverageFigures:
-        """Returns the figures of the rows at these indices."""
+        """Returns the averages of the rows at these indices, or where `index` is True."""
         return AverageFigures(self.average[index], self.point_count[index], self.is_published[index])
 
-    def find_differences(self, other_figures: AverageFigures) -> Bools:
-        """Returns, for each row, whether its published figures differ from those in `other_figures`."""
+    def are_different(self, other_figures: AverageFigures) -> Bools:
+        """Returns True for each row whose published figures differ from those of the same row in `other_figures`."""
         same = (self.average == other_figures.average) | (np.isnan(self.average) & np.isnan(other_figures.average))
         return (
             (self.is_published != other_figures.is_published)
@@ -108,19 +60,20 @@ class AverageFigures:
 
 @dataclass(frozen=True)
 class AverageRows:
-    """Rows to write to a table of averages.
+    """Rows that a batch writes to a table of averages, as columns.
 
     Attributes:
         points: The point of each row.
-        figures: The figures of each row after the batch.
+        figures: The average of each row after the batch.
         pane: The `PaneTiming` of each row.
         is_new: True for a new point. False for an existing row whose figures or pane change.
         is_restated: True if a published figure has changed.
-        figures_before: The figures before the batch. No figure of a new point is visible.
-        cause_ranges: For each row, the positions in `points_in_order` of the batch's points that are in its window: the
-            first position, and the position after the last.
+        figures_before: The average of each row before the batch. Of a new point it is not published.
+        cause_ranges: The batch's points that are among the points of each average, as positions in `points_in_order`:
+            the first position of each row, and the position after its last.
         points_in_order: Indices of the batch's points, sorted by series and event time.
-        late_ms: How many ms the first cause of a row is older than the newest point of its series before the batch.
+        late_ms: How many ms the first of the batch's points in a row's average is older than the newest point that its
+            series had before the batch.
     """
 
     points: PointSet
@@ -139,11 +92,11 @@ class FoldedPoints:
     """The result of a batch for the series that have new points. Their codes are 0 to the number of series - 1.
 
     Attributes:
-        tail: The newest points of each series.
-        older: What is known about the points that are older than the tail.
-        needs_history: True for a series whose averages cannot be computed from its tail. They must be computed from all
-            points of the series in the table.
-        averages: The rows of all other series.
+        tail: The newest points of each series, to keep for the next batch.
+        older: What is known about the points of each series that are older than the tail.
+        needs_history: True for a series whose averages must be computed from all its points in the table, because the
+            tail does not suffice.
+        averages: The rows to write for all other series.
     """
 
     tail: PointSet
@@ -154,9 +107,10 @@ class FoldedPoints:
 
 @dataclass(frozen=True)
 class PointTimeline:
-    """Points sorted by series and event time.
+    """The points of earlier batches and of this batch, sorted by series and event time.
 
     Attributes:
+        points: The sorted points.
         batch_index: The point's index in the batch; -1 for a point from an earlier batch.
         points_before: The number of points of the same series before this one.
         points_after: The number of points of the same series after this one.
@@ -169,10 +123,9 @@ class PointTimeline:
 
     @staticmethod
     def from_sorted(points: PointSet, batch_index: Int64s, series_count: int) -> PointTimeline:
-        """Returns a timeline.
+        """Returns the timeline of points that are already sorted by series and event time.
 
         Args:
-            points: Points that are already sorted by series and event time.
             batch_index: The index of each point in the batch; -1 for a point from an earlier batch.
             series_count: Number of series.
         """
@@ -186,7 +139,12 @@ class PointTimeline:
         return self.batch_index >= 0
 
     def compute_averages(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
-        """Returns averages over up to `window` points that end at these indices, and the number of points in each."""
+        """Returns the average of each of some points and the points before it, and the number of points in it.
+
+        Args:
+            index: Indices of the points.
+            window: The highest number of points in an average.
+        """
         rank = self.points_before[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
@@ -198,10 +156,13 @@ class PointTimeline:
 
 @dataclass(frozen=True)
 class NewestTimes:
-    """The newest event time of each series, in ms, before and after a batch. The watermark is `watermark_ms` behind it.
+    """The newest event time of each series before and after a batch. The watermark is `watermark_ms` behind it.
 
     Attributes:
-        had_points: True if the series had a point before the batch. If not, `before_batch` is `_NEVER`.
+        before_batch: Newest event time before the batch, in ms; the lowest integer if the series had no point.
+        after_batch: Newest event time after the batch, in ms.
+        had_points: True if the series had a point before the batch.
+        watermark_ms: By how many ms the watermark of a series is behind its newest event time.
     """
 
     before_batch: Int64s
@@ -211,7 +172,13 @@ class NewestTimes:
 
     @staticmethod
     def from_points(tail: PointSet, older: OlderPoints, new: PointSet, watermark_ms: int) -> NewestTimes:
-        """Returns the newest event times of series, given their tails, their older points and the batch's points."""
+        """Computes the newest event times of series, in ms.
+
+        Args:
+            tail: The newest points of the series before the batch.
+            older: What is known about points older than the tail, for each series.
+            new: The batch's points.
+        """
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
         np.maximum.at(before, tail.key, tail.ts)
@@ -219,25 +186,29 @@ class NewestTimes:
         np.maximum.at(after, new.key, new.ts)
         return NewestTimes(before, after, known, watermark_ms)
 
-    def find_panes(self, points: PointSet, is_new: Bools) -> Int64s:
-        """Returns the `PaneTiming` of rows that are written in this batch.
+    def compute_pane_timings(self, points: PointSet, is_new: Bools) -> Int64s:
+        """Returns the `PaneTiming` of the rows that this batch writes.
 
         A new point exactly at the watermark is not late.
+
+        Args:
+            points: The point of each row.
+            is_new: True for each point that is new in this batch.
         """
         passed, passing = ~self.were_pending_before(points), self._are_before_watermark(self.after_batch, points)
         late = passed & ~(is_new & (points.ts == self._compute_watermarks(self.before_batch)[points.key]))
         return np.where(late, PaneTiming.LATE, np.where(passing, PaneTiming.ON_TIME, PaneTiming.EARLY))
 
     def were_pending_before(self, points: PointSet) -> Bools:
-        """Returns, for each point, whether the watermark of its series had not passed it before the batch."""
+        """Returns True for each point that the watermark of its series had not passed before the batch."""
         return ~(self.had_points[points.key] & self._are_before_watermark(self.before_batch, points))
 
     def are_pending_after(self, points: PointSet) -> Bools:
-        """Returns, for each point, whether the watermark of its series has not passed it after the batch."""
+        """Returns True for each point that the watermark of its series has not passed after the batch."""
         return ~self._are_before_watermark(self.after_batch, points)
 
-    def find_pending_series(self, older: OlderPoints) -> Bools:
-        """Returns, for each series, whether a point older than the tail may have been pending before the batch."""
+    def have_pending_older_points(self, older: OlderPoints) -> Bools:
+        """Returns True for each series with older points that the watermark may not have passed before the batch."""
         return older.some & (self._compute_watermarks(self.before_batch) < older.ts)
 
     def _are_before_watermark(self, newest: Int64s, points: PointSet) -> Bools:
@@ -252,21 +223,21 @@ class NewestTimes:
 def fold_points(
     tail: PointSet, older: OlderPoints, new: PointSet, *, series: RollingAverage, kept_points: int
 ) -> FoldedPoints:
-    """Folds a batch's points into the tails of their series.
+    """Computes the averages that a batch's points add or change, and the points to keep for the next batch.
 
     Args:
-        tail: The tails of the series that have new points, in any order.
-        older: What is known about the points before the tails, one value per series.
+        tail: The newest points that the state has of each series with new points, in any order.
+        older: What is known about the points that are older than the tail, for each series.
         new: The batch's points, in any order. None of them is in `tail`.
         series: The table of averages.
-        kept_points: Number of points to keep in a tail, at least N - 1. Points that the watermark has not passed are
-            kept in addition.
+        kept_points: Number of points to keep per series, at least `series.window_points` - 1. Points that the watermark
+            has not passed are kept in addition.
     """
     times = NewestTimes.from_points(tail, older, new, series.watermark_ms)
     timeline, too_old = _merge_into_timeline(tail, older, new)
-    affected = _find_affected_points(timeline, times, series.window_points)
-    needs_history = _find_needing_history(timeline, older, too_old, affected, series.window_points)
-    needs_history = needs_history | times.find_pending_series(older)
+    affected = _are_points_affected(timeline, times, series.window_points)
+    needs_history = _is_history_needed(timeline, older, too_old, affected, series.window_points)
+    needs_history = needs_history | times.have_pending_older_points(older)
     averages, revision = _compute_averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
     # Rows of series that need their history are computed from the table. So their revisions are not known here.
     is_unknown = needs_history[timeline.points.key] & ~timeline.is_new
@@ -275,16 +246,17 @@ def fold_points(
     dropped = timeline.points_after >= kept_points + pending[timeline.points.key]
     return FoldedPoints(
         tail=timeline.points.select_points(~dropped),
-        older=older.with_dropped(timeline.points.key[dropped], timeline.points.ts[dropped]),
+        older=older.add_dropped_points(timeline.points.key[dropped], timeline.points.ts[dropped]),
         needs_history=needs_history,
         averages=averages,
     )
 
 
 def _merge_into_timeline(tail: PointSet, older: OlderPoints, new: PointSet) -> tuple[PointTimeline, PointSet]:
-    """Merges the tails and the new points into one timeline.
+    """Merges the tails of series and new points into one timeline.
 
-    Returns the timeline, and the new points that are older than their tail.
+    Returns:
+        The timeline, and the new points that are older than their tail and therefore not in the timeline.
     """
     both = PointSet.concat_points(tail, new)
     order = both.compute_sorted_indices()
@@ -301,11 +273,11 @@ def _merge_into_timeline(tail: PointSet, older: OlderPoints, new: PointSet) -> t
     return PointTimeline.from_sorted(known_points, source[known], len(older)), points.select_points(~known)
 
 
-def _find_affected_points(timeline: PointTimeline, times: NewestTimes, window: int) -> Bools:
-    """Returns, for each point, whether its average may change.
+def _are_points_affected(timeline: PointTimeline, times: NewestTimes, window: int) -> Bools:
+    """Returns True for each point whose row may change in this batch.
 
-    That is so for new points, for up to N - 1 points after each of them, and for points that the watermark passes with
-    this batch.
+    These are new points, up to `window` - 1 points after each of them, and points that the watermark passes with this
+    batch.
     """
     place, fresh = np.arange(len(timeline.points)), timeline.is_new
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
@@ -313,12 +285,19 @@ def _find_affected_points(timeline: PointTimeline, times: NewestTimes, window: i
     return follows | (times.were_pending_before(timeline.points) & ~times.are_pending_after(timeline.points))
 
 
-def _find_needing_history(
+def _is_history_needed(
     timeline: PointTimeline, older: OlderPoints, too_old: PointSet, affected: Bools, window: int
 ) -> Bools:
-    """Returns, for each series, whether its tail does not suffice to compute the rows to write.
+    """Returns True for each series whose rows must be computed from the table, because its tail does not suffice.
 
-    A window may reach beyond the tail, or the revision of a row may be unknown.
+    A window may reach back beyond the tail, or the revision of a row may be unknown.
+
+    Args:
+        timeline: The points in the tails and the batch's points.
+        older: What is known about points older than the tails.
+        too_old: The batch's points that are older than their tail.
+        affected: True for each point of the timeline whose row may change.
+        window: The highest number of points in an average.
     """
     key = timeline.points.key
     short = timeline.points_before < max(window - 1, 1)
@@ -332,19 +311,28 @@ def _find_needing_history(
 def _compute_averages(
     timeline: PointTimeline, chosen: Bools, times: NewestTimes, series: RollingAverage
 ) -> tuple[AverageRows, Int64s]:
-    """Returns the rows of the chosen points that must be written, and the revisions of all points."""
+    """Returns the rows to write, and the new revisions of all points.
+
+    Args:
+        timeline: All points.
+        chosen: True for each point whose row may change.
+        times: The newest event time of each series.
+        series: The table of averages.
+    """
     index = np.flatnonzero(chosen)
     points, fresh = timeline.points.select_points(index), timeline.is_new[index]
-    pane = times.find_panes(points, fresh)
-    now = _create_figures(*timeline.compute_averages(index, series.window_points), series, pane != PaneTiming.EARLY)
+    pane = times.compute_pane_timings(points, fresh)
+    now = _create_average_figures(
+        *timeline.compute_averages(index, series.window_points), series, pane != PaneTiming.EARLY
+    )
     figures_before = _compute_figures_before(timeline, index, times, series)
-    restated = figures_before.is_published & now.find_differences(figures_before)
+    restated = figures_before.is_published & now.are_different(figures_before)
     passed = times.were_pending_before(points) & (pane != PaneTiming.EARLY)
     revision = timeline.points.revision.copy()
     revision[index] += restated
-    written = fresh | now.find_differences(figures_before) | passed
+    written = fresh | now.are_different(figures_before) | passed
     rows = index[written]
-    order, causes = _find_causes(timeline, rows, series.window_points)
+    order, causes = _find_causes_of_rows(timeline, rows, series.window_points)
     # Without a cause the value is meaningless. It is not used, since such a row is not restated.
     oldest = np.append(timeline.points.ts[timeline.is_new], 0)[causes[0]]
     averages = AverageRows(
@@ -362,19 +350,22 @@ def _compute_averages(
 
 
 def _compute_lag_ms(newest: Int64s, oldest: Int64s) -> Int64s:
-    """Returns by how many ms `oldest` is before `newest`: 0 if it is not, at most the highest int64."""
+    """Returns by how many ms each time in `oldest` is before the one in `newest`; 0 if it is not before it.
+
+    The result is at most the highest int64.
+    """
     apart = newest - oldest
     return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
 
 
-def _create_figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> AverageFigures:
+def _create_average_figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> AverageFigures:
     return AverageFigures(average, size, (size >= series.minimum_points) & (passed | series.publishes_early))
 
 
 def _compute_figures_before(
     timeline: PointTimeline, index: Int64s, times: NewestTimes, series: RollingAverage
 ) -> AverageFigures:
-    """Returns the figures that the rows had before the batch. No figure of a new point is visible."""
+    """Returns the averages that some points, at the indices `index`, had before the batch. New points have none."""
     held = ~timeline.is_new
     held_points = timeline.points.select_points(held)
     base = PointTimeline.from_sorted(held_points, timeline.batch_index[held], len(times.before_batch))
@@ -382,15 +373,23 @@ def _compute_figures_before(
     place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
     average[had_row], size[had_row] = base.compute_averages(place, series.window_points)
-    found = _create_figures(average, size, series, ~times.were_pending_before(timeline.points.select_points(index)))
+    found = _create_average_figures(
+        average, size, series, ~times.were_pending_before(timeline.points.select_points(index))
+    )
     return replace(found, is_published=found.is_published & had_row)
 
 
-def _find_causes(timeline: PointTimeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
-    """Returns which of the batch's points are in the window of each row.
+def _find_causes_of_rows(timeline: PointTimeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
+    """Returns which of the batch's points are among the points of each row's average.
 
-    The result is the indices of the batch's points, sorted by series and event time. Then, for each row, the first
-    position in these indices and the position after the last.
+    Args:
+        timeline: All points.
+        rows: Index in the timeline of each row's point.
+        window: The highest number of points in an average.
+
+    Returns:
+        The indices of the batch's points, sorted by series and event time. Then, for each row, the position of its
+        first point in this array, and the position after its last.
     """
     fresh = np.flatnonzero(timeline.is_new)
     first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - timeline.points_before[rows]))

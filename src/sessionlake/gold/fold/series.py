@@ -29,16 +29,16 @@ _FORMAT = 3
 
 @dataclass(frozen=True)
 class RollingAverage:
-    """A table of gold with one row per point: the average over the point and the points before it in its series.
+    """A table of gold with one row per point: the average of the point and the points before it in its series.
 
     Attributes:
         name: Name of the table in the schema `gold`.
         keys: The columns that identify a series, in the order of `POINT_SERIES`. Always `topic` and `metric`. In
             addition `row_id`, or `session_id` and `partition`, or all three, or none.
-        window_points: N, the most points that an average is over.
+        window_points: The highest number of points in an average (N).
         watermark_ms: By how many ms of event time the watermark of a series is behind its newest point.
         publishes_early: True to publish averages before the watermark has passed their points.
-        minimum_points: The fewest points of a published average.
+        minimum_points: The lowest number of points in a published average.
         comment: What a row is, for the table's description.
         topics: The topics of the only feed whose points are averaged; None for the points of all topics.
     """
@@ -64,7 +64,7 @@ class RollingAverage:
 
     @property
     def owner_columns(self) -> tuple[str, ...]:
-        """The key columns of the owner of a series. The owner is a session, or a row across sessions.
+        """The columns that identify the owner of a series. An owner is a session, or a row across sessions.
 
         All series of an owner are in one shard, and their state is dropped together.
         """
@@ -79,13 +79,13 @@ class RollingAverage:
     def point_columns(self) -> tuple[str, ...]:
         """The names of the columns that identify a point within its series.
 
-        They also order the points of a series, except under `once`.
+        They also order the points of a series, except in topics of class `once`.
         """
         return _IN_SESSION if self.is_per_session else _IN_TOPIC
 
     @property
     def seq_order_columns(self) -> tuple[str, ...]:
-        """The names of the columns that order points of equal event time under `once`; null in other classes."""
+        """The names of the columns that order points of equal event time in class `once`. They are null otherwise."""
         return SEQ_ORDER[1:] if self.is_per_session else SEQ_ORDER
 
     @property
@@ -114,9 +114,9 @@ class RollingAverage:
 
     @property
     def result_columns(self) -> tuple[str, ...]:
-        """The names of the columns whose values follow from silver alone.
+        """The names of the columns whose values depend only on silver's changes.
 
-        `revision` and `pane` also depend on gold's batches.
+        `revision` and `pane` also depend on how gold splits the changes into batches.
         """
         return ("value", "average", "points")
 

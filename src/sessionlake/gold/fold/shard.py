@@ -28,13 +28,13 @@ from sessionlake.gold.fold.outputs import (
     CauseMessages,
     EmittedPayload,
     Names,
-    add_report,
+    append_report,
     create_average_payloads,
     create_product_payloads,
 )
-from sessionlake.gold.fold.pack import SEPARATOR, DecodedChunks, combine_place, has_any_value
-from sessionlake.gold.fold.points import PointSet, SeqOrder
-from sessionlake.gold.fold.rolling import OlderPoints, fold_points
+from sessionlake.gold.fold.pack import SEPARATOR, DecodedChunks, combine_partition_and_offset, have_any_value
+from sessionlake.gold.fold.points import OlderPoints, PointSet, SeqOrder
+from sessionlake.gold.fold.rolling import fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
 from sessionlake.gold.fold.units import DecimalUnits
@@ -46,10 +46,10 @@ _APART = 120
 _AS_THEY_ARE = ("partition", "offset", "kafka_ms", "ts", "ordinal")
 
 
-def tail_length(series: RollingAverage) -> int:
-    """Returns how many of the newest points of a series the state keeps.
+def compute_tail_length(series: RollingAverage) -> int:
+    """Returns how many of the newest points of each series the state keeps.
 
-    They suffice for a window, and for points that are late by about half a window. Series across sessions keep more,
+    They suffice for an average, and for points that are late by about half a window. Series across sessions keep more,
     because their sessions may send at different times.
     """
     return series.window_points + (
@@ -59,13 +59,14 @@ def tail_length(series: RollingAverage) -> int:
 
 @dataclass(frozen=True)
 class TrackedAverages:
-    """A table of averages that the fold maintains.
+    """A table of averages that the gold stream maintains, and what its states start from after a rebuild.
 
     Attributes:
         series: The table's declaration.
-        rebuild_id: Id of the table's last rebuild. States with another id are ignored.
-        owners_at_rebuild: Returns the owners that a shard had at the rebuild, as rows `mark uint64, newest bigint`
-            sorted by the hash `mark`. None if the table was never rebuilt.
+        rebuild_id: Id of the table's last rebuild; empty if it was never rebuilt. States with another id are ignored.
+        owners_at_rebuild: Function that returns the owners (sessions, or rows across sessions) that a shard had at the
+            rebuild. The rows are `mark uint64, newest bigint`: the hash of the name, by which they are sorted, and the
+            latest event time in ms. None if the table was never rebuilt.
     """
 
     series: RollingAverage
@@ -76,7 +77,8 @@ class TrackedAverages:
         """Returns the initial state of a shard, which knows only the owners that the table had at its last rebuild.
 
         Args:
-            metrics: The declared metrics.
+            shard: Number of the shard.
+            metrics: Names of the declared columns of numbers.
         """
         state = GoldShardState.create_empty(self.rebuild_id, metrics)
         if self.owners_at_rebuild is None:
@@ -87,15 +89,14 @@ class TrackedAverages:
 
 @dataclass(frozen=True)
 class GoldFold:
-    """Folds a batch's changes into the state of one shard, as `streaming.sharded.ShardFold` requires.
+    """Computes rows of gold's tables from one shard's changes and state. It is called for each shard and batch.
 
-    The state has the tails of the shard's series: their newest points.
+    The state has the newest points of each of the shard's series.
 
     Attributes:
-        declared: The declared columns of changes.
+        declared: The declared columns that changes have.
         tracked: The tables of averages.
-        products: The products, each after the product that it is computed from. The kind of their payloads is their
-            name.
+        products: The products, each after the product from which it is computed.
         idle_ms: How long a session may be idle before its tails are dropped, in ms of its topic-partition's Kafka time.
         row_idle_ms: How long a row may be idle before the tails of its series across sessions are dropped, in ms of its
             topic's Kafka time.
@@ -129,7 +130,7 @@ class GoldFold:
                 found.changes.get(tracked.series.owner_columns), self.declared, tracked.series
             )
             if changes is not None:
-                held[name], payloads, new = self._fold_table(tracked, shard, held.get(name), changes)
+                held[name], payloads, new = self._fold_table_of_averages(tracked, shard, held.get(name), changes)
                 rows, points, is_changed = [*rows, *payloads], points + new, True
         times: dict[TopicPartition, int] = {}
         if OF_SESSION in found.changes:
@@ -139,21 +140,21 @@ class GoldFold:
                 else []
             )
             times = find_stream_times_by_partition(found.changes[OF_SESSION])
-        return encode_states(held) if is_changed else None, add_report(found.read, points, rows, times)
+        return encode_states(held) if is_changed else None, append_report(found.read, points, rows, times)
 
-    def _fold_table(
+    def _fold_table_of_averages(
         self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[EmittedPayload], int]:
-        """Folds the points of one table of averages.
+        """Computes the rows that changes from `select_changes_with_points` add to a table of averages, or change in it.
 
         Returns:
-            The table's new state, its payloads, and the number of points.
+            The table's new state, its payloads, and the number of points in the changes.
         """
         series = tracked.series
         before = GoldShardState.decode_state(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
             before = tracked.create_initial_state(shard, self.declared.numbers)
-        known, row = _add_rows(before.renumber_for_metrics(self.declared.numbers), changes, series)
+        known, row = _add_rows_of_changes(before.renumber_for_metrics(self.declared.numbers), changes, series)
         new, causes = self._read_points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
         new = new.with_keys(code.reshape(-1))
@@ -166,15 +167,19 @@ class GoldFold:
             known.older.select_series(touched),
             new,
             series=series,
-            kept_points=tail_length(series),
+            kept_points=compute_tail_length(series),
         )
         tail = PointSet.concat_points(known.tail.select_points(apart), found.tail.with_keys(touched[found.tail.key]))
-        after = replace(known, tail=tail, older=known.older.with_replaced(touched, found.older))
+        after = replace(known, tail=tail, older=known.older.replace_series(touched, found.older))
         rows = create_average_payloads(
-            series, found, new, causes, _create_key_column_reader(series, after.rows, self.declared.numbers, touched)
+            series, found, new, causes, _create_key_column_function(series, after.rows, self.declared.numbers, touched)
         )
         idle_ms = self.idle_ms if series.is_per_session else self.row_idle_ms
-        return after.forget_idle_owners(idle_ms, _topic_of).forget_beyond_limits().encode_state(), rows, len(new)
+        return (
+            after.forget_idle_owners(idle_ms, _get_topic_of_owner).forget_owners_beyond_limits().encode_state(),
+            rows,
+            len(new),
+        )
 
     def _read_points(self, changes: pa.Table, row: Int64s) -> tuple[PointSet, CauseMessages]:
         ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
@@ -206,10 +211,10 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     """Computes the averages that new points add or change, from all points of their series.
 
     Args:
-        points: The new points, where `fresh` is true, and all older points of their series. The older points may
-            include the new ones. Columns: the series' keys, `ts, place, ordinal, value, revision, partition, offset,
-            fresh`, `RollingAverage.seq_order_columns`, and for decimals `EXACT`. `partition` and `offset` are read only
-            of new points.
+        points: The new points, where `fresh` is True, and all points of their series in the table. The table's points
+            may include the new ones. Columns: the series' keys, `ts, place, ordinal, value, revision, partition,
+            offset, fresh`, `RollingAverage.seq_order_columns`, and for decimals `series.EXACT`. `partition` and
+            `offset` are read only of new points.
         series: The table of averages.
     """
     key, parts = number_combinations(*(points[name] for name in series.keys))
@@ -232,27 +237,33 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     return create_average_payloads(series, found, new, causes, create_key_columns)
 
 
-def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
-    """Adds the batch's owners and rows to the state. A row is a series without its metric.
+def _add_rows_of_changes(
+    state: GoldShardState, changes: pa.Table, series: RollingAverage
+) -> tuple[GoldShardState, Int64s]:
+    """Adds the owners and rows of changes to a state. A row stands for all series that differ only in the metric.
 
     Returns:
         The new state, and for each change the index of its row in the state.
     """
-    owners, owner = _add_owners(state, changes, series)
-    rows, row = _extend_codes(state.rows, changes["row"])
+    owners, owner = _add_owners_of_changes(state, changes, series)
+    rows, row = _extend_names(state.rows, changes["row"])
     of_row = np.concatenate([state.owner, np.zeros(len(rows) - len(state.rows), np.int64)])
     of_row[row] = owner
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
-    older = OlderPoints.of_forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
+    older = OlderPoints.create_for_forgotten_owners(
+        np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width)
+    )
     return replace(
         state, owners=owners, rows=rows, owner=of_row, older=OlderPoints.concat_series(state.older, older)
     ), row
 
 
-def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[PointOwners, Int64s]:
+def _add_owners_of_changes(
+    state: GoldShardState, changes: pa.Table, series: RollingAverage
+) -> tuple[PointOwners, Int64s]:
     known = state.owners
-    names, owner = _extend_codes(known.name, changes["owner"])
+    names, owner = _extend_names(known.name, changes["owner"])
     added = len(names) - len(known.name)
     back, floor = state.forgotten.find_owners(names.slice(len(known.name)).to_pylist())
     never = np.full(added, np.iinfo(np.int64).min)
@@ -265,25 +276,30 @@ def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage
     return PointOwners(names, partition, seen, newest, back, floor), owner
 
 
-def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
-    """Returns all names, the known ones first, and for each row of the column the index of its name.
+def _extend_names(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
+    """Extends a list of names by the new names in a column.
 
     Args:
-        known: The names that have an index already.
+        known: The names so far.
         column: A dictionary-encoded column of names.
+
+    Returns:
+        The extended list, which starts with the known names. Then, for each row of the column, the index of its name.
     """
     values = to_contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _to_int64s(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
-def _create_key_column_reader(
+def _create_key_column_function(
     series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s
 ) -> Names:
-    """Returns a function that returns the key columns of series, given their indices in `touched`.
+    """Returns a function that returns the key columns of series, by name, given the series' indices in `touched`.
 
     Args:
-        rows: The names of the state's rows.
+        series: The table of averages.
+        rows: The names of the state's rows: the series' keys without the metric, joined.
+        metrics: Names of the declared columns of numbers.
         touched: Codes of the series that have new points, sorted.
     """
     row, metric = np.divmod(touched, max(len(metrics), 1))
@@ -304,12 +320,12 @@ def _create_key_column_reader(
 
 
 def _create_key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
-    """Returns a key column: for each code, the text in `known` at this index. The column `partition` has integers."""
+    """Returns a key column of series: the values at the indices `code` of `known`; integers for `partition`."""
     return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _encode_used_texts(code, known)
 
 
 def _encode_used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
-    """Returns the texts in `known` at these indices, dictionary-encoded with only the texts that are used."""
+    """Returns the texts at the indices `code` of `known`. The result's dictionary has only the texts that occur."""
     used = np.zeros(len(known), np.bool_)
     used[code] = True
     if not used.all():
@@ -317,7 +333,7 @@ def _encode_used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), known)
 
 
-def _topic_of(owner: str) -> str:
+def _get_topic_of_owner(owner: str) -> str:
     return owner.partition(SEPARATOR)[0]
 
 
@@ -328,33 +344,36 @@ def _to_int64s(column: Any) -> Int64s:
 def select_changes_with_points(
     changes: pa.Table | None, declared: DeclaredColumns, series: RollingAverage
 ) -> pa.Table | None:
-    """Selects the changes that set a number in the series' topics; None if there are none.
+    """Selects the changes that set a number, in the topics that a table of averages reads; None if there are none.
 
     Returns:
-        `owner` and `row`, both dictionary-encoded: the owner's name, and the keys of the series without the metric,
-        each joined by `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal, position`, and `value:<i>` and
-        `decimal:<i>`, null where the declared number or decimal `i` was not set. If some changes are of class `once`,
-        also the columns `SEQ_ORDER`, which order points of equal event time.
+        The changes with the columns `owner` and `row`, both dictionary-encoded: the owner's keys, and the series' keys
+        without the metric, each joined by a zero byte. Also `partition, offset, kafka_ms, ts, ordinal, position`, and
+        `value:<i>` and `decimal:<i>`, null where the declared number or decimal `i` was not set. If some changes are of
+        class `once`, also the columns `_life`, `_seq` and, across sessions, `_session`, which order points of equal
+        event time.
     """
     values = [build_number_field_name(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
         return None
     changes = select_changes_of_feed(changes, series.topics)
-    points = changes.filter(has_any_value(changes, values))
+    points = changes.filter(have_any_value(changes, values))
     if not points.num_rows:
         return None
     position = points["position"]
     if not series.is_per_session:
-        position = pa.array(combine_place(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy()))
-    row = _join_names(points, [name for name in series.keys if name != "metric"])
-    owner = _join_names(points, series.owner_columns) if series.is_per_session else row
+        position = pa.array(
+            combine_partition_and_offset(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy())
+        )
+    row = _join_key_values(points, [name for name in series.keys if name != "metric"])
+    owner = _join_key_values(points, series.owner_columns) if series.is_per_session else row
     columns = {"owner": owner, "row": row, "position": position} | _build_seq_order_columns(points, series)
     decimals = map(build_decimal_field_name, range(len(declared.decimals)))
     return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values, *decimals)})
 
 
 def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
-    """Returns the columns `SEQ_ORDER`, null for points of other classes than `once`.
+    """Returns the columns that order points of class `once`, by name; null for points of other classes.
 
     The result is empty if no point is of class `once`.
     """
@@ -367,8 +386,8 @@ def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[s
     return {name: pc.if_else(none, None, column) for name, column in found.items()}
 
 
-def _join_names(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
-    """Joins columns of texts without nulls to one dictionary-encoded column, with `SEPARATOR` between them."""
+def _join_key_values(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
+    """Joins columns without nulls to one dictionary-encoded column of texts, with a zero byte between the values."""
     number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

@@ -20,8 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import COLUMNS, PointSet, SeqOrder
-from sessionlake.gold.fold.rolling import OlderPoints
+from sessionlake.gold.fold.points import COLUMNS, OlderPoints, PointSet, SeqOrder
 from sessionlake.gold.fold.units import DecimalUnits
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
@@ -41,12 +40,12 @@ MOST_POINTS = 8_000_000
 
 @dataclass(frozen=True)
 class PointOwners:
-    """The owners whose points a shard still holds, as columns. An owner is a session, or a row across sessions.
+    """The owners whose points a shard's state has, as columns. An owner is a session, or a row across sessions.
 
-    The state drops an owner with all of its series at once: the owner is forgotten.
+    When an owner is forgotten, the state drops all of its series at once.
 
     Attributes:
-        name: The owner's key columns, joined as in the chunks.
+        name: The values of the owner's key columns, joined by a zero byte.
         partition: Partition whose Kafka time decides how long the owner has been idle. -1 for a row across sessions,
             where the topic's Kafka time decides.
         seen: Kafka timestamp of the owner's latest change, in ms.
@@ -63,23 +62,23 @@ class PointOwners:
     floor: Int64s
 
     def select_owners(self, index: Bools) -> PointOwners:
-        """Returns the owners for which `index` is true."""
+        """Returns the owners for which `index` is True."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
         return PointOwners(self.name.filter(pa.array(index)), *columns)
 
     @staticmethod
     def concat_owners(*parts: PointOwners) -> PointOwners:
-        """Concatenates several sets of owners."""
+        """Concatenates several sets of owners, in this order."""
         columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PointOwners) if f.name != "name")
         return PointOwners(pa.concat_arrays([p.name for p in parts]), *columns)
 
 
 @dataclass(frozen=True)
 class ForgottenOwners:
-    """Idle owners whose points were dropped. Of each, the state keeps a hash and a time, 8 bytes each.
+    """Idle owners whose points were dropped from a state. The state keeps a hash and a time for each, 8 bytes each.
 
     If two owners have the same hash, a new owner may be mistaken for a forgotten one. That is harmless: its averages
-    are computed from the table until its tails are long enough.
+    are computed from the table until the state has enough of its points.
 
     Attributes:
         mark: Hashes of the owners' names, sorted.
@@ -90,7 +89,11 @@ class ForgottenOwners:
     newest: Int64s
 
     def find_owners(self, names: list[str]) -> tuple[Bools, Int64s]:
-        """Returns, for each owner, whether it was forgotten, and the latest event time of its points in ms."""
+        """Looks up owners by name.
+
+        Returns:
+            For each owner, True if it was forgotten, and the latest event time of its points in ms; 0 if it was not.
+        """
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
         marks = hash_names(names)
@@ -99,7 +102,7 @@ class ForgottenOwners:
         return found, np.where(found, self.newest[place], 0)
 
     def add_owners(self, names: list[str], newest: Int64s) -> ForgottenOwners:
-        """Adds owners. For an owner that was already forgotten, the later time is kept.
+        """Returns a copy with further owners. An owner that was already forgotten keeps the later time.
 
         Args:
             names: Names of the owners.
@@ -108,12 +111,12 @@ class ForgottenOwners:
         return ForgottenOwners.merge_owners(self, ForgottenOwners(hash_names(names), newest))
 
     def select_owners(self, index: Int64s | Bools) -> ForgottenOwners:
-        """Returns the forgotten owners at these indices."""
+        """Returns the forgotten owners at these indices, or where `index` is True."""
         return ForgottenOwners(self.mark[index], self.newest[index])
 
     @staticmethod
     def merge_owners(*parts: ForgottenOwners) -> ForgottenOwners:
-        """Merges several sets of forgotten owners. For an owner in more than one set, the latest time is kept."""
+        """Merges several sets of forgotten owners. An owner in more than one set gets its latest time."""
         none = ForgottenOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
         mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(ForgottenOwners))
         order = np.lexsort((time, mark))
@@ -127,17 +130,17 @@ class ForgottenOwners:
 class GoldShardState:
     """A shard's state for one table of averages.
 
-    Rows are series without their metric. The code of a series is: index of its row * number of metrics + index of its
-    metric.
+    A row stands for all series that differ only in the metric. The code of a series is: index of its row * number of
+    metrics + index of its metric.
 
     Attributes:
-        rebuild_id: Id of the table's rebuild that the state belongs to.
-        metrics: The declared metrics when the state was written.
+        rebuild_id: Id of the table's last rebuild when the state was written; empty if it was never rebuilt.
+        metrics: The declared columns of numbers when the state was written.
         owners: The owners that have points in the state.
-        rows: For each row, the key columns of its series without the metric, joined as in the chunks.
+        rows: For each row, the values of its series' keys without the metric, joined by a zero byte.
         owner: For each row, the index of its owner.
-        older: For each series, what is known about the points before its tail.
-        tail: The newest points of all series, in any order.
+        older: For each series, what is known about the points that are older than its tail.
+        tail: The newest points of each series. All series are in one set, in any order.
         forgotten: The owners whose points were dropped.
     """
 
@@ -161,7 +164,7 @@ class GoldShardState:
         )
 
     def renumber_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
-        """Returns the state with series numbered for the metrics that are declared now.
+        """Returns the state with series numbered for the columns of numbers that are declared now, `metrics`.
 
         Raises:
             LakeError: A metric that has points is no longer declared.
@@ -181,15 +184,18 @@ class GoldShardState:
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
         back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
-        older = OlderPoints.of_forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
+        older = OlderPoints.create_for_forgotten_owners(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
         tail = self.tail.with_keys(rekeyed[self.tail.key])
-        return replace(self, metrics=metrics, older=older.with_replaced(rekeyed, self.older), tail=tail)
+        return replace(self, metrics=metrics, older=older.replace_series(rekeyed, self.older), tail=tail)
 
     def forget_idle_owners(self, idle_ms: int, topic_of: Any) -> GoldShardState:
-        """Forgets the owners that have had no change for more than `idle_ms` of their topic-partition's Kafka time.
+        """Returns the state without owners that have had no change for more than `idle_ms`. They become forgotten.
+
+        The time is the Kafka time of the owner's topic-partition, in ms.
 
         Args:
-            topic_of: Returns the topic of an owner, given its name.
+            idle_ms: The longest time without a change.
+            topic_of: Function that returns the topic of an owner, given its name.
         """
         seen = self.owners.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
@@ -202,8 +208,8 @@ class GoldShardState:
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
         return self._keep_owners(kept)
 
-    def forget_beyond_limits(self) -> GoldShardState:
-        """Forgets the longest idle owners if the state has more than `MOST_ROWS` rows or `MOST_POINTS` points."""
+    def forget_owners_beyond_limits(self) -> GoldShardState:
+        """Returns the state without its longest idle owners, if it has more than 1 million rows or 8 million points."""
         owners = len(self.owners.name)
         if len(self.rows) <= MOST_ROWS and len(self.tail) <= MOST_POINTS:
             return self
@@ -215,7 +221,7 @@ class GoldShardState:
         return self._keep_owners(kept)
 
     def _keep_owners(self, kept: Bools) -> GoldShardState:
-        """Keeps the owners for which `kept` is true, and adds all others to the forgotten ones."""
+        """Returns the state with the owners for which `kept` is True. All others become forgotten owners."""
         if kept.all():
             return self
         gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
@@ -243,7 +249,7 @@ class GoldShardState:
         )
 
     def merge_states(self, *others: GoldShardState) -> GoldShardState:
-        """Merges states that have the same metrics. Each owner must be in only one of them."""
+        """Merges this state with others that have the same metrics. Each owner must be in only one of the states."""
         every = (self, *others)
         rows = np.cumsum([0, *(len(one.rows) for one in every)])
         owners = np.cumsum([0, *(len(one.owners.name) for one in every)])
@@ -261,11 +267,11 @@ class GoldShardState:
     def encode_state(self) -> bytes:
         """Encodes the state as MessagePack, with the format's version and the groups of columns as Arrow IPC."""
         tables = {
-            "sessions": _narrow_table(_read_field_values(self.owners)),
+            "sessions": _create_narrow_table(_read_field_values(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _narrow_table(_read_field_values(self.older)),
-            "tail": _narrow_table(_point_columns(self.tail)),
-            "forgotten": _narrow_table(_read_field_values(self.forgotten)),
+            "older": _create_narrow_table(_read_field_values(self.older)),
+            "tail": _create_narrow_table(_list_point_columns(self.tail)),
+            "forgotten": _create_narrow_table(_read_field_values(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
         # Compressing a byte costs less than moving it through Spark to the state store and back.
@@ -295,18 +301,19 @@ class GoldShardState:
 
 
 def encode_states(states: Mapping[str, bytes]) -> bytes:
-    """Encodes all states of a shard.
+    """Encodes the states of all tables of averages of a shard, as MessagePack.
 
     Args:
-        states: The encoded states, by name of the table of averages.
+        states: The encoded state of each table, by the table's name.
     """
     return msgspec.msgpack.encode({"format": STATES, "states": dict(states)})
 
 
 def decode_states(content: bytes | None) -> dict[str, bytes]:
-    """Returns the encoded states that `encode_states` wrote, by name of the table of averages.
+    """Decodes what `encode_states` wrote. Returns the encoded state of each table of averages, by the table's name.
 
-    It is empty if nothing is stored yet.
+    Args:
+        content: The stored bytes; None if nothing is stored yet, which gives an empty result.
 
     Raises:
         LakeError: The format is unknown, or the bytes are damaged.
@@ -336,7 +343,7 @@ def _require_format(found: Mapping[str, Any], format_: str) -> None:
 
 
 def hash_names(names: list[str]) -> npt.NDArray[np.uint64]:
-    """Returns a hash of 64 bits of each owner's name."""
+    """Returns a hash of 64 bits of each name."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 
@@ -345,7 +352,7 @@ def _read_field_values(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
-def _point_columns(points: PointSet) -> dict[str, Any]:
+def _list_point_columns(points: PointSet) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
     further = (_read_field_values(part) for part in (points.by_seq, points.units) if part is not None)
     return reduce(operator.or_, further, columns)
@@ -360,10 +367,10 @@ def _create_points(columns: dict[str, Any]) -> PointSet:
     )
 
 
-def _narrow_table(columns: dict[str, Any]) -> pa.Table:
-    """Converts columns to an Arrow table.
+def _create_narrow_table(columns: dict[str, Any]) -> pa.Table:
+    """Returns columns as an Arrow table with narrow integers: differences to the lowest value of their column.
 
-    Integers are stored as differences to the lowest value of their column, in as few bytes as possible.
+    The table's metadata has this lowest value by column. `columns` is changed in place.
     """
     least = {}
     for name, column in columns.items():
@@ -376,7 +383,7 @@ def _narrow_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _read_columns(content: bytes) -> dict[str, Any]:
-    """Decodes columns, and returns them by name: strings as Arrow arrays, all others as numpy arrays."""
+    """Decodes columns of a state from Arrow IPC. Returns them by name: texts as Arrow, all others as numpy arrays."""
     table = decode_ipc(content)
     least = table.schema.metadata or {}
     return {

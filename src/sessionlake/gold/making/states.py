@@ -44,17 +44,17 @@ _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([],
 
 
 def get_owners_at_rebuild_folder(settings: Settings) -> Path:
-    """Returns the folder that stores the owners of rebuilt tables, with one file per table and shard."""
+    """Returns the folder that stores, per rebuilt table of averages and shard, a file of the owners at the rebuild."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
 
 
 def build_shard_column(owner: Sequence[str], shards: int) -> Column:
-    """Returns the column that computes the shard of a change or of a table's row.
+    """Returns a Spark column that computes the shard of a change, or of a row of a table of averages.
 
     All sessions with the same id are in one shard, whatever their partition.
 
     Args:
-        owner: The key columns of the owner, from `RollingAverage.owner`.
+        owner: The columns whose values decide the shard (`RollingAverage.owner_columns`).
         shards: Number of shards.
     """
     from pyspark.sql import functions as F
@@ -63,25 +63,24 @@ def build_shard_column(owner: Sequence[str], shards: int) -> Column:
     return F.pmod(F.xxhash64(*names), F.lit(shards)).cast("int")
 
 
-def restart_states(
+def reset_states_after_rebuild(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame
 ) -> None:
-    """Resets the states of a rebuilt table: they start with the owners that are in the table's new rows.
+    """Makes gold discard its states of a rebuilt table of averages.
+
+    The next states start with the owners (sessions, or rows across sessions) that the table's new rows have.
 
     Args:
         series: The table of averages.
         rows: The table's new rows.
     """
     rebuild_id = f"{handover.read_next_batch_number(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _store_owners(settings, series, rebuild_id, _group_owners_by_shard(series, settings.gold.shards, rows))
+    _write_owner_files(settings, series, rebuild_id, _list_owners_with_shards(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
 
-def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
-    """Returns the number of the last batch of gold that the table's last rebuild includes; -1 if it was never rebuilt.
-
-    Restatements of later batches describe changes of the table's present rows.
-    """
+def read_last_batch_of_rebuild(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
+    """Returns the number of the last batch of gold that a table's last rebuild includes; -1 if it was never rebuilt."""
     behind, _, _ = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "").rpartition("-")
     return int(behind or -1)
 
@@ -89,10 +88,9 @@ def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage
 def build_tracked_averages(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage
 ) -> TrackedAverages:
-    """Returns a table of averages, as gold's states need it to start.
+    """Returns a table of averages with what its states start from: the id of its last rebuild, and the owners then.
 
-    After a rebuild it has the id of the last rebuild, and reads the owners (sessions, or rows across sessions) whose
-    averages were in the rebuilt table.
+    An owner is a session, or a row across sessions. If the file of owners is lost, it is computed from the table.
     """
     rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
     if rebuild_id and not handover.read_next_batch_number(settings, GOLD):
@@ -104,18 +102,22 @@ def build_tracked_averages(
     held = _StoredOwners(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
-        _store_owners(
+        _write_owner_files(
             settings,
             series,
             rebuild_id,
-            _group_owners_by_shard(series, settings.gold.shards, lake.read(spark, series.table_name)),
+            _list_owners_with_shards(series, settings.gold.shards, lake.read(spark, series.table_name)),
         )
     return TrackedAverages(series, rebuild_id, held)
 
 
 @dataclass(frozen=True)
 class _StoredOwners:
-    """Reads the owners of a shard whose averages were in the rebuilt table. Runs on the worker that folds the shard."""
+    """A function that reads a shard's owners at a table's rebuild: `mark uint64, newest bigint`. It runs on workers.
+
+    Attributes:
+        folder: The folder with one file per shard. A shard without a file had no owners.
+    """
 
     folder: str
 
@@ -124,25 +126,27 @@ class _StoredOwners:
         return decode_ipc(file.read_bytes()) if file.exists() else _NO_OWNERS
 
 
-def _group_owners_by_shard(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
+def _list_owners_with_shards(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
     owner = [*map(quote, series.owner_columns)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
-    return _hash_names(newest.select(build_shard_column(series.owner_columns, shards).alias("shard"), name, "newest"))
+    return _collect_with_name_hashes(
+        newest.select(build_shard_column(series.owner_columns, shards).alias("shard"), name, "newest")
+    )
 
 
-def _hash_names(named: DataFrame) -> pa.Table:
-    """Returns the rows as an Arrow table, in which `mark`, the hash of the name, replaces the column `name`."""
+def _collect_with_name_hashes(named: DataFrame) -> pa.Table:
+    """Collects rows as an Arrow table, with the column `mark` (hash of the name) instead of the column `name`."""
     columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
-    found = named.mapInArrow(_append_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
+    found = named.mapInArrow(_replace_names_by_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
     place = found.schema.get_field_index("mark")
     return found.set_column(place, "mark", found["mark"].combine_chunks().view(pa.uint64()))
 
 
-def _append_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A `mapInArrow` function that replaces names by hashes.
+def _replace_names_by_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A `mapInArrow` function that replaces the column `name` by its hash, the column `mark`.
 
     The hashes are signed, since Spark has no unsigned integers.
     """
@@ -152,10 +156,13 @@ def _append_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> ShardsByHash:
-    """Returns the shard of every owner that a state may have forgotten, by hash of the owner's name.
+    """Returns the shard of each owner of the series of a table of averages, by hash of the owner's name.
 
-    Sessions are read from `silver.sessions`, which has one row for each. All other owners are read from the table
-    itself.
+    An owner is a session, read from `silver.sessions`, or a row across sessions, read from the table of averages.
+
+    Args:
+        series: The table of averages.
+        shards: Number of shards.
     """
     from pyspark.sql import functions as F
 
@@ -166,19 +173,19 @@ def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage,
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     owners = lake.read(spark, table).select(*owner).distinct()
     return ShardsByHash.from_table(
-        _hash_names(owners.select(build_shard_column(series.owner_columns, shards).alias("shard"), name))
+        _collect_with_name_hashes(owners.select(build_shard_column(series.owner_columns, shards).alias("shard"), name))
     )
 
 
-def remove_forgotten_owners(settings: Settings) -> None:
-    """Removes the stored owners of rebuilt tables, for example when the number of shards changes.
+def delete_owner_files(settings: Settings) -> None:
+    """Deletes the files of owners of rebuilt tables, for example when the number of shards changes.
 
-    They are read from the tables again when needed.
+    They are computed from the tables again when they are needed.
     """
     shutil.rmtree(get_owners_at_rebuild_folder(settings), ignore_errors=True)
 
 
-def _store_owners(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
+def _write_owner_files(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
     beside = get_owners_at_rebuild_folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, create_next_txn, delete_rows, fence_off
+from sessionlake.delta.commit import append_rows, block_transaction, create_next_txn, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
@@ -33,9 +33,9 @@ from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.fold.units import replace_decimals
-from sessionlake.gold.making.states import restart_states
+from sessionlake.gold.making.states import reset_states_after_rebuild
 from sessionlake.gold.references.applied import join_on_cluster
-from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired, store_expiry_times
+from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired_spark_rows, store_expiry_times
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import add_constants, decode_dictionaries
 from sessionlake.protocol.names import quote
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 _MADE = "made"
 
 
-def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
-    """Replaces all rows of a table of gold. Then writes of processes that held gold's lease before have no effect.
+def replace_all_rows(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
+    """Replaces all rows of a table of gold. From then on, writes of earlier holders of gold's lease have no effect.
 
     Raises:
         LakeError: A later holder of gold's lease has written the table, so that Delta skipped these rows.
     """
-    token = lake.storage.lease_token(GOLD)
+    token = lake.storage.get_fencing_token(GOLD)
     if token:
-        fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
-    txn = create_next_txn(spark, lake, table, _MADE).fenced_by(token)
+        block_transaction(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
+    txn = create_next_txn(spark, lake, table, _MADE).add_fencing_token(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.replace_with_spark(rows, table, txn.writer_options(table))
+    lake.storage.replace_with_spark(rows, table, txn.build_writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}: a process with a higher lease number than this one has written it",
@@ -79,10 +79,13 @@ def rebuild_late_points(
 ) -> None:
     """Replaces the rows that `gold.late_points` has for a product.
 
-    They are computed from all changes that gold has read.
+    The replacement takes two commits. If the process dies between them, the product is still marked as incomplete, and
+    gold's next start rebuilds it.
 
-    It takes two commits. If the process dies between them, the product is still marked as incomplete, and the next
-    start rebuilds it.
+    Args:
+        changes: All changes that gold has read, from which the new rows are computed.
+        product: The product.
+        declared: The declared columns that the changes have.
     """
     from pyspark.sql import functions as F
 
@@ -111,7 +114,7 @@ class RebuiltTable:
 
 
 def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> RebuiltTable:
-    """Replaces a table's rows with rows computed from everything that gold has read, in one commit.
+    """Replaces a table's rows with rows computed from all changes that gold has read, in one commit.
 
     If the table's columns are not the declared ones, the table is dropped first.
 
@@ -119,44 +122,51 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         product: The table to rebuild.
 
     Raises:
-        LakeError: Gold stopped before it had read a whole version of silver's table.
+        LakeError: Gold has read only a part of a version of `silver.session_changes`.
     """
     changes, table = read_changes(spark, lake, settings), product.table_name
     for one in add_final_tables([product]):
-        _ensure_columns(spark, lake, one, empty=changes is None)
+        _ensure_table_with_declared_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
     rebuilt = RebuiltTable(0, None)
     if changes is not None:
-        rows = _compute_rows(spark, lake, settings, product, changes)
+        rows = _compute_all_rows(spark, lake, settings, product, changes)
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = compute_expiry_times(product, find_latest_time_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
-            rows = drop_expired(rows, floors)
+            rows = drop_expired_spark_rows(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
             rows.count(), _find_first_difference(lake.read_small_in_memory(spark, table), rows, product)
         )
-        replace_table(spark, lake, table, rows)
-        _skip_batches_read(spark, lake, settings, table)
+        replace_all_rows(spark, lake, table, rows)
+        _make_delta_skip_last_batch(spark, lake, settings, table)
         for final in find_final_tables([product]):
             rebuild_final_rows(spark, lake, final, rows, times, read_next_batch_number(settings, GOLD) - 1)
-            _skip_batches_read(spark, lake, settings, final.table_name)
+            _make_delta_skip_last_batch(spark, lake, settings, final.table_name)
         if isinstance(product, RollingAverage):
-            restart_states(spark, lake, settings, product, rows)
-            _skip_batches_read(spark, lake, settings, RESTATEMENTS)
+            reset_states_after_rebuild(spark, lake, settings, product, rows)
+            _make_delta_skip_last_batch(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
             rebuild_late_points(spark, lake, changes, product, get_value_columns(settings))
             if product.lateness_ms is not None:
-                _skip_batches_read(spark, lake, settings, LATE_POINTS)
+                _make_delta_skip_last_batch(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
     lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic_hash)
     return rebuilt
 
 
-def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
-    """Creates the table if it does not exist. A table with other columns than the declared ones is dropped before."""
+def _ensure_table_with_declared_columns(
+    spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool
+) -> None:
+    """Creates a table if it does not exist. A table with other columns than the declared ones is dropped first.
+
+    Args:
+        table: The table.
+        empty: True to drop an existing table even if its columns are right, because gold has no rows for it.
+    """
     present = lake.storage.read_column_types(spark, table.table_name) if lake.exists(spark, table.table_name) else None
     # AVERAGES is never dropped: its properties store, for example, which tables gold maintains. Its keys never change.
     if present is not None and table.table_name != AVERAGES and (empty or present != dict(table.column_types)):
@@ -165,19 +175,19 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
     lake.prepare_tables(spark, [table.table_name])
 
 
-def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
-    """Makes Delta skip gold's last batch in this table if the batch is repeated.
+def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
+    """Makes Delta ignore writes of gold's last batch to a table, because the table's rows already include the batch.
 
-    A batch is repeated, for example, if Spark lost its record of the commit.
+    Spark repeats a batch if it has lost the record of its commit.
     """
     app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
         last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
-            fence_off(spark, lake, [table], txn)
+            block_transaction(spark, lake, [table], txn)
 
 
-def _compute_rows(
+def _compute_all_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
@@ -186,9 +196,14 @@ def _compute_rows(
 
 
 def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
-    """Returns a text that describes the first row that differs from the existing table.
+    """Returns a text that describes the first row that differs between a table and its new rows.
 
-    None if no row differs, or the existing table is empty.
+    None if no row differs, or the table is empty.
+
+    Args:
+        live: The table's rows before the rebuild.
+        rows: The new rows.
+        product: The table.
     """
     if live.isEmpty():
         return None
@@ -196,12 +211,12 @@ def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable)
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: DeclaredColumns) -> DataFrame:
-    """Returns the rows that a table has after these changes alone, computed by the same code as in the stream.
+    """Returns the rows that a table has after some changes, computed by the same code as in the stream.
 
     Args:
-        changes: Changes from `select_changes`.
+        changes: Changes from `gold.changes.select_changes`.
         table: The table.
-        declared: The declared columns.
+        declared: The declared columns that the changes have.
     """
     if isinstance(table, RollingAverage):
         return _compute_averages(changes, table, declared)
@@ -209,7 +224,7 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
 
 
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
-    """Computes averages as if all points had come in one batch."""
+    """Returns the rows of a table of averages, computed as if all points had come in one batch."""
     events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True, exact=True)
     decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
     columns = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append_rows, fence_off, merge_rows
+from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
@@ -28,7 +28,7 @@ from sessionlake.gold.enrich.reference import (
     KeyFault,
     ReferenceDifference,
     ReferenceTable,
-    find_difference,
+    find_reference_difference,
 )
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import build_ddl, quote
@@ -44,7 +44,7 @@ _CORRECTED = "sessionlake.corrected"
 
 
 def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
-    """Returns the rows of a reference table as users wrote them, with the declared columns and types.
+    """Returns all rows of a reference table, with the declared columns and types.
 
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
@@ -52,7 +52,7 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
     if not reader.exists(reference.table_name):
         raise LakeError(f"{reference.table_name} does not exist", fix="Run `sessionlake run gold`, which creates it")
     try:
-        return _read_declared(
+        return _read_table_as_declared(
             reader,
             reference.table_name,
             reference.arrow_schema(),
@@ -67,20 +67,22 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
 
 
 def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
-    """Returns the rows of gold's copy of a reference table that are valid now.
+    """Returns the rows of gold's copy of a reference table that are not marked as removed.
 
-    When gold applies changes of the reference table (a correction), it adds rows, and marks others as removed. Column
-    `TAKEN_BY` has the number of the correction that added the row.
+    When gold applies changes of the reference table (a correction), it adds rows, and marks others as removed. The
+    column `_taken_by` has the number of the correction that added the row.
 
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
     """
     schema, none = _build_applied_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
-    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.driver_limits.driver_bytes)
+    return _read_table_as_declared(
+        reader, reference.applied_table, schema, none, max_bytes=lake.driver_limits.driver_bytes
+    )
 
 
-def _read_declared(
+def _read_table_as_declared(
     reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, max_bytes: int
 ) -> pa.Table:
     present = reader.read_table_schema(table).names
@@ -110,16 +112,16 @@ def find_unapplied_rows(
     Raises:
         LakeError: a table is missing, has other columns or types, or is too large.
     """
-    return find_difference(
+    return find_reference_difference(
         reference, read_applied_rows(lake, reader, reference), read_reference(lake, reader, reference)
     )
 
 
 class AppliedRows:
-    """Gold's copies of the reference tables, cached in memory.
+    """Reads and writes gold's copies of the reference tables, and caches their rows in memory.
 
     Attributes:
-        lock: makes joining a batch's changes and recording a correction exclude each other.
+        lock: held while a batch's changes are joined and committed, and while a correction is recorded.
     """
 
     def __init__(self, lake: Lake, references: Sequence[ReferenceTable]) -> None:
@@ -129,7 +131,7 @@ class AppliedRows:
         self.lock = threading.Lock()
 
     def read_current(self, spark: SparkSession) -> dict[str, pa.Table]:
-        """Returns the applied rows without removed ones, by name of the reference table."""
+        """Returns the rows of each of gold's copies that are not marked as removed, by name of the reference table."""
         reader = self._lake.reader(spark)
         for one in self._references:
             if one.name not in self._current:
@@ -137,11 +139,14 @@ class AppliedRows:
         return self._current
 
     def record_correction(self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference) -> None:
-        """Writes a difference to gold's copy of the reference table, as the next correction."""
+        """Writes a difference to gold's copy of a reference table, as the next correction.
+
+        Added rows are appended with the number of the correction, removed rows are marked with it.
+        """
         with self.lock:
-            txn = create_next_txn(spark, self._lake, reference.applied_table)
-            rows = _create_recorded_rows(reference, part, txn.version)
-            token = self._lake.storage.lease_token(GOLD)
+            txn = create_reference_txn(spark, self._lake, reference.applied_table)
+            rows = _create_correction_rows(reference, part, txn.version)
+            token = self._lake.storage.get_fencing_token(GOLD)
             if part.removed.num_rows:
                 merge_rows(
                     spark,
@@ -149,14 +154,14 @@ class AppliedRows:
                     reference.applied_table,
                     rows,
                     _build_applied_upsert(reference),
-                    txn.fenced_by(token),
+                    txn.add_fencing_token(token),
                 )
             else:
-                append_rows(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
+                append_rows(spark, self._lake, reference.applied_table, rows, txn.add_fencing_token(token))
             self._current.pop(reference.name, None)
 
     def read_unfinished_correction(self, spark: SparkSession, reference: ReferenceTable) -> ReferenceDifference | None:
-        """Returns the last recorded correction if enriched tables may not be updated for it yet, else None."""
+        """Returns the last recorded correction if gold may have died before it updated enriched tables, else None."""
         done = int(self._lake.storage.read_properties(spark, reference.applied_table).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _build_applied_schema(reference)
         removed, added = (
@@ -168,23 +173,28 @@ class AppliedRows:
         found = ReferenceDifference(removed, added)
         return found if found.row_count else None
 
-    def mark_corrected(self, spark: SparkSession, reference: ReferenceTable) -> None:
+    def mark_corrections_finished(self, spark: SparkSession, reference: ReferenceTable) -> None:
         """Marks all recorded corrections of a reference table as finished: all enriched rows are updated for them."""
         number = self._lake.latest_version(spark, reference.applied_table)
         self._lake.storage.require_lease(reference.applied_table)
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
-def create_next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """Returns the transaction for the next commit of corrections or lookups to a table."""
+def create_reference_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+    """Returns the transaction for the next commit that corrections or lookups make to a table."""
     return commit.create_next_txn(spark, lake, table, "references")
 
 
 def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
-    """Makes later commits to these tables fail if they come from a process that held gold's lease earlier."""
-    token = lake.storage.lease_token(GOLD)
+    """Makes Delta ignore later commits to these tables from processes that held gold's lease earlier.
+
+    Args:
+        tables: names of the tables.
+        app_id: application id of the commits.
+    """
+    token = lake.storage.get_fencing_token(GOLD)
     if token:
-        fence_off(spark, lake, tables, Txn.before_lease_holder(app_id, token))
+        block_transaction(spark, lake, tables, Txn.before_lease_holder(app_id, token))
 
 
 def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:
@@ -192,7 +202,7 @@ def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:
     return pa.schema([*reference.arrow_schema(), *numbers])
 
 
-def _create_recorded_rows(reference: ReferenceTable, part: ReferenceDifference, number: int) -> pa.Table:
+def _create_correction_rows(reference: ReferenceTable, part: ReferenceDifference, number: int) -> pa.Table:
     schema = _build_applied_schema(reference)
     removed = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
     added = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
@@ -207,15 +217,14 @@ def _build_applied_upsert(reference: ReferenceTable) -> Upsert:
 
 
 def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
-    """Returns the rows of an enriched table for some changes, computed on the executors.
-
-    It is meant for changes that do not fit into the driver's memory.
+    """Returns the rows of an enriched table for some changes, computed on the cluster.
 
     Args:
-        changes: rows with the columns of `silver.session_changes`.
+        changes: rows of `silver.session_changes`, which may be too many for the driver's memory.
+        table: the enriched table.
 
     Raises:
-        LakeError: a table of applied rows is missing, has other columns or types, or is too large.
+        LakeError: gold's copy of a reference table is missing, has other columns or types, or is too large.
     """
     reader = lake.reader(spark)
     versions = {join.reference.name: read_applied_rows(lake, reader, join.reference) for join in table.joins}

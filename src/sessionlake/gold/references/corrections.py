@@ -22,16 +22,16 @@ from sessionlake.gold.enrich.reference import (
     END,
     ReferenceDifference,
     ReferenceTable,
-    are_in_spans,
+    are_rows_in_spans,
     find_changed_spans,
-    find_difference,
+    find_reference_difference,
 )
 from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
     block_earlier_writers,
-    create_next_txn,
+    create_reference_txn,
     read_reference,
 )
 from sessionlake.protocol.names import build_ddl, quote
@@ -48,7 +48,7 @@ All rows of an enriched table that a correction changes are updated in one commi
 
 
 class CorrectionRunner:
-    """Updates enriched tables when the reference tables that they join change.
+    """Applies changes of reference tables (corrections), and updates the enriched tables that join them.
 
     Args:
         spark: a Spark session that nothing else uses, because MERGE sets its transaction in the session.
@@ -71,7 +71,7 @@ class CorrectionRunner:
         self._seen_versions: dict[str, int] = {}
         self._slices: dict[str, Iterator[ReferenceDifference]] = {one.name: iter(()) for one in references}
 
-    def finish_interrupted(self) -> None:
+    def finish_interrupted_corrections(self) -> None:
         """Updates enriched tables for corrections that a process recorded before it died.
 
         Call it before the stream starts.
@@ -81,15 +81,15 @@ class CorrectionRunner:
         for one in self._references:
             part = self._applied.read_unfinished_correction(self._spark, one)
             if part is not None:
-                self._correct_tables(one, part)
+                self._update_enriched_tables(one, part)
 
-    def apply_all(self) -> None:
+    def apply_all_corrections(self) -> None:
         """Applies all changes of the reference tables, then returns."""
         while self.apply_next_corrections():
             pass
 
     def apply_next_corrections(self) -> bool:
-        """Applies the next correction of each reference table. Returns True if there was one."""
+        """Applies the next part of the changes of each reference table. Returns True if a table had changes."""
         found = [self._apply_next_correction(one) for one in self._references]
         return any(found)
 
@@ -102,11 +102,14 @@ class CorrectionRunner:
             return False
         self._applied.record_correction(self._spark, reference, part)
         fault_point(f"taken:{reference.table_name}")
-        self._correct_tables(reference, part)
+        self._update_enriched_tables(reference, part)
         return True
 
     def _list_pending_slices(self, reference: ReferenceTable) -> Iterator[ReferenceDifference]:
-        """Returns the parts of the difference to apply next; empty if the table has not changed since the last call."""
+        """Returns the difference between a reference table and gold's copy, in parts.
+
+        Empty if the table has not changed since the last call, or cannot be read.
+        """
         version = self._lake.latest_version(self._spark, reference.table_name)
         if version == self._seen_versions.get(reference.name):
             return iter(())
@@ -116,29 +119,31 @@ class CorrectionRunner:
         except LakeError:  # skipped until the table changes again; `sessionlake reference list` shows the reason
             return iter(())
         applied = self._applied.read_current(self._spark)[reference.name]
-        return find_difference(reference, applied, now)[0].split_into_parts(reference, _SLICE_ROWS)
+        return find_reference_difference(reference, applied, now)[0].split_into_parts(reference, _SLICE_ROWS)
 
-    def _correct_tables(self, reference: ReferenceTable, part: ReferenceDifference) -> None:
+    def _update_enriched_tables(self, reference: ReferenceTable, part: ReferenceDifference) -> None:
         spans = find_changed_spans(reference, part)
         if spans.num_rows:
             for table, join in find_joins(self._tables, reference):
-                self._correct_table(table, join, spans)
-        self._applied.mark_corrected(self._spark, reference)
+                self._update_enriched_table(table, join, spans)
+        self._applied.mark_corrections_finished(self._spark, reference)
 
-    def _correct_table(self, table: EnrichedTable, join: ReferenceJoin, spans: pa.Table) -> None:
-        """Repeats the join for the rows of an enriched table in some spans, and updates these rows.
+    def _update_enriched_table(self, table: EnrichedTable, join: ReferenceJoin, spans: pa.Table) -> None:
+        """Repeats a join for those rows of an enriched table that a correction affects, and updates these rows.
 
         Args:
-            spans: keys and spans of event time in which the reference table's rows have changed.
+            table: the enriched table.
+            join: the join with the corrected reference table.
+            spans: keys and spans of event time in which the reference table's values have changed.
         """
         columns = [*dict.fromkeys((*CHANGE_ID, "ts", *join.on))]
         identity = [column for column in table.column_types if column[0] in CHANGE_ID]
         versions = self._applied.read_current(self._spark)[join.reference.name]
 
         def join_again(rows: pa.Table) -> pa.Table:
-            """Returns `CHANGE_ID` and the columns that the join adds, for rows in the spans."""
+            """Returns, for rows in the spans, the columns that identify the row and those that the join adds."""
             keys = [rows[name] for name in join.on]
-            touched = rows.filter(pa.array(are_in_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
+            touched = rows.filter(pa.array(are_rows_in_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
             return pa.table(
                 {name: touched[name] for name, _ in identity} | join.compute_added_columns(touched, versions)
             )
@@ -159,14 +164,16 @@ class CorrectionRunner:
             rows = join_again(near)
             if not rows.num_rows:
                 return
-        txn = create_next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
+        txn = create_reference_txn(self._spark, self._lake, table.table_name).add_fencing_token(
+            self._lake.storage.get_fencing_token(GOLD)
+        )
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)
 
 
 def _build_span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
-    """Returns conditions for reading the rows in the spans. They may also select some rows outside the spans."""
+    """Returns conditions that select all rows of an enriched table in the spans, and possibly further rows."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
     found = [*build_key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()

@@ -25,10 +25,10 @@ _OK = 200
 
 
 class LookupFailedError(LakeError):
-    """A lookup request failed. Gold requests its keys again later.
+    """A lookup request failed. Gold requests the same keys again later.
 
     Attributes:
-        kind: one word for the kind of failure, by which failures are counted.
+        kind: one word for the kind of failure, such as `timeout`. Failures are counted by it.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -37,16 +37,16 @@ class LookupFailedError(LakeError):
 
 
 class Lookup(Protocol):
-    """Interface of objects that fetch rows of a reference table. Several threads use one instance at the same time."""
+    """Interface of objects that fetch rows of a reference table. Several threads use an instance at the same time."""
 
     def fetch(self, keys: Sequence[Row]) -> list[Row]:
         """Returns the rows of some keys. A key can have several rows; an unknown key has none.
 
         Args:
-            keys: for each key, its values by name of the key column.
+            keys: the keys, each as a dict of values by name of the key column.
 
         Returns:
-            For each row, its values by column name. `valid_from` and `valid_to` are optional, all others are required.
+            The rows, each as a dict of values by column name. `valid_from` and `valid_to` are optional.
 
         Raises:
             LookupFailedError: no usable answer came within the allowed attempts.
@@ -57,7 +57,8 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
     """Returns the lookup that the settings declare, by URL or by Python code.
 
     Args:
-        where: the configuration key of the reference table, named in error texts.
+        settings: the settings of the lookup.
+        where: the configuration key of the reference table, for error texts.
 
     Raises:
         ConfigError: the Python code does not exist, or is not a lookup.
@@ -78,7 +79,7 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
 
 
 class HttpLookup(Lookup):
-    """Sends keys by HTTP POST as a JSON array of objects, and expects a JSON array of rows as the answer.
+    """A lookup that sends keys by HTTP POST as a JSON array of objects, and expects a JSON array of rows.
 
     Every attempt has a timeout. The answer must arrive before a deadline and must not exceed a maximum size. If the
     server is busy or fails, the request is repeated after a pause that doubles each time.
@@ -87,7 +88,7 @@ class HttpLookup(Lookup):
     def __init__(self, settings: LookupSettings) -> None:
         self._settings = settings
         self._url = settings.url or ""
-        self._pool = _create_pool(settings)
+        self._pool = _create_connection_pool(settings)
 
     def fetch(self, keys: Sequence[Row]) -> list[Row]:
         import urllib3
@@ -99,7 +100,7 @@ class HttpLookup(Lookup):
         try:
             answer = self._pool.request("POST", self._url, body=body, headers=headers, preload_content=False)
             try:
-                return _parse_rows(answer.status, self._read_content(answer))
+                return _parse_answer(answer.status, self._read_body(answer))
             finally:
                 answer.release_conn()
         except urllib3.exceptions.TimeoutError:
@@ -112,11 +113,11 @@ class HttpLookup(Lookup):
         except urllib3.exceptions.HTTPError as error:
             raise LookupFailedError("connection", type(error).__name__) from None
 
-    def _read_content(self, answer: BaseHTTPResponse) -> bytes:
-        """Returns the body of the answer.
+    def _read_body(self, answer: BaseHTTPResponse) -> bytes:
+        """Returns the body of an HTTP answer.
 
         Raises:
-            LookupFailedError: the body takes too long, or is too large.
+            LookupFailedError: the body takes longer than the setting `timeout`, or has more than 16 MiB.
         """
         until = time.monotonic() + self._settings.timeout.total_seconds()
         parts, size = list[bytes](), 0
@@ -130,7 +131,7 @@ class HttpLookup(Lookup):
         return b"".join(parts)
 
 
-def _create_pool(settings: LookupSettings) -> PoolManager:
+def _create_connection_pool(settings: LookupSettings) -> PoolManager:
     try:
         import urllib3
     except ImportError:
@@ -152,7 +153,7 @@ def _create_pool(settings: LookupSettings) -> PoolManager:
     return urllib3.PoolManager(num_pools=1, maxsize=settings.in_flight, block=True, timeout=timeout, retries=retries)
 
 
-def _parse_rows(status: int, content: bytes) -> list[Row]:
+def _parse_answer(status: int, content: bytes) -> list[Row]:
     if status != _OK:
         raise LookupFailedError(f"http_{status}", f"the server answered with status {status}")
     try:

@@ -27,9 +27,9 @@ from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.enrich.upsert import Key
-from sessionlake.gold.references.applied import create_next_txn
+from sessionlake.gold.references.applied import create_reference_txn
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
-from sessionlake.gold.references.writing import write_reference
+from sessionlake.gold.references.writing import write_reference_rows
 from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import DELETE
 from sessionlake.protocol.types import Row
@@ -58,12 +58,16 @@ def _read_utc_now() -> datetime:
 
 
 class LookupRunner:
-    """Fetches rows for the keys that one reference table lacks.
+    """Finds keys that one reference table lacks, fetches their rows with a lookup, and writes them to the table.
 
     Args:
         spark: a Spark session that nothing else uses.
+        reference: the reference table.
+        settings: the settings of the lookup.
+        lookup: fetches the rows.
         tables: gold's enriched tables. Those that join the reference table are searched for missing keys.
-        now: returns the current time. It decides when to repeat a request, and is the start of fetched rows.
+        now: function that returns the current time. The time decides when a request is repeated, and fetched rows are
+            valid from it on.
 
     Attributes:
         name: name of the reference table.
@@ -90,8 +94,8 @@ class LookupRunner:
         # Silver batches to search for keys: the first and the last. None stands for all batches before the start.
         self._unread_batches: deque[tuple[int, int] | None] = deque([None])
 
-    def add_batches(self, first: int, last: int) -> None:
-        """Schedules a search for keys in the changes of silver batches `first` to `last`. Any thread may call it."""
+    def schedule_search(self, first: int, last: int) -> None:
+        """Schedules a search for missing keys in silver's batches `first` to `last`. Any thread may call it."""
         self._unread_batches.append((first, last))
 
     def request_next_keys(self) -> bool:
@@ -101,7 +105,7 @@ class LookupRunner:
             True if keys were requested and the answers were written.
         """
         if not self._queue:
-            self._queue_keys()
+            self._queue_missing_keys()
         most = self._settings.batch * self._settings.in_flight
         keys = [self._queue.popitem(last=False)[0] for _ in range(min(most, len(self._queue)))]
         if not keys:
@@ -113,7 +117,11 @@ class LookupRunner:
         return self._store_answers([row for rows, _ in found for row in rows], failed, keys)
 
     def _request_keys(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
-        """Requests keys. Returns the usable rows, and for each failed key the kind of failure and the reason."""
+        """Requests the rows of some keys.
+
+        Returns:
+            The usable rows; and by failed key, the kind of failure and the reason.
+        """
         names = self._reference.key_names
         try:
             rows = self._lookup.fetch([dict(zip(names, key, strict=True)) for key in keys])
@@ -130,7 +138,7 @@ class LookupRunner:
             if not all(isinstance(part, str | int) for part in key) or key not in asked:
                 continue
             try:
-                used.setdefault(key, []).append(_convert_row(self._reference, row))
+                used.setdefault(key, []).append(_convert_fetched_row(self._reference, row))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 failed[key] = ("answer", f"the row of this key cannot be used: {error}")
         unknown = (_UNKNOWN, "the answer has no row of this key")
@@ -138,20 +146,22 @@ class LookupRunner:
         return [row for key, found in used.items() if key not in failed for row in found], failed
 
     def _store_answers(self, rows: list[Row], failed: dict[Key, tuple[str, str]], keys: Sequence[Key]) -> bool:
-        """Writes fetched rows and failures. Returns False if another process is writing the reference table.
-
-        In that case the keys are requested again later.
+        """Writes fetched rows to the reference table, and failures to `gold.lookup_failures`.
 
         Args:
             rows: the fetched rows.
-            failed: for each failed key, the kind of failure and the reason.
+            failed: by failed key, the kind of failure and the reason.
             keys: all requested keys.
+
+        Returns:
+            False if another process is writing the reference table. Nothing is written then, and the keys are requested
+            again later.
         """
         now = self._now()
         try:
             if rows:
                 table = pa.Table.from_pylist(rows, self._reference.arrow_schema())
-                done = write_reference(self._spark, self._lake, self._reference, table, now, skip_refused=True)
+                done = write_reference_rows(self._spark, self._lake, self._reference, table, now, skip_refused=True)
                 failed |= {key: ("answer", why) for key, why in done.refused.items()}
         except ClaimedError:  # another process writes the table
             self._queue |= dict.fromkeys(keys)
@@ -179,8 +189,10 @@ class LookupRunner:
         """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
 
         Args:
-            before: the key's stored failure, if it has one.
+            key: the key.
+            before: the key's stored failure; None if it has none.
             why: kind and reason of the new failure; None if the request succeeded, which deletes the stored row.
+            now: the current time.
         """
         if why is None and before is None:
             return None
@@ -202,25 +214,26 @@ class LookupRunner:
                 self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
             )
             source = pa.Table.from_pylist(rows, schema)
-            txn = create_next_txn(self._spark, self._lake, LOOKUP_FAILURES)
+            txn = create_reference_txn(self._spark, self._lake, LOOKUP_FAILURES)
             merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
-        """Returns the rows of `gold.lookup_failures` of these keys, by key."""
+        """Returns the stored failures of some keys, which are rows of `gold.lookup_failures`, by key."""
         wanted_keys = {*keys}
         named = [("key", is_in, [*map(_encode_key, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
         rows = self._read_failures(*named) if wanted_keys else ()
         return {key: row for row in rows if (key := _decode_key(row)) in wanted_keys}
 
     def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
-        """Yields rows of `gold.lookup_failures` for this reference table."""
+        """Yields the stored failures of this reference table, which are rows of `gold.lookup_failures`."""
         of_reference = ("reference", operator.eq, self._reference.name)
         return self._lake.reader(self._spark).read_rows(LOOKUP_FAILURES, of_reference, *conditions)
 
-    def _queue_keys(self) -> None:
-        """Adds keys to the queue of requests: failed keys whose pause has ended, and keys in newly added changes.
+    def _queue_missing_keys(self) -> None:
+        """Adds keys to the queue of requests: failed keys whose pause has ended, and missing keys in new changes.
 
-        Each silver batch is searched once. The search stops when the queue has `cache` keys, a setting of the lookup.
+        Each silver batch is searched once. The search stops when the queue has as many keys as the lookup's setting
+        `cache` allows.
         """
         now, most = self._now(), self._settings.cache
         due = self._read_failures(("next_try", operator.le, now))
@@ -230,17 +243,19 @@ class LookupRunner:
             if batches is None and self._settings.ttl is None:
                 self._unread_batches.clear()  # the search of all earlier batches covers them
             named = {key for table, join in self._joins for key in self._read_missing_keys(table, join, batches)}
-            found = {key for key in named if self._is_due(key, now)}
+            found = {key for key in named if self._is_request_due(key, now)}
             self._queue |= dict.fromkeys(found - self._read_failures_of_keys(found).keys())
 
     def _read_missing_keys(
         self, table: EnrichedTable, join: ReferenceJoin, batches: tuple[int, int] | None
     ) -> Iterator[Key]:
-        """Yields keys in an enriched table's rows, for which the reference table may lack rows.
+        """Yields the keys in an enriched table's rows for which the reference table may lack rows.
 
         Args:
-            batches: the first and the last silver batch to search; None for all. If it is None or keys are never
-                requested again (`ttl`), only rows whose join found no row of the reference table are searched.
+            table: the enriched table.
+            join: its join with the reference table.
+            batches: the first and the last silver batch to search; None for all batches. If it is None, or keys are
+                never requested again (no `ttl`), only rows for which the join found no row are searched.
         """
         conditions: list[Condition] = []
         if batches is not None:
@@ -248,12 +263,12 @@ class LookupRunner:
         if batches is None or self._settings.ttl is None:
             conditions.append((join.version_column, is_null, None))
         names = [*dict.fromkeys(join.on)]
-        for values in self._lake.reader(self._spark).count_by(table.table_name, names, *conditions):
+        for values in self._lake.reader(self._spark).count_rows_by(table.table_name, names, *conditions):
             row = dict(zip(names, values, strict=True))
             if None not in values:
                 yield tuple(row[name] for name in join.on)
 
-    def _is_due(self, key: Key, now: datetime) -> bool:
+    def _is_request_due(self, key: Key, now: datetime) -> bool:
         again = self._next_requests.get(key, now)
         return again is not None and again <= now
 
@@ -266,7 +281,7 @@ def _decode_key(row: Row) -> Key:
     return tuple(json.loads(row["key"]))
 
 
-def _convert_row(reference: ReferenceTable, row: Row) -> Row:
+def _convert_fetched_row(reference: ReferenceTable, row: Row) -> Row:
     """Returns a fetched row with the columns and types of the reference table.
 
     Raises:
@@ -275,17 +290,21 @@ def _convert_row(reference: ReferenceTable, row: Row) -> Row:
     if missing := [name for name, _ in reference.columns if name not in row]:
         raise ValueError(f"it lacks {', '.join(missing)}")
     types = dict(reference.all_columns)
-    values = {name: _parse_value(types[name], row.get(name)) for name in reference.column_names}
+    values = {name: _convert_fetched_value(types[name], row.get(name)) for name in reference.column_names}
     return pa.Table.from_pylist([values], reference.arrow_schema()).to_pylist()[0]
 
 
-def _parse_value(sql_type: str, value: Any) -> Any:
-    """Returns a value of a fetched row in the column's type.
+def _convert_fetched_value(sql_type: str, value: Any) -> Any:
+    """Converts a value of a fetched row to the type of its column.
 
     Dates and times are ISO 8601 texts, decimals are numbers or texts.
 
     Args:
         sql_type: the column's Spark SQL type.
+        value: the value as the lookup returned it.
+
+    Raises:
+        ValueError: The value has another form, or is a time without a time zone.
     """
     if value is not None and (is_decimal(sql_type) or sql_type == "timestamp_ntz"):
         how = "text" if is_decimal(sql_type) and isinstance(value, str) else None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
+def prepare_reference_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     """Creates missing reference tables, and gold's copies of them.
 
     If a copy is lost or its columns differ from the declared ones, an empty copy is created. The enriched tables that
@@ -53,11 +53,11 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
 
 
 class ReferenceRuntime:
-    """Keeps enriched tables current while gold's stream runs.
+    """Creates the parts that keep enriched tables current while gold's stream runs.
 
     Args:
         gold_tables: the tables that gold maintains.
-        runs_lookups: True if lookups run and fetch missing rows of reference tables.
+        runs_lookups: True if lookups fetch missing rows of reference tables.
 
     Attributes:
         step: the part of gold's batch that joins changes and adds them to enriched tables.
@@ -78,19 +78,19 @@ class ReferenceRuntime:
         references = list_declared_references(settings) if settings.gold.enriched else ()
         applied = AppliedRows(lake, references)
         lookups = _create_lookup_runners(spark, lake, settings, tables) if runs_lookups else []
-        self.step = EnrichStep(lake, tables, applied, [one.add_batches for one in lookups])
+        self.step = EnrichStep(lake, tables, applied, [one.schedule_search for one in lookups])
         corrections_session = create_separate_session(spark) if references else spark
         self._corrections = CorrectionRunner(corrections_session, lake, references, tables, applied)
-        self._corrections.finish_interrupted()
+        self._corrections.finish_interrupted_corrections()
         self.background: list[BackgroundStep] = []
         if references:
             pause = settings.gold.trigger.total_seconds()
             self.background += [BackgroundStep(f"lookup-{one.name}", one.request_next_keys, pause) for one in lookups]
             self.background.append(BackgroundStep("references", self._corrections.apply_next_corrections, pause))
 
-    def apply_all(self) -> None:
+    def apply_all_corrections(self) -> None:
         """Applies all changes of reference tables to enriched tables, then returns. Lookups do not run."""
-        self._corrections.apply_all()
+        self._corrections.apply_all_corrections()
 
 
 def _create_lookup_runners(
@@ -108,9 +108,10 @@ def _create_lookup_runners(
 
 
 class BackgroundStep:
-    """A function that a thread calls again and again: at once if it found work, otherwise after a pause.
+    """A thread that calls a function repeatedly: at once if the last call found work, otherwise after a pause.
 
     Args:
+        name: name of the thread.
         step: the function. It returns True if it found work.
         pause: the pause after a call without work, in seconds.
 
@@ -129,19 +130,19 @@ class BackgroundStep:
         self._thread.start()
 
     def stop_thread(self) -> None:
-        """Stops the thread and waits until the current call of the step returns."""
+        """Stops the thread, after the current call of the function has returned."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
 
-    def run_to_idle(self) -> bool:
-        """Calls the step in the caller's thread until it finds nothing to do.
+    def run_until_idle(self) -> bool:
+        """Calls the function in the caller's thread until it finds nothing to do.
 
-        It does nothing if the background thread was started.
+        Does nothing if the background thread was started.
 
         Returns:
-            True if the step found work at least once.
+            True if the function found work at least once.
         """
         found = False
         while self._thread.ident is None and not self._stop.is_set() and self._step():
@@ -149,7 +150,10 @@ class BackgroundStep:
         return found
 
     def wait_until_idle(self) -> None:
-        """Waits until the step has been called again and found no work. Returns at once if the thread does not run."""
+        """Waits until the thread has called the function again without finding work.
+
+        Returns at once if the thread does not run.
+        """
         for _ in range(2):
             self._idle.clear()
             self._wake.set()
@@ -169,21 +173,26 @@ class BackgroundStep:
             self.error = error
 
 
-def run_to_idle(background: Sequence[BackgroundStep]) -> None:
-    """Calls all steps until none finds work. This includes work that one step creates for another one."""
-    while any([one.run_to_idle() for one in background]):  # noqa: C419  (each step runs, even after one found work)
+def run_steps_until_idle(background: Sequence[BackgroundStep]) -> None:
+    """Calls the functions of all steps in turn until none finds work. A step may create work for another step."""
+    while any([one.run_until_idle() for one in background]):  # noqa: C419  (each step runs, even after one found work)
         pass
 
 
 class QueryWithBackground(LayerQuery):
-    """A running streaming query of a layer, with background steps that start and stop with it."""
+    """The running streaming query of a layer, with background steps that start and stop with it."""
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         super().__init__(layer, checkpoint)
         self._background: Sequence[BackgroundStep] = ()
 
     def start_background(self, background: Sequence[BackgroundStep], *, once: bool) -> QueryWithBackground:
-        """Starts the threads of background steps. With `once`, the steps run after the stream has ended instead."""
+        """Starts the threads of background steps, and returns this query.
+
+        Args:
+            background: The steps.
+            once: True to start no threads. The steps then run after the stream has ended.
+        """
         self._background = background
         for one in () if once else background:
             one.start_thread()
@@ -198,7 +207,7 @@ class QueryWithBackground(LayerQuery):
         ended = super().wait(seconds)
         if ended:
             try:
-                run_to_idle(self._background)
+                run_steps_until_idle(self._background)
             except SessionlakeError:
                 raise
             except Exception as error:

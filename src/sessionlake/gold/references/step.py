@@ -29,6 +29,7 @@ class EnrichStep:
     """Joins the changes of each gold batch with reference rows, and adds the result to enriched tables.
 
     Args:
+        tables: the enriched tables.
         applied: gold's copies of the reference tables.
         listeners: functions that are called with the first and the last silver batch whose changes were added.
     """
@@ -64,11 +65,11 @@ class EnrichStep:
         # A correction that came between the join and the commit would not update the rows of this commit.
         with self._applied.lock:
             found = self._add_joined_rows(
-                spark, batches, read.changes, txn.fenced_by(self._lake.storage.lease_token(GOLD))
+                spark, batches, read.changes, txn.add_fencing_token(self._lake.storage.get_fencing_token(GOLD))
             )
         for listener in self._listeners:
             listener(batches.start, batches.stop - 1)
-        self._added_batches = _join_ranges(self._added_batches, batches)
+        self._added_batches = _unite_ranges(self._added_batches, batches)
         return found
 
     def _add_joined_rows(self, spark: SparkSession, batches: range, changed: int, txn: Txn) -> list[TableOutput]:
@@ -93,7 +94,7 @@ class EnrichStep:
             if changes is not None:
                 rows = table.join_rows(changes, versions)
             else:
-                rows = join_on_cluster(spark, self._lake, self._read_changes_frame(spark, batches), table)
+                rows = join_on_cluster(spark, self._lake, self._read_changes_on_cluster(spark, batches), table)
             may_exist = reader.has_rows(table.table_name, *conditions)
             commit = self._add_rows(spark, table, rows, txn, may_exist=may_exist)
             count = rows.num_rows if isinstance(rows, pa.Table) else commit.rows
@@ -112,7 +113,7 @@ class EnrichStep:
         except TooLargeError:
             return None
 
-    def _read_changes_frame(self, spark: SparkSession, batches: range) -> DataFrame:
+    def _read_changes_on_cluster(self, spark: SparkSession, batches: range) -> DataFrame:
         from pyspark.sql import functions as F
 
         return self._lake.read(spark, CHANGES).where(F.col("_batch").between(batches.start, batches.stop - 1))
@@ -120,9 +121,12 @@ class EnrichStep:
     def _add_rows(
         self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool
     ) -> TableCommit:
-        """Adds rows to an enriched table. Rows that already exist stay as they are, because they may be corrected.
+        """Adds rows to an enriched table. Rows that the table already has are not changed, since they may be corrected.
 
         Args:
+            table: The enriched table.
+            rows: The rows to add.
+            txn: The transaction of the commit.
             may_exist: True if the table may have some of the rows already.
 
         Returns:
@@ -135,14 +139,19 @@ class EnrichStep:
 
 
 def _find_batches_to_add(batches: range, added: range) -> range:
-    """Returns `batches` without the first and last ones that are in `added`. Both are ranges of silver batches."""
+    """Returns a range of silver batches without those at its start and end that were added before.
+
+    Args:
+        batches: The batches to add.
+        added: The batches that were added before.
+    """
     start = added.stop if batches.start in added else batches.start
     stop = added.start if batches.stop - 1 in added else batches.stop
     return range(start, stop) if start < stop else range(0)
 
 
-def _join_ranges(added: range, batches: range) -> range:
-    """Returns both ranges as one if they touch or overlap, else `batches`."""
+def _unite_ranges(added: range, batches: range) -> range:
+    """Returns the union of two ranges if they touch or overlap, else the range `batches`."""
     if not added or batches.stop < added.start or added.stop < batches.start:
         return batches
     return range(min(added.start, batches.start), max(added.stop, batches.stop))

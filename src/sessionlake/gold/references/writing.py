@@ -14,12 +14,12 @@ from pyarrow import csv, parquet
 
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import time_to_micros
+from sessionlake.delta.storage.far_times import convert_time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 from sessionlake.gold.enrich.upsert import Key, plan_upsert
-from sessionlake.gold.references.applied import create_next_txn, read_reference
+from sessionlake.gold.references.applied import create_reference_txn, read_reference
 from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class WriteResult:
     refused: Mapping[Key, str]
 
 
-def write_reference(
+def write_reference_rows(
     spark: SparkSession,
     lake: Lake,
     reference: ReferenceTable,
@@ -52,22 +52,23 @@ def write_reference(
     *,
     skip_refused: bool = False,
 ) -> WriteResult:
-    """Writes rows to a reference table in one commit. Existing rows that they overlap in time are shortened.
+    """Writes rows to a reference table in one commit. Existing rows that overlap them in time are shortened.
 
     Args:
-        rows: rows with the table's columns. A null `valid_from` means `now`, or for a key's first row all earlier time.
-            A null `valid_to` means until the key's next row starts.
+        reference: the reference table.
+        rows: rows with the table's columns. A null `valid_from` means `now`, or for a key's first row the earliest
+            possible time. A null `valid_to` means the start of the key's next row.
         now: the current time.
         skip_refused: True to skip keys whose rows cannot be written, instead of raising an exception.
 
     Raises:
         ClaimedError: another process writes the table.
         LakeError: the table is missing, has other columns or types, or is too large.
-        UsageError: the rows of a key cannot be written; nothing is written then.
+        UsageError: the rows of a key cannot be written. Nothing is written then.
     """
     with lake.storage.hold_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
         current = read_reference(lake, lake.reader(spark), reference)
-        plan = plan_upsert(reference, current, rows, time_to_micros(now))
+        plan = plan_upsert(reference, current, rows, convert_time_to_micros(now))
         if plan.refused and not skip_refused:
             key, why = next(iter(plan.refused.items()))
             raise UsageError(
@@ -88,31 +89,33 @@ def write_reference(
                 reference.table_name,
                 pa.concat_tables(parts),
                 upsert,
-                create_next_txn(spark, lake, reference.table_name),
+                create_reference_txn(spark, lake, reference.table_name),
             )
         return WriteResult(*counts, plan.refused)
 
 
-def read_rows_file(reference: ReferenceTable, file: Path) -> pa.Table:
-    """Returns the rows of a CSV or Parquet file, with the table's columns.
+def read_reference_rows_file(reference: ReferenceTable, file: Path) -> pa.Table:
+    """Returns the rows of a CSV or Parquet file, with the columns of a reference table.
 
     Raises:
-        UsageError: the file cannot be read, or has other columns.
+        UsageError: the file cannot be read, or has other columns than the reference table.
     """
     try:
-        rows = _read_file(reference, file)
+        rows = _read_csv_or_parquet(reference, file)
     except (OSError, pa.ArrowException) as error:
         raise UsageError(
             f"{file} cannot be read: {error}", fix="Check that the file exists and has the format that its name says"
         ) from None
-    return _with_table_columns(reference, rows, str(file))
+    return _convert_to_table_columns(reference, rows, str(file))
 
 
-def _with_table_columns(reference: ReferenceTable, rows: pa.Table, where: str) -> pa.Table:
-    """Returns rows with the table's columns, in order. Missing columns `valid_from` and `valid_to` are added as nulls.
+def _convert_to_table_columns(reference: ReferenceTable, rows: pa.Table, where: str) -> pa.Table:
+    """Returns rows with the columns of a reference table, in order. Missing `valid_from` and `valid_to` become null.
 
     Args:
-        where: says where the rows come from, in error texts.
+        reference: the reference table.
+        rows: the rows to convert.
+        where: says where the rows come from, for error texts.
 
     Raises:
         UsageError: columns are missing, unknown, repeated, or of other types.
@@ -139,7 +142,7 @@ def _with_table_columns(reference: ReferenceTable, rows: pa.Table, where: str) -
     return pa.table(columns, schema=schema)
 
 
-def _read_file(reference: ReferenceTable, file: Path) -> pa.Table:
+def _read_csv_or_parquet(reference: ReferenceTable, file: Path) -> pa.Table:
     if file.suffix == ".parquet":
         return parquet.read_table(file)
     if file.suffix != ".csv":
@@ -152,8 +155,8 @@ def _read_file(reference: ReferenceTable, file: Path) -> pa.Table:
     return csv.read_csv(file, convert_options=options)
 
 
-def find_reference(references: Sequence[ReferenceTable], name: str) -> ReferenceTable:
-    """Returns the declared reference table with a name. The name may begin with `reference.`.
+def find_declared_reference(references: Sequence[ReferenceTable], name: str) -> ReferenceTable:
+    """Returns the declared reference table with this name. The name may begin with `reference.`.
 
     Raises:
         UsageError: no reference table has this name.

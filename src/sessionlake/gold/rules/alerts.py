@@ -22,11 +22,11 @@ StreamTimes = Mapping[str, int]
 
 
 def read_key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
-    """Returns the key of a row of a table.
+    """Returns the key that a row has for a rule.
 
     Args:
-        key_columns: the columns of the rule's key. All other columns of `KEY` are None in the result.
-        row: values by column name.
+        key_columns: the columns of the rule's key. All other parts of the result are None.
+        row: the row's values by column name.
     """
     topic, session, partition, row_id, value = (row[name] if name in key_columns else None for name in KEY)
     return topic, session, partition, row_id, value
@@ -37,7 +37,8 @@ class Alert(NamedTuple):
 
     Attributes:
         rule: name of the rule.
-        at_ms: event time in ms at which it becomes true or false.
+        key: the key for which the rule changes.
+        at_ms: event time in ms at which the rule becomes true or false.
         event: `raised` if the rule becomes true, `cleared` if it becomes false.
     """
 
@@ -51,7 +52,7 @@ class AlertEvidence(NamedTuple):
     """The data that led to an alert.
 
     Attributes:
-        start_ms: event time in ms from which the alert's data was read; None if the rule has no time limit.
+        start_ms: start in ms of the event time that the rule looks at for this alert; None if it has no limit.
         values: the rule's aggregates at the time of the alert, by their text in the rule; empty for patterns.
     """
 
@@ -72,6 +73,7 @@ class LogChange:
     """An alert to add to the log of alerts, or to retract there.
 
     Attributes:
+        alert: the alert.
         retracted: True if the log has the alert but the tables no longer support it; False if the log lacks it.
         evidence: the data that led to the alert; None if the alert is retracted.
     """
@@ -82,10 +84,10 @@ class LogChange:
 
 
 def compute_log_changes(truth: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]) -> list[LogChange]:
-    """Returns the changes after which the log has exactly the alerts in `truth`, ordered by event time.
+    """Returns the changes of the log that give it exactly the alerts in `truth`, ordered by event time.
 
     Args:
-        truth: the alerts that follow from gold's tables, for some rules, keys and times.
+        truth: the alerts that follow from gold's tables, each with its evidence, for some rules, keys and times.
         logged: the alerts that the log has now, for the same rules, keys and times.
     """
     known = {*logged}
@@ -94,12 +96,12 @@ def compute_log_changes(truth: Mapping[Alert, AlertEvidence], logged: Iterable[A
     return sorted(out, key=lambda one: (one.alert.at_ms, one.alert.rule, one.alert.event, repr(one.alert.key)))
 
 
-def read_logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
+def find_logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
     """Returns the alerts that are currently in the log: those that are added more often than retracted.
 
     Args:
         rows: rows of the log in any order: an alert, and True if the row retracts it.
-        is_wanted: returns True for the alerts to return.
+        is_wanted: function that returns True for the alerts to return.
     """
     counts: dict[Alert, int] = {}
     for alert, retracted in rows:
@@ -108,12 +110,14 @@ def read_logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[
     return {alert for alert, count in counts.items() if count > 0}
 
 
-def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
-    """Returns the stream time for one key of a rule in ms, or None if nothing was read from its topics.
+def find_stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
+    """Returns the stream time in ms up to which a rule can be evaluated for a key; None if there is none yet.
 
     Args:
-        topic: the key's topic. None if the rule's keys have no topic: the result is then the highest stream time of
-            all topics that the rule reads.
+        rule: the rule.
+        topic: the key's topic, whose stream time is returned. None if the rule's keys have no topic. Then the highest
+            stream time of all topics that the rule reads is returned.
+        times: stream time of each topic, in ms.
     """
     if topic is not None:
         return times.get(topic)
@@ -121,13 +125,15 @@ def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None
 
 
 def is_decidable(rule: Rule, alert: Alert, first_complete_times: StreamTimes) -> bool:
-    """Returns True if gold still has all data that decides whether a window rule has this alert.
+    """Returns True if gold still has all buckets that decide whether a rule with time windows has an alert.
 
-    The data are buckets: aggregates of one series over a minute, hour or day. Buckets are needed for the windows that
-    end at the alert's time and one minute before it.
+    A bucket has the aggregates of one series over a minute, hour or day. The decision needs the buckets in the windows
+    that end at the alert's time and one minute before it.
 
     Args:
-        first_complete_times: for topics with expired buckets, the event time in ms from which buckets exist.
+        rule: the rule.
+        alert: the alert.
+        first_complete_times: for topics with expired buckets, the event time in ms from which all buckets exist.
     """
-    begin = stream_time(rule, alert.key[0], first_complete_times)
+    begin = find_stream_time(rule, alert.key[0], first_complete_times)
     return begin is None or alert.at_ms > begin + rule.longest_minutes * MINUTE_MS

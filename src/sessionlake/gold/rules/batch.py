@@ -27,14 +27,14 @@ from sessionlake.gold.rules.alerts import (
     LogRowCause,
     StreamTimes,
     compute_log_changes,
+    find_logged_alerts,
+    find_stream_time,
     is_decidable,
     read_key_of_row,
-    read_logged_alerts,
-    stream_time,
 )
 from sessionlake.gold.rules.buckets import list_columns_of_functions
 from sessionlake.gold.rules.rule import VALUE, Rule
-from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
 _DAY = 24 * 60
@@ -56,7 +56,7 @@ class RuleBatch:
             minutes since 1970, and `ts`, the earliest event time in ms that the batch added to the bucket.
         matches: the batch's changes that are events of patterns, with the columns of `patterns.MATCH`.
         bucket_starts: for topics with expired buckets, the event time in ms from which buckets exist. Alerts that
-            depend on expired buckets stay as they are logged.
+            depend on expired buckets are not changed in the log.
     """
 
     times_before: StreamTimes
@@ -70,6 +70,7 @@ class LogRow(NamedTuple):
     """A row to write to the log of alerts, and its cause.
 
     Attributes:
+        change: the alert that the row adds or retracts.
         late: True if stream time had already passed the alert's time before this batch.
         late_ts: earliest event time in ms of the late events that caused the row; None if no late event did.
     """
@@ -83,12 +84,9 @@ class LogRow(NamedTuple):
 
 @dataclass(frozen=True)
 class _TimeSpan:
-    """Rules whose keys have the same stream time before the batch, and the same after it.
+    """Stream time before and after a batch, in minutes since 1970, for rules and the topics of their keys.
 
-    Attributes:
-        topics: the topics of the keys; None if the rules' keys have no topic.
-        minute_before: stream time before the batch, in minutes since 1970; None if nothing was read before.
-        minute_after: stream time after the batch, in minutes since 1970.
+    `topics` is None if the rules' keys have no topic, `minute_before` if nothing was read before.
     """
 
     rules: tuple[Rule, ...]
@@ -99,10 +97,7 @@ class _TimeSpan:
 
 @dataclass(frozen=True)
 class _RuleTask:
-    """Rules to evaluate at the minutes `first` to `last`, both included.
-
-    `keys` has one row per key to evaluate. If `topics` or `keys` is None, they are not limited.
-    """
+    """Rules to evaluate at minutes `first` to `last` since 1970, for `keys` in `topics`; None means all."""
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None
@@ -111,29 +106,31 @@ class _RuleTask:
     last: int
 
 
-def log_changes(
-    known_rules: Sequence[Rule], new_rules: Sequence[Rule], batch: RuleBatch, stored: StoredData
+def compute_log_rows(
+    known_rules: Sequence[Rule], new_rules: Sequence[Rule], batch: RuleBatch, stored: RuleInputs
 ) -> list[LogRow]:
-    """Returns the rows to write to the log of alerts. Gold's tables must already include the batch.
+    """Returns the rows that a batch adds to the log of alerts. Gold's tables must already include the batch.
 
     Args:
         known_rules: rules that earlier batches have evaluated.
         new_rules: rules that no batch has evaluated yet. They are evaluated over all stored history.
+        batch: the data of the batch that can change alerts.
+        stored: reads gold's tables.
     """
     found: list[LogRow] = []
     for rules, is_new in ((known_rules, False), (new_rules, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
         if is_new:
-            found += _find_new_changes(flat, batch, stored)
+            found += _compute_log_rows_of_new_rules(flat, batch, stored)
         else:
-            for span in _time_spans(flat, batch):
-                found += _find_condition_changes(span, batch, stored)
+            for span in _find_time_spans(flat, batch):
+                found += _compute_log_rows_of_known_rules(span, batch, stored)
         of_patterns = [rule for rule in rules if isinstance(rule.tree, Pattern)]
-        found += _judge_patterns(of_patterns, batch, stored, is_new=is_new)
+        found += _list_pattern_rows(of_patterns, batch, stored, is_new=is_new)
     return found
 
 
-def _time_spans(rules: Sequence[Rule], batch: RuleBatch) -> Iterator[_TimeSpan]:
+def _find_time_spans(rules: Sequence[Rule], batch: RuleBatch) -> Iterator[_TimeSpan]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
     for topic, after in batch.times_after.items():
@@ -143,9 +140,9 @@ def _time_spans(rules: Sequence[Rule], batch: RuleBatch) -> Iterator[_TimeSpan]:
         yield _TimeSpan(tuple(single), frozenset(names), before, after)
     groups: dict[tuple[int | None, int], list[Rule]] = {}
     for rule in across:
-        after_ms = stream_time(rule, None, batch.times_after)
+        after_ms = find_stream_time(rule, None, batch.times_after)
         if after_ms is not None:
-            times = _to_minute(stream_time(rule, None, batch.times_before)), after_ms // MINUTE_MS
+            times = _to_minute(find_stream_time(rule, None, batch.times_before)), after_ms // MINUTE_MS
             groups.setdefault(times, []).append(rule)
     for (before, after), some in groups.items():
         yield _TimeSpan(tuple(some), None, before, after)
@@ -155,8 +152,8 @@ def _to_minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
-    for task in _create_tasks(span, batch.touched_buckets):
+def _compute_log_rows_of_known_rules(span: _TimeSpan, batch: RuleBatch, stored: RuleInputs) -> Iterator[LogRow]:
+    for task in _create_rule_tasks(span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
         by = task.rules[0].key_columns
         keys: set[Key] | None = None
@@ -168,23 +165,24 @@ def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredDat
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
             return asked and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
-        truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if belongs_to_task(alert)}
+        truth = {alert: evidence for alert, evidence in _evaluate_rule_task(task, stored) if belongs_to_task(alert)}
         rows = stored.read_log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
-        logged = read_logged_alerts(rows, belongs_to_task)
+        logged = find_logged_alerts(rows, belongs_to_task)
         for one in compute_log_changes(truth, logged):
             rule = names[one.alert.rule]
-            yield _log_row(one, rule, batch, partial(_find_late_bucket_time, one.alert, rule, batch.touched_buckets))
+            late_ts = partial(_find_time_of_late_bucket, one.alert, rule, batch.touched_buckets)
+            yield _create_log_row(one, rule, batch, late_ts)
 
 
-def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _compute_log_rows_of_new_rules(rules: Sequence[Rule], batch: RuleBatch, stored: RuleInputs) -> Iterator[LogRow]:
     """Yields log rows for new rules.
 
-    They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
+    All alerts in the log under the names of these rules are compared, since older versions may have had other keys.
     """
     truth: dict[Alert, AlertEvidence] = {}
-    for span in _time_spans(rules, batch):
-        for task in _create_tasks(replace(span, minute_before=None), batch.touched_buckets):
-            found = _evaluate_task(task, stored)
+    for span in _find_time_spans(rules, batch):
+        for task in _create_rule_tasks(replace(span, minute_before=None), batch.touched_buckets):
+            found = _evaluate_rule_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
@@ -192,18 +190,20 @@ def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredDat
         return alert.rule in names and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
     truth = {alert: evidence for alert, evidence in truth.items() if belongs_to_new_rule(alert)}
-    logged = read_logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), belongs_to_new_rule) if names else ()
+    logged = find_logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), belongs_to_new_rule) if names else ()
     for one in compute_log_changes(truth, logged):
-        yield _log_row(one, names[one.alert.rule], batch, None)
+        yield _create_log_row(one, names[one.alert.rule], batch, None)
 
 
-def _log_row(change: LogChange, rule: Rule, batch: RuleBatch, late_ts: Callable[[], int | None] | None) -> LogRow:
-    """Returns the log row for a change of the log, with its cause.
+def _create_log_row(
+    change: LogChange, rule: Rule, batch: RuleBatch, late_ts: Callable[[], int | None] | None
+) -> LogRow:
+    """Returns the log row for an alert to add or retract, with its cause.
 
     Args:
-        late_ts: a function that returns the late event's time in ms; None if the rule is new.
+        late_ts: function that returns the event time in ms of the causing late event; None if the rule is new.
     """
-    passed = stream_time(rule, change.alert.key[0], batch.times_before)
+    passed = find_stream_time(rule, change.alert.key[0], batch.times_before)
     # A retracted alert of an older version is late, whatever topics the new version reads.
     late = (late_ts is None and change.retracted) or (passed is not None and change.alert.at_ms <= passed)
     if not late:
@@ -213,7 +213,7 @@ def _log_row(change: LogChange, rule: Rule, batch: RuleBatch, late_ts: Callable[
     return LogRow(change, rule, late, LogRowCause.LATE_DATA, late_ts())
 
 
-def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
+def _create_rule_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
     if span.minute_before is None:
         since = min(-_NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
         yield _RuleTask(span.rules, span.topics, None, since, span.minute_after)
@@ -237,17 +237,17 @@ def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
             yield _RuleTask(rules, span.topics, some.select(list(by)), first, min(last, span.minute_before))
 
 
-def _evaluate_task(task: _RuleTask, stored: StoredData) -> Iterator[tuple[Alert, AlertEvidence]]:
+def _evaluate_rule_task(task: _RuleTask, stored: RuleInputs) -> Iterator[tuple[Alert, AlertEvidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.distinct_windows]
     columns = list_columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
-    for first, last in _split_range(task, lengths, stored):
+    for first, last in _split_minutes_of_task(task, lengths, stored):
         ends = conditions.list_needed_buckets(lengths, first, last)
         buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
         yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
-def _split_range(task: _RuleTask, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
-    """Yields a task's minutes as ranges `(first, last)` that fit into memory. Minutes without data are left out."""
+def _split_minutes_of_task(task: _RuleTask, lengths: Sequence[int], stored: RuleInputs) -> Iterator[tuple[int, int]]:
+    """Splits a task's minutes into ranges `(first, last)` whose buckets fit into memory. Skips minutes without data."""
     if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
         return
@@ -274,14 +274,14 @@ def _count_buckets_per_series(lengths: Sequence[int], first: int, last: int) -> 
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
-def _find_late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
+def _find_time_of_late_bucket(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
     return _find_first_event_time(near, alert)
 
 
 def _find_first_event_time(rows: pa.Table, alert: Alert) -> int | None:
-    """Returns the earliest event time in ms of the rows with the alert's key; None if there are no such rows."""
+    """Returns the earliest event time (`ts`, ms) of the rows with an alert's key; None if no row has the key."""
     for name, value in zip(KEY, alert.key, strict=True):
         if value is not None:
             rows = rows.filter(pc.equal(rows[name], value))
@@ -289,35 +289,33 @@ def _find_first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     return found
 
 
-def _judge_patterns(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
-    """Yields log rows for patterns. If only keys with an event in the batch can change, no other keys are read."""
+def _list_pattern_rows(
+    rules: Sequence[Rule], batch: RuleBatch, stored: RuleInputs, *, is_new: bool
+) -> Iterator[LogRow]:
+    """Yields log rows for rules with a pattern. Only stored matches of keys that the batch can change are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _AlertScope]] = {}
     for rule in rules:
         scope = _find_affected_alerts(rule, batch, is_new=is_new)
         if scope is not None:
-            groups.setdefault(None if is_new or _can_time_out(rule) else patterns.match_columns_of_key(rule), {})[
+            groups.setdefault(None if is_new or _can_time_out(rule) else patterns.list_match_columns_of_key(rule), {})[
                 rule
             ] = scope
     for by, scopes in groups.items():
-        yield from _group_changes(by, scopes, batch, stored, is_new=is_new)
+        yield from _list_pattern_group_rows(by, scopes, batch, stored, is_new=is_new)
 
 
-def _group_changes(
+def _list_pattern_group_rows(
     by: tuple[str, ...] | None,
     scopes: Mapping[Rule, _AlertScope],
     batch: RuleBatch,
-    stored: StoredData,
+    stored: RuleInputs,
     *,
     is_new: bool,
 ) -> Iterator[LogRow]:
-    """Yields log rows for patterns that have the same key columns.
-
-    Args:
-        by: the key columns, as named in `patterns.MATCH`; None if keys without an event in the batch can change too.
-    """
+    """Yields log rows for patterns with the same key columns `by`; None if keys without new events can change, too."""
     since = min(scope.first_ms for scope in scopes.values())
     ids = sorted({event.event_id for rule in scopes for event in patterns.list_pattern_events(rule)})
-    back = max((_get_pattern_ms(rule) for rule in scopes), default=0)
+    back = max((_get_time_limit_ms(rule) for rule in scopes), default=0)
     begin = None if since - back <= -_NEVER // 2 else since - back
     if by is None:
         matches = stored.read_matches(ids, begin)
@@ -329,18 +327,18 @@ def _group_changes(
         rows.setdefault(alert.rule, []).append((alert, retracted))
     for rule, scope in scopes.items():
         single = "topic" in rule.by
-        until = dict(batch.times_after) if single else stream_time(rule, None, batch.times_after) or 0
+        until = dict(batch.times_after) if single else find_stream_time(rule, None, batch.times_after) or 0
         truth = patterns.evaluate_pattern(rule, matches, scope.first_ms, until)
         truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
-        logged = read_logged_alerts(rows.get(rule.name, []), scope.is_wanted)
+        logged = find_logged_alerts(rows.get(rule.name, []), scope.is_wanted)
         for one in compute_log_changes(truth, logged):
-            late_ts = None if is_new else partial(_find_late_event_time, one.alert, rule, batch.matches)
-            yield _log_row(one, rule, batch, late_ts)
+            late_ts = None if is_new else partial(_find_time_of_late_event, one.alert, rule, batch.matches)
+            yield _create_log_row(one, rule, batch, late_ts)
 
 
 @dataclass(frozen=True)
 class _AlertScope:
-    """The alerts of a pattern that a batch can change. `is_wanted` selects them; their times start at `first_ms`."""
+    """The alerts of a pattern that a batch can change. `is_wanted` selects them. `first_ms` is their earliest time."""
 
     first_ms: int
     is_wanted: Callable[[Alert], bool]
@@ -349,7 +347,7 @@ class _AlertScope:
 def _find_affected_alerts(rule: Rule, batch: RuleBatch, *, is_new: bool) -> _AlertScope | None:
     if is_new:
         return _AlertScope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
-    by = patterns.match_columns_of_key(rule)
+    by = patterns.list_match_columns_of_key(rule)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _select_matches(rule, batch.matches).to_pylist():
         key = read_key_of_row(by, row)
@@ -359,39 +357,40 @@ def _find_affected_alerts(rule: Rule, batch: RuleBatch, *, is_new: bool) -> _Ale
     lows = [low for low, _ in spans.values()] + (_list_changed_stream_times(rule, batch) if waits else [])
     if not lows:
         return None
-    within = _get_pattern_ms(rule)
+    within = _get_time_limit_ms(rule)
 
     def is_wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
         if low <= alert.at_ms and alert.at_ms - high <= within:
             return True
-        time = stream_time(rule, alert.key[0], batch.times_before)
+        time = find_stream_time(rule, alert.key[0], batch.times_before)
         return waits and (time is None or alert.at_ms >= time)
 
     return _AlertScope(min(lows), is_wanted)
 
 
 def _can_time_out(rule: Rule) -> bool:
-    """Returns True if stream time alone, without a further event, can raise an alert of the pattern."""
+    """Returns True for a pattern `not followed by`, whose alerts are raised when stream time passes a time limit."""
     return isinstance(rule.tree, Pattern) and rule.tree.kind is PatternKind.NOT_FOLLOWED
 
 
 def _list_changed_stream_times(rule: Rule, batch: RuleBatch) -> list[int]:
-    """Returns the stream times before the batch (ms) of the rule's topics whose stream time the batch changed."""
+    """Returns the former stream times (ms) of those topics of a rule whose stream time the batch has changed."""
     topics = [topic for topic in batch.times_before if rule.reads_topic(topic)] if "topic" in rule.by else [None]
-    times = ((stream_time(rule, one, batch.times_before), stream_time(rule, one, batch.times_after)) for one in topics)
+    sides = (batch.times_before, batch.times_after)
+    times = ([find_stream_time(rule, one, side) for side in sides] for one in topics)
     return [before for before, after in times if before is not None and before != after]
 
 
-def _get_pattern_ms(rule: Rule) -> int:
+def _get_time_limit_ms(rule: Rule) -> int:
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
 
 
-def _find_late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
+def _find_time_of_late_event(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
     near = _select_matches(rule, matches)
     back = alert.at_ms - near["ts"].to_numpy()
-    return _find_first_event_time(near.filter(pa.array((back >= 0) & (back <= _get_pattern_ms(rule)))), alert)
+    return _find_first_event_time(near.filter(pa.array((back >= 0) & (back <= _get_time_limit_ms(rule)))), alert)
 
 
 def _select_matches(rule: Rule, matches: pa.Table) -> pa.Table:

@@ -54,15 +54,15 @@ _EMPTY_VALUES: Mapping[str, Any] = {
 
 
 def list_columns_of_functions(functions: Iterable[Function]) -> tuple[str, ...]:
-    """Returns the names of the buckets' columns from which these functions are computed."""
+    """Returns the names of the columns of buckets from which some functions of rules are computed."""
     names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
     return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).list_state_columns(name))
 
 
 def list_usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
-    """Returns the bucket lengths from which windows are computed, in minutes, ascending.
+    """Returns the lengths in minutes, ascending, of the buckets from which windows are computed.
 
-    One-minute buckets are always used. Hours and days are used only if all these windows contain the same hour or day.
+    Buckets of one minute are always used. Hours and days are used only if all windows contain the same hour or day.
 
     Args:
         minutes: length of the windows, in minutes.
@@ -70,7 +70,9 @@ def list_usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
         last: the last minute at which a window ends.
     """
     shared = (
-        length for length in (HOUR, DAY) if _find_end_from(last - minutes, length) < _find_end_until(first, length)
+        length
+        for length in (HOUR, DAY)
+        if _find_first_bucket_end(last - minutes, length) < _find_last_bucket_end(first, length)
     )
     return (MINUTE, *shared)
 
@@ -78,7 +80,7 @@ def list_usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
 def list_covering_buckets(
     lengths: Sequence[int], begins: tuple[int, int], ends: tuple[int, int]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yields the buckets that windows consist of: a bucket length in minutes, and a range `(low, high)`.
+    """Yields the buckets that windows consist of, as pairs of a bucket length in minutes and a range `(low, high)`.
 
     The range stands for buckets that end after minute `low`, up to and including minute `high`. The longest buckets are
     used in the middle of the windows, shorter ones near their start and end.
@@ -89,33 +91,31 @@ def list_covering_buckets(
         ends: the first and the last minute at which one of the windows ends.
     """
     for length, longer in pairwise(lengths):
-        yield length, (_find_end_from(begins[0], length), _find_end_from(begins[1], longer))
-        yield length, (_find_end_until(ends[0], longer), _find_end_until(ends[1], length))
-    yield lengths[-1], (_find_end_from(begins[0], lengths[-1]), _find_end_until(ends[1], lengths[-1]))
+        yield length, (_find_first_bucket_end(begins[0], length), _find_first_bucket_end(begins[1], longer))
+        yield length, (_find_last_bucket_end(ends[0], longer), _find_last_bucket_end(ends[1], length))
+    yield lengths[-1], (_find_first_bucket_end(begins[0], lengths[-1]), _find_last_bucket_end(ends[1], lengths[-1]))
 
 
-def _find_end_from(minute: int, length: int) -> int:
+def _find_first_bucket_end(minute: int, length: int) -> int:
     """Returns the first minute, from `minute` on, at which a bucket of this length ends."""
     return -(-minute // length) * length
 
 
-def _find_end_until(minute: int, length: int) -> int:
+def _find_last_bucket_end(minute: int, length: int) -> int:
     """Returns the last minute, up to `minute`, at which a bucket of this length ends."""
     return minute // length * length
 
 
 @dataclass(frozen=True)
 class MetricBuckets:
-    """Buckets of some series, as columns.
-
-    `series_row`, `end`, `length` and all arrays in `columns` have one item per bucket.
+    """Buckets, as columns. A bucket has the aggregates of one series over a minute, hour or day.
 
     Attributes:
         series: one row per series: topic, session_id, partition, metric, row_id.
         series_row: for each bucket, the index of its series in `series`.
         end: for each bucket, the minute since 1970 at which it ends.
         length: for each bucket, its length in minutes.
-        columns: aggregates by name, as in `gold.metrics_1m`.
+        columns: for each aggregate of `gold.metrics_1m`, by name, an array with one value per bucket.
     """
 
     series: pa.Table
@@ -128,7 +128,7 @@ class MetricBuckets:
         """Returns the buckets of some series.
 
         Args:
-            rows: for each row of `series`, True if its buckets are returned.
+            rows: for each row of `series`, True to keep the buckets of this series.
         """
         is_chosen = rows[self.series_row]
         number = np.cumsum(rows) - 1
@@ -142,13 +142,12 @@ class MetricBuckets:
 def build_buckets_from_rows(
     parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None
 ) -> MetricBuckets:
-    """Returns rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as buckets.
+    """Converts rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` to buckets.
 
     Args:
-        parts: pairs of a bucket length in minutes and rows of the table with that length.
+        parts: pairs of a bucket length in minutes and rows of the table with this length.
         columns: names of the aggregates to keep.
-        keys: one row per key, with columns of `MetricBuckets.series`. Buckets of other keys are left out; None keeps
-            all.
+        keys: the keys to keep, one row per key, with some columns of `MetricBuckets.series`; None to keep all.
     """
     numbers: dict[str, int] = {}
     row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
@@ -168,9 +167,9 @@ def build_buckets_from_rows(
     series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
     place = _SERIES.index(PARTITION)
     series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
-    joined = {name: _concatenate_arrays(parts_of.pop(name)) for name in columns}
+    joined = {name: _concatenate_or_empty(parts_of.pop(name)) for name in columns}
     buckets = MetricBuckets(
-        series, _concatenate_arrays(row), _concatenate_arrays(end), _concatenate_arrays(length), joined
+        series, _concatenate_or_empty(row), _concatenate_or_empty(end), _concatenate_or_empty(length), joined
     )
     if keys is None:
         return buckets
@@ -180,21 +179,21 @@ def build_buckets_from_rows(
 
 
 def _convert_to_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Returns the column's values as texts. Each distinct number is formatted only once."""
+    """Returns a column's values as texts. Each distinct integer is formatted only once."""
     if not pa.types.is_integer(column.type):
         return column
     code, distinct = encode_as_codes(column)
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
-def _concatenate_arrays(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Returns one array of all parts; an empty one of int64 if there are none."""
+def _concatenate_or_empty(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Concatenates arrays; without any, returns an empty array of int64."""
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class RuleKeys:
-    """The keys of a rule that series belong to.
+    """For each of some series, the rule's key to which the series belongs.
 
     Attributes:
         code: for each series, the index of its key in `table`.
@@ -206,10 +205,10 @@ class RuleKeys:
 
     @staticmethod
     def from_series(series: pa.Table, by: tuple[str, ...]) -> RuleKeys:
-        """Returns the keys of series.
+        """Computes the keys of series.
 
         Args:
-            series: one row per series.
+            series: one row per series, as in `MetricBuckets.series`.
             by: the rule's key columns.
         """
         groups = RowGroups.group_rows(series, by)
@@ -217,11 +216,11 @@ class RuleKeys:
 
 
 def select_series(series: pa.Table, selection: Selection, metric: str) -> Bools:
-    """Returns True for each series that a window reads.
+    """Returns True for each series whose numbers a window of a rule contains.
 
     Args:
-        series: one row per series.
-        selection: the topics and rows that the window reads.
+        series: one row per series, as in `MetricBuckets.series`.
+        selection: the topics and row ids that the window reads.
         metric: the declared column that the window reads.
     """
     topic = map_distinct(series["topic"], selection.includes_topic)
@@ -230,10 +229,7 @@ def select_series(series: pa.Table, selection: Selection, metric: str) -> Bools:
 
 
 def map_distinct(column: pa.ChunkedArray, predicate: Callable[[str], bool]) -> Bools:
-    """Returns the result of `predicate` for each text in a column without nulls.
-
-    `predicate` is called once per distinct text.
-    """
+    """Returns the result of `predicate` for each text in a column without nulls. Calls it once per distinct text."""
     code, distinct = encode_as_codes(column)
     return np.array([predicate(value) for value in distinct.to_pylist()], np.bool_)[code]
 
@@ -246,14 +242,14 @@ _Tiers: TypeAlias = "dict[int, _Tier]"
 
 @dataclass(frozen=True)
 class MovingWindows:
-    """Computes the aggregates in windows of one length, for each key.
+    """Computes the aggregates in sliding windows of one length, for each key of a rule.
 
     Attributes:
         buckets: the buckets that the windows can contain.
         keys: the key of each series in `buckets`.
         functions: the functions to compute.
-        minutes: length of the windows.
-        lengths: lengths in minutes of the buckets that the windows are computed from.
+        minutes: length of the windows in minutes.
+        lengths: lengths in minutes of the buckets from which the windows are computed.
     """
 
     buckets: MetricBuckets
@@ -277,7 +273,7 @@ class MovingWindows:
         return [column for name, one in self._aggregate_by_column.items() for column, _ in one.list_state_columns(name)]
 
     def aggregate_at(self, minutes: Int64s) -> Columns:
-        """Returns the aggregates in windows: for each column an array of shape `(minutes, keys)`.
+        """Returns the aggregates in the windows that end at some minutes: arrays of shape `(minutes, keys)`, by name.
 
         Args:
             minutes: the minutes since 1970 at which the windows end, in ascending order.
@@ -291,53 +287,57 @@ class MovingWindows:
         return {name: np.concatenate([part[name] for part in parts]) for name in self._column_names}
 
     def _group_buckets_by_length(self, first: int, last: int) -> _Tiers:
-        """Returns the buckets that windows ending at minutes `first` to `last` can contain, by bucket length."""
+        """Returns, by bucket length, the buckets in windows that end at minutes `first` to `last`, merged by key."""
         buckets, found = self.buckets, {}
         for length in self.lengths:
             inside = (buckets.end > first - self.minutes) & (buckets.end <= last)
             chosen = np.flatnonzero(inside & (buckets.length == length))
             key, end = self.keys.code[buckets.series_row[chosen]], buckets.end[chosen] - first
             values = {name: buckets.columns[name][chosen] for name in self._column_names}
-            number, columns = self._merge_by_number(end * max(self.key_count, 1) + key, values)
+            number, columns = self._merge_rows_by_number(end * max(self.key_count, 1) + key, values)
             ends, key = np.divmod(number, max(self.key_count, 1))
             found[length] = (ends + first, key, columns)
         return found
 
     def _compute_overlapping_windows(self, tiers: _Tiers, moments: list[int]) -> Columns:
-        """Returns the aggregates in windows that end at these minutes. At least one minute must be in all of them."""
+        """Returns the aggregates in windows that end at the minutes `moments`. They must have a minute in common."""
         heads = [self._compute_shared_part(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
-            heads.append(self._add_buckets(tiers, heads[-1], before, moment))
-        tail = self._merge_per_key(*_sum_between(tiers[1], 0, 0))
+            heads.append(self._add_minute_buckets(tiers, heads[-1], before, moment))
+        tail = self._fill_missing_keys(*_select_buckets_between(tiers[1], 0, 0))
         contents = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
-            tail = self._add_buckets(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
+            tail = self._add_minute_buckets(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
             contents.append(self._combine_columns(tail, heads[at]))
         return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._column_names}
 
-    def _add_buckets(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
-        """Returns `contents` merged with the one-minute buckets that end after `after` and up to `until`."""
-        key, columns = _sum_between(tiers[1], after, until)
+    def _add_minute_buckets(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
+        """Returns `contents` merged with the one-minute buckets that end after minute `after`, up to `until`."""
+        key, columns = _select_buckets_between(tiers[1], after, until)
         if not len(key):
             return contents
         return self._combine_columns(
             contents,
-            self._merge_per_key(*(self._merge_by_number(key, columns) if until - after > 1 else (key, columns))),
+            self._fill_missing_keys(
+                *(self._merge_rows_by_number(key, columns) if until - after > 1 else (key, columns))
+            ),
         )
 
     def _compute_shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
-        """Returns, for each key, the aggregates of all buckets that end after minute `after`, up to minute `until`."""
+        """Returns, for each key, the aggregates of all points after minute `after`, up to minute `until`."""
         ranges = list_covering_buckets(self.lengths, (after, after), (until, until))
-        parts = [_sum_between(tiers[length], low, high) for length, (low, high) in ranges]
+        parts = [_select_buckets_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
         columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._column_names}
-        return self._merge_per_key(*self._merge_by_number(key, columns))
+        return self._fill_missing_keys(*self._merge_rows_by_number(key, columns))
 
-    def _merge_per_key(self, key: Int64s, columns: Columns) -> Columns:
-        """Returns columns with one value for each key. Keys without buckets get values that change nothing when merged.
+    def _fill_missing_keys(self, key: Int64s, columns: Columns) -> Columns:
+        """Returns columns with one value for each key, given the values of some keys.
+
+        All other keys get a value that changes nothing when it is merged, such as 0 for a sum.
 
         Args:
-            key: indexes of the keys that have values.
+            key: indices of the keys that have values.
             columns: the values of these keys.
         """
         out = {}
@@ -347,8 +347,8 @@ class MovingWindows:
             out[name] = values
         return out
 
-    def _merge_by_number(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
-        """Merges the rows that have the same number. Returns the distinct numbers, ascending, and their aggregates."""
+    def _merge_rows_by_number(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
+        """Merges rows that have the same number. Returns the distinct numbers, ascending, and the merged rows."""
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=_MIN_INT64))
         groups = RowGroups(order, np.diff(starts, append=len(order)))
@@ -362,8 +362,8 @@ class MovingWindows:
         return out
 
 
-def _sum_between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
-    """Returns the buckets that end after minute `after` and up to minute `until`: their key indexes and aggregates."""
+def _select_buckets_between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
+    """Returns key indices and aggregates of the buckets that end after minute `after`, up to minute `until`."""
     ends, key, columns = tier
     low, high = np.searchsorted(ends, [after, until], side="right")
     return key[low:high], {name: column[low:high] for name, column in columns.items()}
@@ -373,7 +373,7 @@ def compute_window_values(window: Window, contents: Columns) -> tuple[Any, Bools
     """Returns the values of a window's function, and True where there is a value. Both have the shape of `contents`.
 
     Args:
-        contents: the aggregates in the window, as `MovingWindows.over` returns them.
+        contents: the aggregates in the window, as `MovingWindows.aggregate_at` returns them.
     """
     has_value = contents[_COUNT] > 0
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -387,8 +387,8 @@ def compute_window_values(window: Window, contents: Columns) -> tuple[Any, Bools
     return value, np.ones(has_value.shape, np.bool_) if window.function.is_zero_when_empty else has_value
 
 
-def has_points(contents: Columns) -> Bools:
-    """Returns True where a window contains at least one point, in the shape of `contents`."""
+def have_points(contents: Columns) -> Bools:
+    """Returns True where a window contains at least one point, in the shape of the arrays in `contents`."""
     found: Bools = contents[_COUNT] > 0
     return found
 

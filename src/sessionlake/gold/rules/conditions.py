@@ -16,7 +16,7 @@ from sessionlake.gold.rules.buckets import (
     MovingWindows,
     RuleKeys,
     compute_window_values,
-    has_points,
+    have_points,
     list_covering_buckets,
     list_usable_lengths,
     select_series,
@@ -45,25 +45,27 @@ _MAX_CELLS = 200_000
 def evaluate_conditions(
     rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int
 ) -> dict[Alert, AlertEvidence]:
-    """Returns the alerts that rules with windows have at the minutes `first` to `last`, both included.
+    """Returns the alerts of rules with time windows at the minutes `first` to `last`, each with its evidence.
 
-    A rule is true for a key if its condition is true and at least one of its windows has points. A key without points
-    for longer than the longest window is therefore not evaluated.
+    A rule is true for a key if its condition is true and at least one of its windows has points.
 
     Args:
+        rules: the rules.
         buckets: all buckets in the ranges that `list_needed_buckets` returns for the rules' windows.
         first: the first minute, counted since 1970.
-        last: the last minute, counted since 1970.
+        last: the last minute, counted since 1970, included.
     """
     found: dict[Alert, AlertEvidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
         same_key = [rule for rule in rules if rule.key_columns == by]
-        found.update(_evaluate_key_kind(same_key, buckets, RuleKeys.from_series(buckets.series, by), first, last))
+        found.update(
+            _evaluate_rules_of_same_key(same_key, buckets, RuleKeys.from_series(buckets.series, by), first, last)
+        )
     return found
 
 
 def list_needed_buckets(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
-    """Returns the buckets that `evaluate_conditions` reads for windows of these lengths.
+    """Returns the buckets that are needed to evaluate rules with windows of these lengths at some minutes.
 
     Args:
         minutes: the windows' lengths, in minutes.
@@ -93,7 +95,7 @@ def _merge_ranges(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _evaluate_key_kind(
+def _evaluate_rules_of_same_key(
     rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
 ) -> Iterator[tuple[Alert, AlertEvidence]]:
     count = keys.table.num_rows
@@ -128,9 +130,10 @@ def _evaluate_key_kind(
 
 
 def _find_change_minutes(rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int) -> Int64s:
-    """Returns the minutes at which conditions can change: a bucket enters or leaves a window, or a rule starts.
+    """Returns the minutes from `first` to `last` at which a rule can become true or false, ascending.
 
-    The minute before `first` is included, to compare the first minute with it.
+    At these minutes a bucket enters or leaves a window, or a rule's `since` is reached. The minute before `first` is
+    included, to compare the first minute with it.
     """
     ends = np.unique(buckets.end[buckets.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.distinct_windows)}
@@ -148,14 +151,14 @@ _Series = tuple[Selection, str, int]
 def _create_moving_windows(
     rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
 ) -> dict[_Series, MovingWindows]:
-    """Returns one `MovingWindows` for all windows that read the same data over the same length.
+    """Returns the objects that compute the windows of rules: one for all windows with the same data and length.
 
-    Each computes all functions that the rules need of this data.
+    The key of the result says which data: topics and rows, metric, and length in minutes.
     """
     functions: dict[_Series, set[Function]] = {}
     for rule in rules:
         for window in rule.distinct_windows:
-            functions.setdefault(_series_of(window), set()).add(window.function)
+            functions.setdefault(_get_window_data(window), set()).add(window.function)
     chosen = {(of, metric): select_series(buckets.series, of, metric) for of, metric, _ in functions}
     parts = {one: (buckets.select_buckets(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
@@ -166,18 +169,19 @@ def _create_moving_windows(
     }
 
 
-def _series_of(window: Window) -> _Series:
+def _get_window_data(window: Window) -> _Series:
     return window.of, window.metric, window.minutes
 
 
 @dataclass
 class _WindowValues:
-    """The aggregates in windows that end at some minutes. They are computed once and shared by all rules.
+    """Evaluates rules at some minutes. Aggregates in windows are computed once, and cached for all rules.
 
     Attributes:
-        minutes: the minutes at which the windows end, since 1970.
-        aggregates: aggregates that are already computed, by the data that a window reads.
-        evaluated: values that are already computed, by window, with True where there is a value.
+        moving: computes the aggregates in windows, by the data that the windows read.
+        minutes: the minutes since 1970 at which the windows end.
+        aggregates: the cached aggregates in windows, by the data that the windows read.
+        evaluated: the cached values of windows, by window, with True where there is a value.
     """
 
     moving: dict[_Series, MovingWindows]
@@ -191,18 +195,19 @@ class _WindowValues:
             raise TypeError(f"{rule.name} is a pattern, not a condition")
         found = self._is_met(rule.tree)
         found = found & reduce(
-            np.logical_or, (has_points(self._read_aggregates(_series_of(one))) for one in rule.distinct_windows)
+            np.logical_or, (have_points(self._read_aggregates(_get_window_data(one))) for one in rule.distinct_windows)
         )
         if rule.since_ms is not None:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
         return found
 
     def find_values_at(self, rule: Rule, moment: int, key: int) -> dict[str, float]:
-        """Returns the rule's aggregates for one minute and key, by their text in the rule.
+        """Returns the values of a rule's aggregates for one minute and key, by their text in the rule.
 
         Aggregates without a value are left out.
 
         Args:
+            rule: the rule.
             moment: index of the minute.
             key: index of the key.
         """
@@ -233,7 +238,7 @@ class _WindowValues:
 
     def _evaluate_window(self, window: Window) -> tuple[Any, Bools]:
         if window not in self.evaluated:
-            self.evaluated[window] = compute_window_values(window, self._read_aggregates(_series_of(window)))
+            self.evaluated[window] = compute_window_values(window, self._read_aggregates(_get_window_data(window)))
         return self.evaluated[window]
 
     def _read_aggregates(self, series: _Series) -> Columns:

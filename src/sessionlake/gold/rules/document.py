@@ -22,12 +22,13 @@ _NAME, _WHEN = "name", "when"
 
 @dataclass(frozen=True)
 class RuleProblem:
-    """Why a rule cannot be used, and where its text is wrong.
+    """A reason why a rule cannot be used, and the place in the text that is wrong.
 
     Attributes:
-        line: counted from 1.
-        column: counted from 1.
-        rule: name of the rule; None if the text does not say it.
+        line: line of the text, counted from 1.
+        column: column of the line, counted from 1.
+        reason: what is wrong, in words.
+        rule: name of the rule; None if the text does not name it.
     """
 
     line: int
@@ -48,9 +49,10 @@ class StoredRule:
 
 
 def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredRule], list[RuleProblem]]:
-    """Parses the text of a file of rules, `rules: [{name: …, when: …}, …]`.
+    """Parses the YAML text of a file of rules, `rules: [{name: …, when: …}, …]`.
 
     Args:
+        text: the text.
         declared: the columns that conditions may use.
 
     Returns:
@@ -59,10 +61,10 @@ def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredR
     root, problems = _parse_mapping(text)
     if root is None:
         return [], problems
-    listed = _parse_value_node(root, "rules")
+    listed = _find_value_node(root, "rules")
     if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
         return [], [_create_problem_at(root, "expected a single key, rules, with a list of rules")]
-    read = [_read_rule(node, None, declared, text) for node in listed.value]
+    read = [_parse_rule(node, None, declared, text) for node in listed.value]
     rules = [one for one in read if isinstance(one, StoredRule)]
     problems = [problem for one in read if not isinstance(one, StoredRule) for problem in one]
     for name in find_repeated_names(one.rule.name for one in rules):
@@ -71,16 +73,16 @@ def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredR
 
 
 def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | RuleProblem:
-    """Returns the rule that a row of `gold.rules` has, or its first problem. It never raises an exception.
+    """Parses the rule in a row of `gold.rules`. Returns the rule, or the first problem. Never raises an exception.
 
     Args:
-        name: the row's name.
-        text: the row's YAML text.
+        name: name of the rule in the row.
+        text: YAML text of the rule in the row.
         declared: the columns that conditions may use.
     """
     try:
         root, problems = _parse_mapping(text)
-        found = problems if root is None else _read_rule(root, name, declared, text)
+        found = problems if root is None else _parse_rule(root, name, declared, text)
     except Exception as error:  # noqa: BLE001 - one unreadable text must not stop the other rules
         return RuleProblem(1, 1, f"the rule cannot be read ({type(error).__name__}: {error})")
     return found.rule if isinstance(found, StoredRule) else found[0]
@@ -97,7 +99,7 @@ def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem
     return root, []
 
 
-def _read_rule(
+def _parse_rule(
     node: yaml.Node, name: str | None, declared: DeclaredColumns, text: str
 ) -> StoredRule | list[RuleProblem]:
     if not isinstance(node, yaml.MappingNode):
@@ -110,38 +112,41 @@ def _read_rule(
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:
-        return [_create_problem(node, (_NAME,), f"the row's name is {called}; leave this key out", label)]
-    settings = _read_settings(node, value if name is None else value | {_NAME: name}, declared, label)
+        return [_create_problem_of_setting(node, (_NAME,), f"the row's name is {called}; leave this key out", label)]
+    settings = _parse_rule_settings(node, value if name is None else value | {_NAME: name}, declared, label)
     if not isinstance(settings, RuleSettings):
         return settings
     try:
         rule = compile_rule(settings, declared)
     except ParseError as error:
-        when = _parse_value_node(node, _WHEN)
+        when = _find_value_node(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
-        return [RuleProblem(*_line_and_column(when, error.position, text), error.reason, label)]
+        return [RuleProblem(*_find_line_and_column(when, error.position, text), error.reason, label)]
     stored = {key: one for key, one in value.items() if key != _NAME}
     return StoredRule(rule, yaml.dump(stored, Dumper=_RuleDumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
-def _read_settings(
+def _parse_rule_settings(
     node: yaml.Node, value: dict[str, Any], declared: DeclaredColumns, label: str | None
 ) -> RuleSettings | list[RuleProblem]:
     try:
         settings = RuleSettings.model_validate(value)
     except ValidationError as error:
-        return [_create_problem(node, tuple(one["loc"]), describe_mistake(one), label) for one in error.errors()]
+        return [
+            _create_problem_of_setting(node, tuple(one["loc"]), describe_mistake(one), label) for one in error.errors()
+        ]
     paths: dict[tuple[str, ...], str | None] = {("feed",): settings.feed}
     paths |= {("sources", prefix, "feed"): one.feed for prefix, one in settings.sources.items()}
     unknown = [(path, feed) for path, feed in paths.items() if feed is not None and feed not in declared.feeds]
     problems = [
-        _create_problem(node, path, describe_unknown_feed(feed, declared.feeds), label) for path, feed in unknown
+        _create_problem_of_setting(node, path, describe_unknown_feed(feed, declared.feeds), label)
+        for path, feed in unknown
     ]
     return problems or settings
 
 
 class _RuleDumper(yaml.SafeDumper):
-    """Writes texts of several lines in YAML's literal style (`|`)."""
+    """Writes YAML, with texts of several lines in YAML's literal style (`|`)."""
 
 
 _RuleDumper.add_representer(
@@ -150,20 +155,29 @@ _RuleDumper.add_representer(
 )
 
 
-def _parse_value_node(node: yaml.Node, key: str) -> yaml.Node | None:
+def _find_value_node(node: yaml.Node, key: str) -> yaml.Node | None:
     if not isinstance(node, yaml.MappingNode):
         return None
     return next((value for found, value in node.value if found.value == key), None)
 
 
-def _create_problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> RuleProblem:
-    """Returns a problem with the position of the setting that the path names, or of the nearest setting that exists."""
+def _create_problem_of_setting(
+    node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None
+) -> RuleProblem:
+    """Returns a problem of one setting of a rule, with the setting's line and column.
+
+    Args:
+        node: the rule.
+        path: the keys and indices that lead to the setting. If it does not exist, the nearest existing one counts.
+        message: what is wrong.
+        rule: name of the rule; None if unknown.
+    """
     at, named = node, ".".join(map(str, path))
     for step in path:
         inside = (
             at.value[step]
             if isinstance(at, yaml.SequenceNode) and isinstance(step, int)
-            else _parse_value_node(at, str(step))
+            else _find_value_node(at, str(step))
         )
         if inside is None:
             break
@@ -175,10 +189,15 @@ def _create_problem_at(node: yaml.Node, reason: str, rule: str | None = None) ->
     return RuleProblem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
 
 
-def _line_and_column(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
-    """Returns line and column, counted from 1, of the character at index `at` of a YAML text value.
+def _find_line_and_column(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
+    """Returns the line and column, counted from 1, of one character of a YAML text value.
 
-    For text that YAML folds over several lines, this is the start of the value.
+    For a value that YAML folds over several lines, the start of the value is returned.
+
+    Args:
+        node: the text value.
+        at: index of the character in the value.
+        text: the whole YAML text.
     """
     line, column = node.start_mark.line, node.start_mark.column
     if node.style == "|":

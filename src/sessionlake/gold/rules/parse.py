@@ -82,8 +82,8 @@ class NameScope:
 
     Attributes:
         declared: the columns that the configuration declares.
-        default: the topics and rows that a column without a prefix is read from.
-        sources: for each prefix, such as `auth` in `auth.status`, the topics and rows that it stands for.
+        default: the topics and rows from which a column without a prefix is read.
+        sources: for each prefix, such as `auth` in `auth.status`, the topics and rows for which it stands.
     """
 
     declared: DeclaredColumns
@@ -131,20 +131,20 @@ class _ConditionParser:
         self._index += 1
         return token
 
-    def _next_is(self, *words: str) -> bool:
-        """Returns True if the next tokens are these words, in any case of letters."""
+    def _are_next_words(self, *words: str) -> bool:
+        """Returns True if the next tokens are these words, in upper or lower case."""
         return all(
             self._peek_token(i).kind != "text" and self._peek_token(i).text.lower() == word
             for i, word in enumerate(words)
         )
 
-    def _accept_words(self, *words: str) -> bool:
-        found = self._next_is(*words)
+    def _skip_words_if_next(self, *words: str) -> bool:
+        found = self._are_next_words(*words)
         self._index += len(words) if found else 0
         return found
 
     def _require_words(self, *words: str) -> None:
-        if not self._accept_words(*words):
+        if not self._skip_words_if_next(*words):
             raise self._create_error(f"expected {' '.join(words)}")
 
     def _create_error(self, expected: str, token: _ConditionToken | None = None) -> ParseError:
@@ -154,16 +154,16 @@ class _ConditionParser:
     def _parse_pattern(self) -> Tree:
         start = self._peek_token()
         first = self._parse_or()
-        if self._accept_words("then"):
+        if self._skip_words_if_next("then"):
             second = self._parse_event()
             return self._parse_time_limit(PatternKind.THEN, self._convert_to_event(first, start), second)
-        if self._accept_words("without"):
+        if self._skip_words_if_next("without"):
             second = self._parse_event()
             self._require_words("before")
-            self._accept_words("it")
-            within = self._parse_duration_ms() if self._accept_words("within") else None
+            self._skip_words_if_next("it")
+            within = self._parse_duration_ms() if self._skip_words_if_next("within") else None
             return Pattern(PatternKind.WITHOUT, second, self._convert_to_event(first, start), within)
-        if self._accept_words("not", "followed", "by"):
+        if self._skip_words_if_next("not", "followed", "by"):
             second = self._parse_event()
             return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._convert_to_event(first, start), second)
         if any(not isinstance(leaf, Compared) for leaf in find_comparisons(first)):
@@ -193,13 +193,13 @@ class _ConditionParser:
 
     def _parse_or(self) -> Condition:
         parts = [self._parse_and()]
-        while self._accept_words("or"):
+        while self._skip_words_if_next("or"):
             parts.append(self._parse_and())
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
     def _parse_and(self) -> Condition:
         parts = [self._parse_not()]
-        while self._accept_words("and"):
+        while self._skip_words_if_next("and"):
             parts.append(self._parse_not())
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
@@ -212,16 +212,16 @@ class _ConditionParser:
         return found
 
     def _parse_primary(self) -> Condition:
-        if self._accept_words("not"):
+        if self._skip_words_if_next("not"):
             return Not(self._parse_not())
-        if self._accept_words("("):
+        if self._skip_words_if_next("("):
             inside = self._parse_or()
             self._require_words(")")
             return inside
         for word, made in (("all", AllOf), ("any", AnyOf)):
-            if self._accept_words(word, "("):
+            if self._skip_words_if_next(word, "("):
                 parts = [self._parse_or()]
-                while self._accept_words(","):
+                while self._skip_words_if_next(","):
                     parts.append(self._parse_or())
                 self._require_words(")")
                 return made(tuple(parts))
@@ -229,7 +229,7 @@ class _ConditionParser:
 
     def _parse_comparison(self) -> Condition:
         for word, functions in _QUANTIFIERS.items():
-            if self._next_is(word) and self._peek_token(1).kind in ("name", "quoted"):
+            if self._are_next_words(word) and self._peek_token(1).kind in ("name", "quoted"):
                 return self._parse_quantified(functions)
         is_window = self._peek_token().text.lower() in {*Function} and self._peek_token(1).text == "("
         if is_window or self._peek_token().kind == "number" or self._peek_token().text == "-":
@@ -263,7 +263,7 @@ class _ConditionParser:
         if token.kind == "number":
             return float(token.text)
         word = token.text.lower()
-        if word not in {*Function} or not self._accept_words("("):
+        if word not in {*Function} or not self._skip_words_if_next("("):
             raise self._create_error(
                 f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token
             )
@@ -300,14 +300,18 @@ class _ConditionParser:
         return sign
 
     def _parse_column(self, columns: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
-        """Parses a column with or without a prefix.
+        """Parses the name of a column, with or without a prefix.
+
+        Args:
+            columns: the columns that are allowed.
+            kind: the kind of column that is expected, for error texts.
 
         Returns:
-            The topics and rows that it is read from, its name without prefix, and the text as written.
+            The topics and rows from which the column is read, its name without prefix, and the text as written.
         """
         of, token = self._scope.default, self._consume_token()
         written = token.text
-        if self._accept_words("."):
+        if self._skip_words_if_next("."):
             if token.text not in self._scope.sources:
                 available = ", ".join(self._scope.sources) or "none"
                 raise ParseError(token.position, f"{token.text} is not a source of the rule; available: {available}")

@@ -65,12 +65,13 @@ _MIN_INT64 = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Event:
-    """A condition that single changes meet or not. Patterns with the same condition and key column share one event.
+    """One of the two events of a pattern: a condition that a change can meet.
 
-    The `repr` of this class is part of stored event ids: renaming it or a field makes all matches be searched for
-    again.
+    Patterns with the same condition and key column share one event. Stored event ids depend on the `repr` of this
+    class. So if the class or a field is renamed, gold searches all changes for matches again.
 
     Attributes:
+        condition: the condition.
         column: the declared column in the rule's key; None if the key has none.
     """
 
@@ -87,11 +88,13 @@ class Event:
 
         Args:
             changes: the columns of `sources.MARKS`, `deleted` (True if the change deleted its row), and the declared
-                columns under the internal names of `build_text_field_name` and `build_number_field_name`.
+                columns, named `value:<i>` for numbers and `text:<i>` for texts.
             declared: the declared columns.
         """
         of, changes = find_selection(self.condition), ensure_order_columns(changes)
-        found = map_distinct(changes["topic"], of.includes_topic) & _meets_condition(self.condition, changes, declared)
+        found = map_distinct(changes["topic"], of.includes_topic) & _do_changes_meet_condition(
+            self.condition, changes, declared
+        )
         if of.rows:
             found &= map_distinct(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
@@ -111,13 +114,13 @@ def list_pattern_events(rule: Rule) -> tuple[Event, Event]:
     return Event(rule.tree.first, rule.key_column), Event(rule.tree.second, rule.key_column)
 
 
-def match_columns_of_key(rule: Rule) -> tuple[str, ...]:
+def list_match_columns_of_key(rule: Rule) -> tuple[str, ...]:
     """Returns the names that the rule's key columns have in `MATCH`."""
     return tuple(VALUE if name == rule.key_column else name for name in rule.key_columns)
 
 
-def filter_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
-    """Returns the matches without those that have a value that no key has in the same column.
+def filter_matches_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
+    """Returns the matches that can belong to some keys. Leaves out a match if no key has its value in one column.
 
     Each column is compared by itself, so some of the returned matches may still belong to none of the keys.
 
@@ -131,11 +134,11 @@ def filter_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
 
 
 def list_events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
-    """Returns the events of all patterns, each with the event time in ms from which its matches are needed.
+    """Returns the events of all patterns of the rules, each with the event time in ms from which matches are needed.
 
     For a rule with `since`, this is `since` minus the time that the pattern allows between its events. For a rule
-    without `since`, or whose pattern allows any time between its events, it is `FIRST_MS`. If several rules have the
-    same event, the earliest of their times counts.
+    without `since`, or whose pattern allows any time between its events, it is the earliest time of a timestamp. If
+    several rules have the same event, the earliest of their times counts.
     """
     found: dict[Event, int] = {}
     for rule in rules:
@@ -149,23 +152,25 @@ def list_events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
 def evaluate_pattern(
     rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] | int
 ) -> dict[Alert, AlertEvidence]:
-    """Returns the alerts of a pattern whose event time is `first_ms` or later.
+    """Returns the alerts of a pattern whose event time is `first_ms` or later, each with its evidence.
 
     Args:
+        rule: a rule with a pattern.
         matches: matches of the pattern's two events, with the columns of `MATCH`. They must start as long before
             `first_ms` as the pattern allows between its events. Repeated rows are allowed.
+        first_ms: earliest event time of an alert, in ms.
         until: stream time in ms, either by topic or one number for all topics. A `not followed by` alert is raised once
             stream time has passed its time limit.
     """
     pattern, (one, other) = rule.tree, list_pattern_events(rule)
     assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
-    by = match_columns_of_key(rule)
+    by = list_match_columns_of_key(rule)
     flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.event_id, other.event_id])))
     if not flagged.num_rows:
         return {}
     events = _MatchedEvents.from_matches(flagged, one.event_id, other.event_id, by)
     since = max(first_ms, _MIN_INT64 if rule.since_ms is None else rule.since_ms)
-    found = [one for one in _find_alert_places(pattern, events, until) if one[1] >= since]
+    found = [one for one in _find_pattern_alerts(pattern, events, until) if one[1] >= since]
     named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
     keys = (read_key_of_row(by, row) for row in named)
     return {
@@ -214,25 +219,33 @@ class _MatchedEvents:
 
 
 def _order_across_sessions(matches: pa.Table) -> Int64s:
-    """Returns numbers that order events of different sessions at the same time: positions, but -1 under `once`."""
+    """Returns, for each match, a number that orders matches of different sessions with the same event time.
+
+    It is the position, but -1 for topics of class `once`.
+    """
     life, position = (matches[name].to_numpy() for name in ("life", "position"))
     return np.where(life == NO_LIFE, position, -1)
 
 
-def _find_alert_places(
+def _find_pattern_alerts(
     pattern: Pattern, events: _MatchedEvents, until: dict[str, int] | int
 ) -> Iterator[tuple[int, int, int | None]]:
-    """Yields the alerts of a pattern.
+    """Finds the alerts of a pattern.
+
+    Args:
+        pattern: the pattern.
+        events: the matches of its two events.
+        until: stream time in ms, either by topic or one number for all topics.
 
     Yields:
-        The index of a row with the alert's key, the alert's time in ms, and the event time in ms from which the alert's
-        events were looked for. The last is None if the pattern has no time limit.
+        For each alert: the index in `events` of a row with its key, its time in ms, and the event time in ms from which
+        its events were searched. The last is None if the pattern has no time limit.
     """
     within, ts = pattern.within_ms, events.ts
     if pattern.kind is PatternKind.NOT_FOLLOWED:
         assert within is not None  # noqa: S101  (NOT FOLLOWED is parsed with WITHIN only)
-        time = _map_to_int(events.rows["topic"], until) if isinstance(until, dict) else np.full(len(ts), until)
-        alone = events.is_first & ~_are_followed(events, within) & (ts + within < time)
+        time = _look_up_numbers(events.rows["topic"], until) if isinstance(until, dict) else np.full(len(ts), until)
+        alone = events.is_first & ~_are_followed_by_second_event(events, within) & (ts + within < time)
         for at in np.flatnonzero(alone).tolist():
             yield at, int(ts[at]) + within, int(ts[at])
         return
@@ -248,8 +261,8 @@ def _find_alert_places(
             yield at, int(ts[at]), None if within is None else int(ts[at]) - within
 
 
-def _are_followed(events: _MatchedEvents, within: int) -> Bools:
-    """Returns True for each row that the pattern's second event follows, with the same key, within `within` ms."""
+def _are_followed_by_second_event(events: _MatchedEvents, within: int) -> Bools:
+    """Returns True for each row after which the pattern's second event occurs with the same key, within `within` ms."""
     count = len(events.ts)
     place = np.where(events.is_second, np.arange(count), count)
     following = np.append(np.minimum.accumulate(place[::-1])[::-1][1:], count)
@@ -259,15 +272,15 @@ def _are_followed(events: _MatchedEvents, within: int) -> Bools:
     return found
 
 
-def _meets_condition(condition: Condition, changes: pa.Table, declared: DeclaredColumns) -> Bools:
+def _do_changes_meet_condition(condition: Condition, changes: pa.Table, declared: DeclaredColumns) -> Bools:
     """Returns True for each change that meets the condition. A comparison with a column it did not set is false."""
     match condition:
         case AllOf(parts):
-            return np.logical_and.reduce([_meets_condition(part, changes, declared) for part in parts])
+            return np.logical_and.reduce([_do_changes_meet_condition(part, changes, declared) for part in parts])
         case AnyOf(parts):
-            return np.logical_or.reduce([_meets_condition(part, changes, declared) for part in parts])
+            return np.logical_or.reduce([_do_changes_meet_condition(part, changes, declared) for part in parts])
         case Not(part):
-            return ~_meets_condition(part, changes, declared)
+            return ~_do_changes_meet_condition(part, changes, declared)
         case Deleted():
             deleted: Bools = changes["deleted"].to_numpy()
             return deleted
@@ -293,6 +306,6 @@ def _rank_values(column: pa.ChunkedArray) -> Int64s:
     return rank[code]
 
 
-def _map_to_int(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
+def _look_up_numbers(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
     code, distinct = encode_as_codes(column)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

@@ -18,9 +18,9 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Tree,
     Window,
-    check_expression,
     find_comparisons,
     find_windows,
+    require_regular_expression,
 )
 from sessionlake.settings.section import Section
 
@@ -30,17 +30,17 @@ VALUE = "value"
 """Name of the key column with the value of the declared column, for rules with a declared column in `by`."""
 
 
-def _check_expression(expression: str) -> str:
-    check_expression(expression)
+def _require_regular_expression(expression: str) -> str:
+    require_regular_expression(expression)
     return expression
 
 
-Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_check_expression)]
+Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_require_regular_expression)]
 """A regular expression in RE2 syntax, which matches in linear time: a rule edited at run time cannot block gold."""
 
 
 class SourceSettings(Section):
-    """The topics and rows that a prefix in a condition stands for, as `auth` in `auth.status`."""
+    """The topics and rows for which a prefix in a condition stands, such as `auth` in `auth.status`."""
 
     topics: Topics | None = None
     """A regular expression that must match a topic's whole name. None: the topics of the rule."""
@@ -67,7 +67,7 @@ class RuleSettings(Section):
 
     @field_validator("by")
     @classmethod
-    def _sorted_without_repeats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _sort_key_columns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len({*value}) < len(value):
             raise ValueError("a column is named twice")
         return tuple(sorted(value, key=lambda name: SERIES_KEY.index(name) if name in SERIES_KEY else len(SERIES_KEY)))
@@ -75,11 +75,11 @@ class RuleSettings(Section):
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with its parsed condition.
+    """A rule with its parsed condition. It is evaluated for each key, which is a combination of values of `by`.
 
     Attributes:
-        by: the key columns that the rule names, in the order of `SERIES_KEY`; a declared column comes last.
-        selection: the topics and rows that columns without a prefix are read from.
+        by: the key columns that the rule names: some of topic, session_id and row_id, then possibly a declared column.
+        selection: the topics and rows from which columns without a prefix are read.
         tree: the parsed condition or pattern.
         since_ms: event time in ms before which the rule raises no alert; None if it has no limit.
         version: a short hash of everything that decides the rule's alerts.
@@ -104,7 +104,7 @@ class Rule:
 
     @property
     def longest_minutes(self) -> int:
-        """Length of the longest window, in minutes."""
+        """Length of the longest window in the condition, in minutes. A rule with a pattern has none."""
         return max(window.minutes for window in self.distinct_windows)
 
     @property
@@ -123,15 +123,16 @@ class Rule:
         }
 
     def reads_topic(self, topic: str) -> bool:
-        """Returns whether the condition reads the topic."""
+        """Returns True if the condition reads the topic."""
         return any(of.includes_topic(topic) for of in self.read_selections)
 
 
 def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
-    """Returns a rule with its condition parsed, and checked against the rule's key.
+    """Parses the condition of a rule, and checks that it fits the rule's key. Returns the rule.
 
     Args:
-        declared: the columns that the condition may use, and the feeds. They include those that the settings name.
+        settings: the rule as the user wrote it. All feeds that it names must be in `declared`.
+        declared: the columns and feeds that the rule may use.
 
     Raises:
         ParseError: the condition cannot be parsed, or does not fit the key.
@@ -144,7 +145,7 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
         for name, one in settings.sources.items()
     }
     tree = parse_condition(settings.when, NameScope(declared, selection, sources))
-    _require_valid_key(settings.by, tree, declared)
+    _require_key_fits_condition(settings.by, tree, declared)
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
     content = (settings.by, selection, tree, since, [window.label for window in find_windows(tree)])
     return Rule(settings.name, settings.by, selection, tree, since, sha256(repr(content).encode()).hexdigest()[:12])
@@ -156,7 +157,7 @@ def _create_selection(topics: str, feed: str | None, rows: tuple[str, ...], decl
     return FeedSelection(topics, rows, feed=declared.feeds[feed])
 
 
-def _require_valid_key(by: tuple[str, ...], tree: Tree, declared: DeclaredColumns) -> None:
+def _require_key_fits_condition(by: tuple[str, ...], tree: Tree, declared: DeclaredColumns) -> None:
     columns = [name for name in by if name not in SERIES_KEY]
     if not isinstance(tree, Pattern):
         if columns:

@@ -14,7 +14,7 @@ from sessionlake.gold.rules.buckets import MetricBuckets
 
 
 class BucketQuery(NamedTuple):
-    """A request for buckets, which are aggregates of one series in a minute, hour or day.
+    """A request for buckets. A bucket has the aggregates of one series over a minute, hour or day.
 
     Attributes:
         ends: for each bucket length in minutes, ranges `(low, high)`. A range stands for buckets that end after minute
@@ -30,14 +30,17 @@ class BucketQuery(NamedTuple):
     columns: tuple[str, ...]
 
 
-class StoredData(ABC):
-    """Reads the buckets, matches and logged alerts in gold's tables. They include those of the current batch."""
+class RuleInputs(ABC):
+    """Interface that reads the data of rules from gold's tables: buckets, matches of patterns, and logged alerts.
+
+    The data includes that of the current batch.
+    """
 
     @abstractmethod
     def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """Returns how many series have buckets on each day, by the day's start in minutes since 1970.
+        """Returns the number of series with buckets on each day, by the day's start in minutes since 1970.
 
-        Days without buckets are left out. The number may include series of other keys.
+        Days without buckets are left out. The number may include some series of other keys.
 
         Args:
             topics: the topics to count; None for all topics.
@@ -46,7 +49,7 @@ class StoredData(ABC):
 
     @abstractmethod
     def read_buckets(self, query: BucketQuery) -> MetricBuckets:
-        """Returns the requested buckets. The result may contain more buckets of the same topics."""
+        """Returns the requested buckets. The result may contain further buckets of the same topics."""
 
     @abstractmethod
     def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
@@ -67,7 +70,7 @@ class StoredData(ABC):
             since_ms: earliest event time of a match, in ms; None for no limit.
             keys: one row per key.
         """
-        return patterns.filter_by_keys(self.read_matches(event_ids, since_ms), keys)
+        return patterns.filter_matches_by_keys(self.read_matches(event_ids, since_ms), keys)
 
     @abstractmethod
     def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:

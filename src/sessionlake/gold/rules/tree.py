@@ -21,7 +21,7 @@ MINUTE_MS = 60_000
 
 
 class Function(StrEnum):
-    """The function that is computed from the numbers in a window."""
+    """A function that a rule computes from the numbers in a time window."""
 
     COUNT = "count"
     SUM = "sum"
@@ -61,17 +61,17 @@ class Selection:
     rows: tuple[str, ...] = ()
 
     def includes_topic(self, topic: str) -> bool:
-        """Returns whether the topic is selected."""
+        """Returns True if the topic is selected."""
         return _matches_fully(self.topics, topic)
 
     def includes_row(self, row_id: str) -> bool:
-        """Returns whether the row is selected."""
+        """Returns True if the row is selected."""
         return not self.rows or row_id in self.rows
 
 
 @dataclass(frozen=True)
 class FeedSelection(Selection):
-    """The rows of a selection that are in topics of one feed.
+    """A selection that is restricted to the topics of one feed.
 
     Attributes:
         feed: the topics that the feed reads.
@@ -85,10 +85,10 @@ class FeedSelection(Selection):
 
 @dataclass(frozen=True)
 class Window:
-    """An aggregate of a column's numbers over the last `minutes` minutes.
+    """An aggregate of a column's numbers over the last `minutes` minutes, such as `max(price) over 5 min`.
 
     Attributes:
-        of: the topics and rows that the numbers are read from.
+        of: the topics and rows from which the numbers are read.
         metric: the declared column with the numbers.
     """
 
@@ -105,7 +105,13 @@ Operand: TypeAlias = "Window | float"
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of windows' values or numbers, as in `max(price) over 5 min > 10`. False if one has no value."""
+    """A comparison of a window's value, as in `max(price) over 5 min > 10`. It is false if a window has no value.
+
+    Attributes:
+        left: a window or a number.
+        compare: the sign, a key of `OPERATORS`.
+        right: a window or a number.
+    """
 
     left: Operand
     compare: str
@@ -117,8 +123,10 @@ class FieldIs:
     """A comparison of the value that a change set in a column with a constant, as in `status = 'open'`.
 
     Attributes:
-        of: the topics and rows whose changes can meet it.
+        of: the topics and rows whose changes can meet the comparison.
+        column: the declared column.
         compare: the sign, a key of `OPERATORS`.
+        value: the constant.
     """
 
     of: Selection
@@ -129,28 +137,28 @@ class FieldIs:
 
 @dataclass(frozen=True)
 class Deleted:
-    """The condition that a change deleted its row, in the topics and rows of `of`."""
+    """The condition that a change deleted its row, in the topics and rows that `of` selects."""
 
     of: Selection
 
 
 @dataclass(frozen=True)
 class AllOf:
-    """True if all parts are true."""
+    """A condition that is true if all of its parts are true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """True if at least one part is true."""
+    """A condition that is true if at least one of its parts is true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class Not:
-    """True if the part is false."""
+    """A condition that is true if its part is false."""
 
     part: Condition
 
@@ -174,6 +182,7 @@ class Pattern:
     """Two events with the same key, and how they relate in time.
 
     Attributes:
+        kind: the relation.
         first: the condition of the first event.
         second: the condition of the second event.
         within_ms: the longest time between the two events, in ms; None for no limit.
@@ -189,7 +198,7 @@ Tree: TypeAlias = "Condition | Pattern"
 
 
 def find_comparisons(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
-    """Yields the parts of a condition or pattern that have no parts themselves, from left to right."""
+    """Yields the comparisons of which a condition or pattern consists, from left to right."""
     match tree:
         case AllOf(parts) | AnyOf(parts):
             for part in parts:
@@ -204,24 +213,24 @@ def find_comparisons(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
 
 
 def find_windows(tree: Tree) -> list[Window]:
-    """Returns the distinct windows of a condition, in the order of its text; empty for a pattern."""
+    """Returns the distinct windows in a condition, in the order of its text; empty for a pattern."""
     found = (side for leaf in find_comparisons(tree) if isinstance(leaf, Compared) for side in (leaf.left, leaf.right))
     return list(dict.fromkeys(side for side in found if isinstance(side, Window)))
 
 
 def find_selection(condition: Condition) -> Selection:
-    """Returns the topics and rows that an event's condition reads. They are the same in all parts of the condition."""
+    """Returns the topics and rows that the condition of an event reads. All of its parts read the same."""
     leaf = next(find_comparisons(condition))
     if isinstance(leaf, Compared):
         raise TypeError("an event has no windows")
     return leaf.of
 
 
-def check_expression(expression: str) -> None:
+def require_regular_expression(expression: str) -> None:
     """Checks that a text is a regular expression in RE2 syntax, which matches in linear time.
 
     Raises:
-        ValueError: it is not; the text says what is wrong.
+        ValueError: the text is not such an expression. The error says what is wrong.
     """
     pc.match_substring_regex(pa.scalar(""), expression)
     _matches_fully(expression, "")
@@ -229,6 +238,6 @@ def check_expression(expression: str) -> None:
 
 @lru_cache(maxsize=1 << 16)
 def _matches_fully(expression: str, text: str) -> bool:
-    """Returns whether the expression matches the whole text."""
+    """Returns True if the regular expression matches the whole text."""
     found: bool = pc.match_substring_regex(pa.scalar(text), f"^(?:{expression})$").as_py()
     return found

@@ -14,7 +14,7 @@ from sessionlake.delta.table_function import create_table_function
 from sessionlake.gold.aggregate.functions import ORDER
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, create_answer_product
 from sessionlake.gold.sql.figures_with import create_figures_with
-from sessionlake.gold.sql.views import DEFINITIONS, create_quality_since, create_views
+from sessionlake.gold.sql.views import DEFINITIONS, create_data_quality_since, create_views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,10 +67,9 @@ _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({funct
 
 
 def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
-    """Creates the table function `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
+    """Creates the SQL table function `metrics_between(since TIMESTAMP, until TIMESTAMP)`, and returns its name.
 
-    The function's column `whole` is true if no bucket that the range needs has expired. `query.metrics` raises an error
-    instead.
+    The function's column `whole` is true if no bucket of the range has expired.
 
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
@@ -104,11 +103,9 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
 
 
 def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
-    """Creates gold's views and functions in a catalog, for SQL warehouses.
+    """Creates gold's views and table functions in a catalog, for SQL warehouses, and the tables that they read.
 
-    On a laptop each Spark session creates its own.
-
-    Tables that the views and functions read are created if they do not exist.
+    Does nothing for local tables, for which each Spark session creates its own views and functions.
 
     Raises:
         LakeError: Spark refuses to create them, for example because a privilege is missing.
@@ -119,6 +116,6 @@ def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
     read += [*(tier.table_name for tier in TIERS), RETAINED]
     lake.prepare_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
-    create_quality_since(spark, lake)
+    create_data_quality_since(spark, lake)
     create_metrics_between(spark, lake)
     create_figures_with(spark, lake)

@@ -94,10 +94,10 @@ _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
 
 
 def create_figures_with(spark: SparkSession, lake: Lake) -> str:
-    """Creates the table function `figures_with` in the schema `gold`, and returns its name.
+    """Creates the SQL table function `figures_with` in the schema `gold`, and returns its name.
 
-    Its parameters are `of_topic STRING, of_partition INT, of_offset BIGINT`. Tables of gold that do not exist yet are
-    left out.
+    The function returns the rows of gold to which one message contributed. Its parameters are `of_topic STRING,
+    of_partition INT, of_offset BIGINT`. It does not read tables that do not exist yet.
 
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
@@ -106,11 +106,11 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
     columns = ", ".join(
         f"{quote(name)} {sql}" for name, sql in {"table": "STRING", **_KEYS, "events": "BIGINT"}.items()
     )
-    body = _create_body(lake, there, [name for name in (POSITIONS, RETAINED) if lake.exists(spark, name)])
+    body = _build_function_body_sql(lake, there, [name for name in (POSITIONS, RETAINED) if lake.exists(spark, name)])
     return create_table_function(spark, lake, f"gold.{FIGURES_WITH}", _PARAMETERS, columns, body)
 
 
-def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
+def _build_function_body_sql(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
     declared = get_value_columns(lake.settings)
     known = [lake.to_sql_identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
     named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
@@ -128,7 +128,7 @@ def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> st
 
 
 def _build_events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
-    """Returns the SQL that selects the values that changes set, one row each, as `changes.select_events` computes them.
+    """Returns the SQL that selects the values that a message's changes set in declared columns, one row per value.
 
     Args:
         names: Names of the declared columns to read.
@@ -144,22 +144,25 @@ def _build_events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str)
         applied=APPLIED,
         structs=", ".join(structs),
         name=quote(called),
-        changes=_changes_sql(lake, names),
+        changes=_build_changes_sql(lake, names),
         own=_OWN,
     )
 
 
-def _changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
-    """Returns the SQL that selects silver's changes, with internal names for the declared columns.
+def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
+    """Returns the SQL that selects silver's changes, with other names for the declared columns.
 
-    A declared column could otherwise have the same name as the function.
+    Otherwise a declared column could have the same name as the function `figures_with`.
+
+    Args:
+        declared: The declared columns to select.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
     return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 
 def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
-    """Returns the SQL that selects the rows of one table of gold that the message contributed to.
+    """Returns the SQL that selects the rows of one table of gold to which a message contributed.
 
     Args:
         table: The table of gold.
@@ -169,7 +172,7 @@ def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([quote_sql_string(table.table_name), *own])
     if isinstance(table, EnrichedTable):
-        return _ENRICHED.format(columns=columns, changes=_changes_sql(lake), own=_OWN, keys=keys)
+        return _ENRICHED.format(columns=columns, changes=_build_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
         return _build_averages_sql(lake, table, columns, keys)
     return _build_product_sql(table, columns, keys, retained)

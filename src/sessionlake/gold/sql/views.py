@@ -42,9 +42,8 @@ class ViewDefinition:
 
     Attributes:
         comment: The view's description.
-        columns: Comments by column name.
-        reads: Two-level names of the tables that the query reads, by the placeholder that stands for each. The first is
-            the main table.
+        columns: For each column of the view, its comment.
+        reads: For each placeholder of a table in the query, the table's two-level name. The first is the main table.
         sql: The query, with placeholders in braces.
     """
 
@@ -55,7 +54,7 @@ class ViewDefinition:
 
     @property
     def main_source(self) -> str:
-        """The main table. Without it the view makes no sense."""
+        """Two-level name of the main table, whose rows the view describes."""
         return next(iter(self.reads.values()))
 
 
@@ -240,11 +239,11 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         )
 
 
-def create_quality_since(spark: SparkSession, lake: Lake) -> str:
-    """Creates the table function `data_quality_since(since TIMESTAMP)` and returns its name.
+def create_data_quality_since(spark: SparkSession, lake: Lake) -> str:
+    """Creates the SQL table function `data_quality_since(since TIMESTAMP)`, and returns its name.
 
     The function returns the rows of the view `gold.data_quality` from the hour of `since` on. It reads only files with
-    rows from that time on. A condition on the view's column `hour` would read all files.
+    rows from that time on, whereas a condition on the view's column `hour` reads all files.
 
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
@@ -257,7 +256,11 @@ def create_quality_since(spark: SparkSession, lake: Lake) -> str:
 
 
 def build_view_query(lake: Lake, name: str) -> str:
-    """Returns the query of a view over tables in a home. A table that does not exist yet has no rows."""
+    """Returns the SQL query of a view over local tables. A table that does not exist yet counts as empty.
+
+    Args:
+        name: Name of the view.
+    """
     return _build_view_sql(None, lake, DEFINITIONS[name], _EVER)
 
 
@@ -267,10 +270,10 @@ def _build_view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition
 
 
 def _build_relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
-    """Returns a table as an SQL expression for use in a query, without the declared columns.
+    """Returns the SQL that stands for a table in a query, without the table's declared columns.
 
-    A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has
-    no rows.
+    A declared column could otherwise have the name of a parameter or an alias of the query. A table that does not exist
+    yet counts as empty.
     """
     own = [(name, sql) for name, sql in TABLES[table].column_types if name != DECLARED]
     if not lake.exists(spark, table):

@@ -53,18 +53,18 @@ _STEPS = 24
 
 
 def read_expiry_times(reader: TableReader, tables: Collection[str]) -> dict[str, ExpiryTimes]:
-    """Reads the floors of tables, by table name. A floor is the first event time of a topic that has not expired.
+    """Returns, by table and topic, the first event time in ms whose bucket has not expired.
 
-    Tables without expired buckets are left out.
+    Tables and topics without expired buckets are left out.
     """
     known = read_removed_rows(reader, tables)
-    return {table: _convert_limits_to_expiry_times(known[table]) for table in tables if table in known}
+    return {table: _compute_expiry_times_from_limits(known[table]) for table in tables if table in known}
 
 
 def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
-    """Returns, by topic, the time in ms from which the tables of metrics that rules read are complete.
+    """Returns, by topic, the event time in ms from which no bucket of metrics per minute, hour or day has expired.
 
-    It is the latest floor of the tables of metrics per minute, hour and day.
+    Topics without expired buckets are left out.
     """
     return _find_latest_expiry_times(read_expiry_times(reader, [tier.table_name for tier in TIERS]).values())
 
@@ -76,26 +76,26 @@ def describe_expiry(table: str, expiry_times: ExpiryTimes) -> str:
     return f"{table} has a retention: buckets before {until} are gone"
 
 
-def drop_expired(rows: DataFrame, *expiry_times: ExpiryTimes) -> DataFrame:
-    """Filters rows to those whose bucket has not expired in any of the given tables.
+def drop_expired_spark_rows(rows: DataFrame, *expiry_times: ExpiryTimes) -> DataFrame:
+    """Returns the rows of a Spark frame without those whose bucket has expired in at least one of some tables.
 
     Args:
         rows: Rows with `topic` and `window_start`.
-        expiry_times: For each table, by topic, the first event time in ms that has not expired.
+        expiry_times: For each of the tables, by topic, the first event time in ms that has not expired.
     """
     from pyspark.sql import functions as F
 
     for one in filter(None, expiry_times):
-        rows = rows.where(~F.coalesce(_has_expired(one), F.lit(col=False)))
+        rows = rows.where(~F.coalesce(_build_expired_filter(one), F.lit(col=False)))
     return rows
 
 
-def drop_expired_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
-    """Filters the rows of an Arrow table to those whose bucket has not expired in any of the given tables.
+def drop_expired_arrow_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
+    """Returns the rows of an Arrow table without those whose bucket has expired in at least one of some tables.
 
     Args:
-        rows: Rows with `topic`. The column `window_start` is needed only if there are floors.
-        expiry_times: For each table, by topic, the first event time in ms that has not expired.
+        rows: Rows with `topic` and `window_start`. The latter may be missing if `expiry_times` are all empty.
+        expiry_times: For each of the tables, by topic, the first event time in ms that has not expired.
     """
     expiry_times = tuple(filter(None, expiry_times))
     if not rows.num_rows or not expiry_times:
@@ -107,11 +107,13 @@ def drop_expired_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
 
 
 def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
-    """Returns the floors that a product should have at these stream times, in ms by topic.
+    """Returns, by topic, the first event time in ms whose bucket has not expired, given the stream times.
 
-    Stream time counts only up to this machine's clock. Otherwise a producer whose clock is ahead would expire too much.
+    Stream time counts only up to this machine's clock. Otherwise a producer whose clock is ahead would make too many
+    buckets expire. The result is empty for a table without buckets or retention.
 
     Args:
+        product: The table, with its retention.
         times: Stream time by topic, in ms.
     """
     if product.retention_ms is None or product.bucket_ms is None:
@@ -125,35 +127,36 @@ def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]
 
 
 def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str], expiry_times: ExpiryTimes) -> None:
-    """Stores the same floors for several tables whose rows are being rewritten.
+    """Stores in `ops.retained` which buckets of some tables have expired, the same for all of these tables.
 
     Args:
-        tables: Names of the tables.
-        expiry_times: The floors. Floors of other topics are deleted.
+        tables: Names of the tables, whose rows are being rewritten.
+        expiry_times: By topic, the first event time in ms that has not expired. What is stored for other topics is
+            deleted.
 
     Raises:
         ClaimedError: Another process is removing rows.
     """
     known = read_removed_rows(lake.reader(spark), tables)
     if any(
-        (_convert_limits_to_expiry_times(known[table]) if table in known else {}) != dict(expiry_times)
+        (_compute_expiry_times_from_limits(known[table]) if table in known else {}) != dict(expiry_times)
         for table in tables
     ):
         with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
             others = {
-                topic for one in known.values() for topic in _convert_limits_to_expiry_times(one)
+                topic for one in known.values() for topic in _compute_expiry_times_from_limits(one)
             } - expiry_times.keys()
             delete_records_of_removed_rows(spark, lake, tables, sorted(others) if expiry_times else None)
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> BucketExpiry:
-    """Returns an `Expiry` for these tables, after it has removed the buckets that a process was removing when it died.
+    """Finishes removals of expired buckets that a process began before it died, and returns the object for later ones.
 
     Args:
         tables: The tables that gold maintains.
-        is_new: True if gold starts with empty tables. Then all stored floors are deleted.
+        is_new: True if gold starts with empty tables. Then it forgets which buckets had expired.
     """
     if is_new:
         store_expiry_times(
@@ -166,13 +169,13 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
 
 
 class BucketExpiry:
-    """Removes expired buckets, and knows the floors of all products. Only the gold process that writes has one."""
+    """Removes the expired buckets of products, and knows which have expired. The gold stream has one instance."""
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
         known = read_removed_rows(lake.reader(spark), [one.table_name for one in self._products])
         self._floors = {
-            one.table_name: _convert_limits_to_expiry_times(known[one.table_name])
+            one.table_name: _compute_expiry_times_from_limits(known[one.table_name])
             for one in self._products
             if one.table_name in known
         }
@@ -182,8 +185,8 @@ class BucketExpiry:
             one.table_name for one in self._products if one.table_name in known and known[one.table_name].pending
         }
 
-    def expiry_times(self, table: str) -> ExpiryTimes:
-        """Returns, by topic, the first event time in ms of a table that has not expired.
+    def get_expiry_times(self, table: str) -> ExpiryTimes:
+        """Returns, by topic, the first event time in ms whose bucket of a table has not expired.
 
         Empty if nothing has expired.
         """
@@ -191,11 +194,11 @@ class BucketExpiry:
 
     @property
     def first_bucket_times(self) -> ExpiryTimes:
-        """By topic, the time in ms from which the tables of metrics that rules read are complete."""
-        return _find_latest_expiry_times(self.expiry_times(tier.table_name) for tier in TIERS)
+        """By topic, the event time in ms from which no bucket of metrics per minute, hour or day has expired."""
+        return _find_latest_expiry_times(self.get_expiry_times(tier.table_name) for tier in TIERS)
 
     def remove_expired(self, spark: SparkSession, times: Mapping[str, int]) -> None:
-        """Removes the buckets that have expired. If another process is removing rows, a later call removes them.
+        """Removes the buckets that have expired, once enough have. Does nothing while another process removes rows.
 
         Args:
             times: Stream time by topic, in ms.
@@ -223,7 +226,7 @@ class BucketExpiry:
     def _remove_expired(self, spark: SparkSession, table: str, floors: ExpiryTimes) -> None:
         before = self._floors.get(table, {})
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
-        is_gone = _has_expired(now)
+        is_gone = _build_expired_filter(now)
         count = self._lake.read(spark, table).where(is_gone).count()
         found = read_removed_rows_of_table(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
@@ -248,7 +251,7 @@ def _find_latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
     return found
 
 
-def _has_expired(expiry_times: ExpiryTimes) -> Column:
+def _build_expired_filter(expiry_times: ExpiryTimes) -> Column:
     from pyspark.sql import functions as F
 
     pairs = [F.lit(part) for topic, ms in sorted(expiry_times.items()) for part in (topic, find_nearest_datetime(ms))]
@@ -257,8 +260,8 @@ def _has_expired(expiry_times: ExpiryTimes) -> Column:
     return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
-def _convert_limits_to_expiry_times(removed: RemovedRows) -> dict[str, int]:
-    """Returns by topic the start of the first bucket, in ms since 1970, that retention has not removed."""
+def _compute_expiry_times_from_limits(removed: RemovedRows) -> dict[str, int]:
+    """Returns, by topic, the start in ms of the first bucket that has not expired, from a row of `ops.retained`."""
     return {row["topic"]: row["limit"] + 1 for row in removed.limits.to_pylist()}
 
 

@@ -50,7 +50,7 @@ def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
 
 
 def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
-    """Returns the number of shards that gold's states were written for; None before gold has started."""
+    """Returns the number of shards for which gold's states were written; None before gold's first start."""
     if not lake.exists(spark, AVERAGES):
         return None
     found = lake.storage.read_properties(spark, AVERAGES).get(_SHARDS)
@@ -58,12 +58,12 @@ def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
 
 
 def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
-    """Stores the number of shards that gold's states are written for."""
+    """Stores the number of shards for which gold's states are written."""
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
 def find_skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Returns the given tables that gold did not maintain in its last run. They lack the batches of that run."""
+    """Returns those of the tables that gold did not maintain in its last run. They lack the batches of that run."""
     noted = read_maintained_names(spark, lake)
     if noted is None:
         return []
@@ -96,7 +96,9 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
 
 
 def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Checks that all changes that a table was computed from still exist, so that a rebuild would lose nothing.
+    """Checks that all changes from which a table was computed still exist, so that a rebuild would lose nothing.
+
+    Does nothing for an incomplete or empty table.
 
     Raises:
         LakeError: Retention has removed changes.
@@ -115,7 +117,7 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
         ) from error
 
 
-def store_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+def store_maintained_tables(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Stores which tables gold maintains from its next batch on."""
     store_maintained_names(spark, lake, (product.name for product in products))
 
@@ -144,12 +146,15 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
 
 
 def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Checks that the given tables are all tables that gold maintains.
+    """Checks that every table that gold maintains is declared and complete, before gold's states are moved.
 
-    The caller moves the states of the given tables. The states of another maintained table would be left behind.
+    The states of a maintained table that is not declared would be left behind.
+
+    Args:
+        products: The declared tables.
 
     Raises:
-        LakeError: A maintained table is not among the given ones, or a given table is incomplete.
+        LakeError: A maintained table is not among the declared ones, or is incomplete.
     """
     names = {product.name for product in find_complete_tables(spark, lake, products)}
     lacking = sorted({*(read_maintained_names(spark, lake) or ())} - names)
@@ -164,15 +169,15 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
 
 
 def find_complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Returns the given tables that are complete.
+    """Returns those of the tables that are complete.
 
-    A complete table was computed by its present declaration from everything that gold has read.
+    A complete table was computed by its present declaration from all changes that gold has read.
     """
     return [product for product in products if _read_stored_logic(spark, lake, product) == product.logic_hash]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Marks a table as incomplete. If its rebuild is interrupted, the next start rebuilds it."""
+    """Marks a table as incomplete, so that gold's next start rebuilds it."""
     if _read_stored_logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table_name, LOGIC, "")
 

@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.making.states import read_rebuilt_version
+from sessionlake.gold.making.states import read_last_batch_of_rebuild
 from sessionlake.protocol.names import quote
 from sessionlake.spark.compare import TableComparison
 from sessionlake.spark.frames import keep_small_frame_in_one_task
@@ -39,22 +39,25 @@ _FIRST_TIME, _LAST_TIME = -(2**63), 2**63 - 1
 def verify_restatements(
     spark: SparkSession, lake: Lake, averages: Sequence[RollingAverage], points: DataFrame
 ) -> TableComparison:
-    """Checks tables of averages against their restatements and against the numbers in silver's changes.
+    """Checks tables of averages against `gold.restatements` and against the numbers in silver's changes.
 
-    Only restatements from after a table was built are checked.
+    Only restatements since a table's last rebuild are checked.
 
     Args:
+        averages: the tables of averages.
         points: all numbers that changes set, as `gold.changes.select_events` returns them, with `partition` and
             `offset`.
 
     Returns:
-        The number of checked rows and of wrong rows, with an example.
+        The number of checked restatements, the number of contradictions, and a text about the first one.
     """
     from pyspark.sql import functions as F
 
     rows, different, first = 0, 0, None
     for series in averages:
-        since = (F.col("table") == series.table_name) & (F.col("_batch") > read_rebuilt_version(spark, lake, series))
+        since = (F.col("table") == series.table_name) & (
+            F.col("_batch") > read_last_batch_of_rebuild(spark, lake, series)
+        )
         restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
         found = find_inconsistencies(series, lake.read_small_in_memory(spark, series.table_name), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
@@ -68,29 +71,32 @@ def verify_restatements(
 def find_inconsistencies(
     series: RollingAverage, table: DataFrame, restatements: DataFrame, points: DataFrame
 ) -> DataFrame:
-    """Returns the rows whose average and restatements contradict each other.
+    """Returns the rows of a table of averages whose average and restatements contradict each other.
 
     Args:
-        table: the rows of the table of averages.
-        restatements: all restatements since the table was built.
+        series: the table of averages.
+        table: the rows of the table.
+        restatements: the table's restatements since its last rebuild.
         points: all numbers that changes set, with `partition` and `offset`.
 
     Returns:
         The columns in `row_keys`, and `what`, a text that describes the problem. If a restatement or an average fails
         several conditions, the text describes the first one.
     """
-    chain = keep_small_frame_in_one_task(_with_predecessors(series, restatements))
+    chain = keep_small_frame_in_one_task(_add_previous_restatements(series, restatements))
     found = [
-        _find_broken_rows(series, chain, _build_restatement_checks(series)),
+        _find_rows_that_fail_checks(series, chain, _build_restatement_checks(series)),
         *_find_unfounded_restatements(series, chain, points),
     ]
     found.append(
-        _find_broken_rows(series, _join_last_restatement(series, table, chain, points), _build_row_checks(series))
+        _find_rows_that_fail_checks(
+            series, _join_last_restatement(series, table, chain, points), _build_row_checks(series)
+        )
     )
     return reduce(lambda one, other: one.unionByName(other), found)
 
 
-def _find_broken_rows(series: RollingAverage, rows: DataFrame, rules: Sequence[Check]) -> DataFrame:
+def _find_rows_that_fail_checks(series: RollingAverage, rows: DataFrame, rules: Sequence[Check]) -> DataFrame:
     from pyspark.sql import functions as F
 
     holds = [F.coalesce(rule, F.lit(col=False)) for rule, _, _ in rules]
@@ -99,10 +105,10 @@ def _find_broken_rows(series: RollingAverage, rows: DataFrame, rules: Sequence[C
     return rows.select(*map(quote, series.row_keys), what.alias("what")).where("what IS NOT NULL")
 
 
-def _with_predecessors(series: RollingAverage, restatements: DataFrame) -> DataFrame:
-    """Returns restatements with columns about the previous restatement of the same row, and with `newest`.
+def _add_previous_restatements(series: RollingAverage, restatements: DataFrame) -> DataFrame:
+    """Returns restatements with further columns about the previous restatement of the same row, and with `newest`.
 
-    `newest` is the highest event time that the series had when the restatement was made, in ms.
+    `newest` is the highest event time, in ms, that the row's series had when the row was restated.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -122,7 +128,7 @@ def _with_predecessors(series: RollingAverage, restatements: DataFrame) -> DataF
 
 
 def _build_restatement_checks(series: RollingAverage) -> list[Check]:
-    """Returns the conditions that must be true for each restatement."""
+    """Returns the conditions that must be true for each restatement, each with a text for when it is false."""
     from pyspark.sql import functions as F
 
     number, causes, pane = F.col("number"), F.col("because.ts"), F.col("pane")
@@ -156,11 +162,11 @@ def _build_restatement_checks(series: RollingAverage) -> list[Check]:
 
 
 def _find_unfounded_restatements(series: RollingAverage, chain: DataFrame, points: DataFrame) -> list[DataFrame]:
-    """Finds restatements whose points do not exist in silver's changes.
+    """Finds restatements that refer to points that silver's changes do not have.
 
     Returns:
-        Two frames: restatements that name a message without a point of the series, and restatements whose newest
-        point of the series does not exist.
+        Two frames. The first has restatements that name a message without a point of the series. The second has
+        restatements for which no point of the series has the event time in `newest`.
     """
     from pyspark.sql import functions as F
 
@@ -182,9 +188,15 @@ def _find_unfounded_restatements(series: RollingAverage, chain: DataFrame, point
 
 
 def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: DataFrame, points: DataFrame) -> DataFrame:
-    """Returns each average with the highest event time of its series (`newest`) and its last restatement.
+    """Joins each average with its last restatement, and with the highest event time of its series (`newest`, ms).
 
     A restatement whose row is not in the table is included, with null in `in_table`.
+
+    Args:
+        series: the table of averages.
+        table: the rows of the table.
+        chain: the restatements, from `_add_previous_restatements`.
+        points: all numbers that changes set.
     """
     from pyspark.sql import functions as F
 
@@ -198,7 +210,7 @@ def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: Data
 
 
 def _build_row_checks(series: RollingAverage) -> list[Check]:
-    """Returns the conditions that must be true for each row of the table of averages."""
+    """Returns the conditions that must be true for each row of a table of averages, each with a text for failures."""
     from pyspark.sql import functions as F
 
     pane, last_pane, ts = F.col("pane"), F.col("last_pane"), F.col("ts")
@@ -235,9 +247,10 @@ def _build_row_checks(series: RollingAverage) -> list[Check]:
 
 
 def _build_watermark_column(series: RollingAverage, newest: str) -> Column:
-    """Returns the watermark of a series in ms. It is at least the smallest possible event time.
+    """Returns a Spark column with the watermark of a series, in ms; at least the lowest possible event time.
 
     Args:
+        series: the table of averages.
         newest: name of the column with the highest event time of the series, in ms.
     """
     from pyspark.sql import functions as F

@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 _FROM, _TO = internal("from"), internal("to")
 
 
-def verify_references(
+def verify_applied_references(
     spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]
 ) -> list[TableComparison]:
     """Compares each reference table that enriched tables join with gold's copy of it.
 
-    Keys with a fault are left out.
+    Keys with a fault are left out, and so are reference tables that cannot be read.
 
     Args:
-        tables: tables of gold. Only reference tables that these join are compared.
+        tables: tables of gold. Only reference tables that one of them joins are compared.
+
+    Returns:
+        One result per reference table. Its number of different rows is the number of rows that gold must still apply.
     """
     used = {join.reference.name for table in tables if isinstance(table, EnrichedTable) for join in table.joins}
     reader, found = lake.reader(spark), []
@@ -57,7 +60,8 @@ def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, t
     """Returns the rows that an enriched table should have, computed by plain Spark SQL.
 
     Args:
-        changes: rows with the columns of `silver.session_changes`.
+        changes: rows of `silver.session_changes`.
+        table: the enriched table.
     """
     from pyspark.sql import functions as F
 
@@ -80,18 +84,20 @@ def _join_versions(changes: DataFrame, join: ReferenceJoin, versions: DataFrame)
         F.col(FROM).alias(join.version_column),
     )
     same = reduce(and_, (changes[quote(on)] == known[quote(key)] for on, key in zip(join.on, keys, strict=True)))
-    at = _to_micros(changes["ts"].cast("decimal(20,0)") * 1000)
+    at = _convert_to_wide_decimal(changes["ts"].cast("decimal(20,0)") * 1000)
     until = known[quote(_TO)]
-    holds = (at >= _to_timestamp(known[quote(_FROM)])) & (until.isNull() | (at < _to_timestamp(until)))
+    holds = (at >= _convert_timestamp_to_micros(known[quote(_FROM)])) & (
+        until.isNull() | (at < _convert_timestamp_to_micros(until))
+    )
     return changes.join(known, same & holds, "left").drop(*keys, _FROM, _TO)
 
 
-def _to_timestamp(timestamp: Column) -> Column:
+def _convert_timestamp_to_micros(timestamp: Column) -> Column:
     from pyspark.sql import functions as F
 
-    return _to_micros(F.unix_micros(timestamp))
+    return _convert_to_wide_decimal(F.unix_micros(timestamp))
 
 
-def _to_micros(number: Column) -> Column:
-    """Converts ms to microseconds in a type that is wide enough for every event time."""
+def _convert_to_wide_decimal(number: Column) -> Column:
+    """Converts a column of integers to a decimal type that is wide enough for every event time in microseconds."""
     return number.cast("decimal(24,0)")

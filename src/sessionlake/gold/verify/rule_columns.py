@@ -35,7 +35,10 @@ _ADDITIVE = (Function.SUM, Function.AVG)
 
 
 def build_minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
-    """Returns aggregates of the numbers in one minute, seven for each window, for use in a `groupBy` by minute.
+    """Returns Spark aggregates of the numbers that windows read, seven for each window, for a `groupBy` by minute.
+
+    The columns are `count`, `sum`, `size` (sum of absolute numbers), `min`, `max`, `first` and `last`, each followed by
+    the window's index.
 
     Args:
         windows: the windows of a rule.
@@ -45,7 +48,7 @@ def build_minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> li
 
     found: list[Column] = []
     for i, window in enumerate(windows):
-        value = F.when(_is_selected(window.of, topics) & (F.col("metric") == window.metric), F.col("value"))
+        value = F.when(_build_selection_filter(window.of, topics) & (F.col("metric") == window.metric), F.col("value"))
         order = F.when(value.isNotNull(), F.expr(ORDER_SQL))
         found += [
             F.count(value).alias(f"count{i}"), F.sum(value).alias(f"sum{i}"), F.sum(F.abs(value)).alias(f"size{i}"),
@@ -56,13 +59,14 @@ def build_minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> li
 
 
 def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
-    """Returns three columns for each window that ends at minute `end` of a row: `points`, `value` and `size`.
+    """Returns three Spark columns for each window of a rule, which ends at minute `end` of a row.
 
-    `points` is the number of points in the window, `value` the value of its function. `size` is the sum of absolute
-    numbers, by which rounding errors of `value` are judged. The column names also name the window.
+    These are `points` (number of points in the window), `value` (value of its function) and `size` (sum of absolute
+    numbers, by which rounding errors of `value` are judged). The columns' names also say which window they are for.
 
     Args:
-        line: orders the minutes of a key.
+        windows: the windows of the rule.
+        line: Spark window that orders the minutes of a key by `end`.
     """
     from pyspark.sql import functions as F
 
@@ -81,20 +85,23 @@ def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Co
             Function.LAST: F.last(f"last{i}", ignorenulls=True).over(over),
         }[window.function]
         size = F.coalesce(F.sum(f"size{i}").over(over), F.lit(0.0)) if window.function in _ADDITIVE else F.lit(0.0)
-        found += [points.alias(_column_name("points", window)), value.alias(_column_name("value", window))]
-        found.append(size.alias(_column_name("size", window)))
+        found += [
+            points.alias(_build_window_column_name("points", window)),
+            value.alias(_build_window_column_name("value", window)),
+        ]
+        found.append(size.alias(_build_window_column_name("size", window)))
     return found
 
 
-def has_points(windows: Sequence[Window]) -> Column:
-    """Returns a column that is true if at least one window contains a point."""
+def have_points(windows: Sequence[Window]) -> Column:
+    """Returns a Spark column that is true where at least one of a rule's windows contains a point."""
     from pyspark.sql import functions as F
 
     return reduce(lambda a, b: a | b, (F.col(_quote_column_name("points", window)) > 0 for window in windows))
 
 
 def build_condition_columns(tree: Tree) -> tuple[Column, Column]:
-    """Returns two columns: whether the condition is true, and whether rounding errors could change the answer."""
+    """Returns two Spark columns: true where the condition is met, and true where rounding errors could change that."""
     from pyspark.sql import functions as F
 
     match tree:
@@ -119,10 +126,10 @@ def build_condition_columns(tree: Tree) -> tuple[Column, Column]:
 
 
 def build_event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColumns) -> Column:
-    """Returns a column that is true for changes that meet the condition of an event.
+    """Returns a Spark column that is true for changes that meet the condition of an event.
 
     Args:
-        tree: the condition.
+        tree: the event's condition.
         topics: all topics with changes.
         declared: the declared columns.
     """
@@ -134,27 +141,27 @@ def build_event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColu
         case AnyOf(parts):
             return reduce(lambda a, b: a | b, (build_event_column(part, topics, declared) for part in parts))
         case Not(part):
-            return _is_selected_by(part, topics) & ~build_event_column(part, topics, declared)
+            return _build_event_selection_filter(part, topics) & ~build_event_column(part, topics, declared)
         case Deleted(of):
-            return _is_selected(of, topics) & F.col("deleted")
+            return _build_selection_filter(of, topics) & F.col("deleted")
         case FieldIs(of, column, compare, value):
             if column in declared.numbers:
                 found = F.col(quote(build_number_field_name(declared.numbers.index(column))))
                 found = F.when(~F.isnan(found), found)
             else:
                 found = F.col(quote(build_text_field_name(declared.texts.index(column))))
-            return _is_selected(of, topics) & _replace_null_by_false(OPERATORS[compare](found, F.lit(value)))
+            return _build_selection_filter(of, topics) & _replace_null_by_false(OPERATORS[compare](found, F.lit(value)))
     raise TypeError(f"{tree} is not an event")
 
 
-def _is_selected_by(tree: Tree, topics: Sequence[str]) -> Column:
-    """Returns a column that is true for changes in the topics and rows that an event reads."""
+def _build_event_selection_filter(tree: Tree, topics: Sequence[str]) -> Column:
+    """Returns a Spark column that is true for changes in the topics and rows that an event's condition reads."""
     if isinstance(tree, Pattern):
         raise TypeError(f"{tree} is not an event")
-    return _is_selected(find_selection(tree), topics)
+    return _build_selection_filter(find_selection(tree), topics)
 
 
-def _is_selected(selection: Selection, topics: Sequence[str]) -> Column:
+def _build_selection_filter(selection: Selection, topics: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
     found = F.col("topic").isin([topic for topic in topics if selection.includes_topic(topic)])
@@ -162,7 +169,7 @@ def _is_selected(selection: Selection, topics: Sequence[str]) -> Column:
 
 
 def _replace_null_by_false(met: Column) -> Column:
-    """Returns the column with false instead of null, because a comparison with a missing value is false."""
+    """Returns a Spark column with false instead of null, because a comparison with a missing value is false."""
     from pyspark.sql import functions as F
 
     return F.coalesce(met, F.lit(False))
@@ -180,9 +187,9 @@ def _build_magnitude_column(operand: Operand) -> Column:
     return F.col(_quote_column_name("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
 
 
-def _column_name(prefix: str, window: Window) -> str:
+def _build_window_column_name(prefix: str, window: Window) -> str:
     return f"{prefix} {window.function} {window.metric} {window.minutes} {window.of!r}"
 
 
 def _quote_column_name(prefix: str, window: Window) -> str:
-    return quote(_column_name(prefix, window))
+    return quote(_build_window_column_name(prefix, window))

@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field_name
 from sessionlake.gold.alerts.book import read_recorded_rules
 from sessionlake.gold.changes import find_last_read_version, get_value_columns, select_changes, select_events
-from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
+from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, find_stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.gold.tables.expiry import read_first_bucket_times
@@ -27,7 +27,7 @@ from sessionlake.gold.verify.rule_columns import (
     build_event_column,
     build_minute_columns,
     build_moving_columns,
-    has_points,
+    have_points,
 )
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -44,10 +44,10 @@ _IDENTITY = ("rule", *KEY, "at", "what")
 
 
 def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | None:
-    """Compares the log of alerts with a recomputation from the changes that gold has read.
+    """Compares the log of alerts with alerts that are recomputed from all changes that gold has read.
 
     Returns:
-        The result, or None if no rule is evaluated.
+        The number of expected alerts and of differences, with the first difference. None if gold evaluates no rule.
     """
     lake, declared = Lake(settings), get_value_columns(settings)
     reader = lake.reader(spark)
@@ -99,11 +99,12 @@ def _compare_alerts(
 
 
 def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
-    """Returns a column that is false for the rule's alerts that cannot be compared, because their buckets have expired.
+    """Returns a Spark column that is false for alerts of a rule that cannot be recomputed, as buckets have expired.
 
-    It is true for alerts of other rules.
+    The column is true for alerts of other rules.
 
     Args:
+        rule: the rule.
         begins: for topics with expired buckets, the event time in ms from which buckets exist.
     """
     from pyspark.sql import functions as F
@@ -114,12 +115,12 @@ def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
     if "topic" in rule.by:
         gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in begins.items())
         return is_other_rule | ~reduce(or_, gone)
-    begin = stream_time(rule, None, begins)
+    begin = find_stream_time(rule, None, begins)
     return is_other_rule | (F.lit(col=True) if begin is None else at > begin)
 
 
 def _read_logged_alerts(events: DataFrame) -> DataFrame:
-    """Returns the alerts in the log that are not retracted. `times` says how often each is there and should be 1.
+    """Returns the alerts in the log that are not retracted. The column `times` says how often the log has an alert.
 
     Args:
         events: the rows of `gold.rule_events`.
@@ -134,7 +135,7 @@ def _read_logged_alerts(events: DataFrame) -> DataFrame:
 
 
 def _list_non_null_texts(columns: Sequence[str]) -> list[Column]:
-    """Returns columns as texts that are never null, because nulls do not match in a join."""
+    """Returns Spark columns of texts with an empty text instead of null, because nulls do not match in a join."""
     from pyspark.sql import functions as F
 
     return [F.coalesce(F.col(quote(name)).cast("string"), F.lit("")).alias(name) for name in columns]
@@ -179,18 +180,19 @@ class _ExpectedAlerts:
         return rows.select("rule", *_list_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
     def _build_until_column(self, rule: Rule) -> Column:
-        """Returns a column with the stream time that applies to a row's key, in ms."""
+        """Returns a Spark column with the stream time in ms up to which a rule is evaluated for a row's key."""
         from pyspark.sql import functions as F
 
         if "topic" not in rule.by:
-            return F.lit(stream_time(rule, None, self.times)).cast("bigint")
+            return F.lit(find_stream_time(rule, None, self.times)).cast("bigint")
         pairs = [part for topic, time in self.times.items() for part in (F.lit(topic), F.lit(time).cast("bigint"))]
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
     def _compute_condition_alerts(self, rule: Rule) -> DataFrame:
-        """Returns the minutes at which a rule with windows becomes true or false, for each key.
+        """Returns the alerts of a rule with time windows: the minutes at which it becomes true or false, for each key.
 
-        The rule is evaluated at each minute at which a point enters or leaves a window.
+        The rule is evaluated at each minute at which a point enters or leaves a window. The columns are the rule's key,
+        `at`, `what` and `doubtful`.
         """
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as F
@@ -215,7 +217,7 @@ class _ExpectedAlerts:
         states = moving.select(
             *rule.key_columns,
             "end",
-            (has_points(rule.distinct_windows) & met & since).alias("holds"),
+            (have_points(rule.distinct_windows) & met & since).alias("holds"),
             near.alias("near"),
         )
         before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]

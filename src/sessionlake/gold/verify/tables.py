@@ -27,9 +27,9 @@ from sessionlake.gold.changes import (
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import drop_expired, read_expiry_times
+from sessionlake.gold.tables.expiry import drop_expired_spark_rows, read_expiry_times
 from sessionlake.gold.verify.averages import verify_restatements
-from sessionlake.gold.verify.references import compute_enriched_rows, verify_references
+from sessionlake.gold.verify.references import compute_enriched_rows, verify_applied_references
 from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -46,11 +46,11 @@ _TIME = internal("time")
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[TableComparison]:
     """Compares tables of gold with a recomputation from all changes that gold has read.
 
-    Rows that have expired are not compared.
+    Expired rows are not compared. The result also compares their final rows, late points, restatements, references and
+    alerts. It is empty if gold has read nothing yet.
 
     Raises:
-        LakeError: gold has read only a part of a commit to `silver.session_changes`, or retention has removed rows
-            of that table.
+        LakeError: gold has read only a part of a version of silver's changes, or retention has removed changes.
     """
     lake, declared = Lake(settings), get_value_columns(settings)
     require_all_changes(lake, spark)
@@ -71,18 +71,18 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
-            on_time = compute_expected_rows(events.where(~build_late_filter(table)), table)
-            truth = drop_expired(on_time, floors.get(table.table_name, {}))
+            on_time = compute_expected_product_rows(events.where(~build_late_filter(table)), table)
+            truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
-                late.append(_compute_expected_late(events.where(build_late_filter(table)), table))
+                late.append(_compute_expected_late_points(events.where(build_late_filter(table)), table))
         rows = lake.read_small_in_memory(spark, table.table_name)
         found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
-            rows = drop_expired(lake.read_small_in_memory(spark, final.table_name), *gone)
-            truth = drop_expired(_compute_expected_final(truth, changes, final), *gone)
+            rows = drop_expired_spark_rows(lake.read_small_in_memory(spark, final.table_name), *gone)
+            truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
@@ -90,7 +90,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
-    found += verify_references(spark, lake, settings, tables)
+    found += verify_applied_references(spark, lake, settings, tables)
     rules = verify_rules(spark, settings)
     return found if rules is None else [*found, rules]
 
@@ -98,21 +98,24 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 def _select_product_events(
     product: Product, changes: DataFrame, declared: DeclaredColumns, events: DataFrame
 ) -> DataFrame:
-    """Returns the events of a product.
+    """Returns the events that a product aggregates.
 
     Args:
+        product: the product.
         changes: all changes that gold has read.
-        events: all numbers, or all texts, that changes set.
+        declared: the declared columns that the changes have.
+        events: all numbers that changes set, or all texts if the product aggregates texts.
     """
     column = product.source.column
     events = events if column is None else select_decimals(changes, declared, WITH_PLACE, column)
     return events.where(build_source_condition(product.source))
 
 
-def compute_expected_rows(events: DataFrame, product: Product) -> DataFrame:
-    """Returns the rows that a product's table should have, computed by Spark SQL.
+def compute_expected_product_rows(events: DataFrame, product: Product) -> DataFrame:
+    """Returns the rows that a product's table should have, computed from its events by Spark SQL.
 
-    For each sum it adds the column that `build_magnitude_column_name` names. It says how large rounding errors may be.
+    For each result that can have a rounding error, a further column says how large the summed numbers are
+    (`build_magnitude_column_name`).
     """
     from pyspark.sql import functions as F
 
@@ -131,12 +134,13 @@ def compute_expected_rows(events: DataFrame, product: Product) -> DataFrame:
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
 
 
-def _compute_expected_final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
+def _compute_expected_final_rows(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
     """Returns the rows of a product that should be in its table of final rows.
 
     Args:
         rows: the rows that the product's own table should have.
-        changes: all changes that gold has read. Their stream time decides which rows are final.
+        changes: all changes that gold has read. Their stream times decide which rows are final.
+        final: the table of final rows.
     """
     from pyspark.sql import functions as F
 
@@ -145,7 +149,7 @@ def _compute_expected_final(rows: DataFrame, changes: DataFrame, final: FinalTab
     return rows.join(times, ["topic", "partition"]).where(closed).drop(_TIME)
 
 
-def _compute_expected_late(events: DataFrame, product: Product) -> DataFrame:
+def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFrame:
     from pyspark.sql import functions as F
 
     name = "metric" if product.source.numbers else "column"

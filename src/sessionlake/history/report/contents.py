@@ -98,7 +98,9 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
         throughput=compute_throughput(batches, layers),
         judgements=_count_rows_by_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_count_rows_by_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
-        sessions=count_by_topic_and_kind(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
+        sessions=count_by_topic_and_kind(
+            reader.count_rows_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")
+        ),
         series=select_series(
             reader, make_condition_on_recent_rows(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
         ),
@@ -120,7 +122,7 @@ def _count_rows_by_kind(
     reader: TableReader, table: str, kind: str, batches: Sequence[LayerBatch], total: int, kinds: Sequence[str] = ()
 ) -> RowCounts:
     window = make_condition_on_recent_rows(batches, table, total, _COUNTED)
-    found = count_by_topic_and_kind(reader.count_by(table, ("topic", kind), *window), kinds)
+    found = count_by_topic_and_kind(reader.count_rows_by(table, ("topic", kind), *window), kinds)
     return RowCounts(found, window[0][2] if window else None)
 
 

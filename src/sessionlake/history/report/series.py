@@ -107,7 +107,7 @@ def _read_longest_series(reader: TableReader, session: _Session, last: int) -> l
     try:
         for reach in _LOOKBACKS:
             late = ("ts", ge, last - milliseconds(reach))
-            names = reader.count_by(AVERAGES, _NAMES, *own, late)
+            names = reader.count_rows_by(AVERAGES, _NAMES, *own, late)
             if names:
                 changed = _read_corrections(reader, *own, late)
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))

@@ -75,7 +75,7 @@ def find_topics_of_session(reader: TableReader, session_id: str, *, by_key: bool
     """
     topics: set[str] = set()
     for table in _NAMING if by_key else _NAMING[1:]:
-        rows = SessionRows.of_session(table, "", session_id, by_key=by_key)
+        rows = SessionRows.select_session(table, "", session_id, by_key=by_key)
         for batch in reader.read_batches(table, (rows.id_column, eq, rows.stored_session_id), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
@@ -106,7 +106,7 @@ def count_session_rows(spark: SparkSession, lake: Lake, session: Session) -> dic
 
 
 def _select_rows(lake: Lake, table: str, session: Session) -> SessionRows:
-    return SessionRows.of_session(table, *session, by_key=not lake.settings.capture.feeds)
+    return SessionRows.select_session(table, *session, by_key=not lake.settings.capture.feeds)
 
 
 def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
@@ -123,7 +123,7 @@ def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     if lake.settings.capture.feeds:
         rows: SessionRows = select_messages(spark, lake, *session)
     else:
-        rows = SessionRows.of_session(MESSAGES, *session)
+        rows = SessionRows.select_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 

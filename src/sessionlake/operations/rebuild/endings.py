@@ -7,7 +7,7 @@ from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import delete_all_rows, fence_off, merge_app_id
+from sessionlake.delta.commit import block_transaction, build_merge_app_id, delete_all_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -49,12 +49,12 @@ def list_gold_tables(settings: Settings) -> tuple[str, ...]:
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
     """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
-    token = lake.storage.lease_token(layer)
+    token = lake.storage.get_fencing_token(layer)
     if token:
         for app_id in _read_query_ids(spark, lake, layer):
-            last, merges = Txn.last_of_app(app_id), Txn.before_lease_holder(merge_app_id(app_id), token)
+            last, merges = Txn.build_last_of_app(app_id), Txn.before_lease_holder(build_merge_app_id(app_id), token)
             for txn in (last, last.second_write, *([merges] if layer == SILVER else [])):
-                fence_off(spark, lake, (*tables, LEDGER), txn)
+                block_transaction(spark, lake, (*tables, LEDGER), txn)
 
 
 def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:

@@ -211,7 +211,7 @@ def cancel_publishing(
         )
     txn = journal.inputs.txn
     replaced = [table for table in tables if lake.exists(spark, table) and lake.storage.has_commit(table, txn)]
-    if lake.storage.lease_token(layer) or replaced:
+    if lake.storage.get_fencing_token(layer) or replaced:
         what = f"{', '.join(replaced)} was replaced already" if replaced else f"the query of {layer} was ended for it"
         raise LakeError(
             f"{command} --cancel: {what}, which cannot be undone",

@@ -23,7 +23,7 @@ from sessionlake.bronze.job import (
 )
 from sessionlake.bronze.silences import find_silences_file
 from sessionlake.bronze.subscription import QueryOffsets
-from sessionlake.delta.commit import fence_off
+from sessionlake.delta.commit import block_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
@@ -180,7 +180,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_bat
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
-        fence_off(spark, lake, [MESSAGES], Txn(app_id, number))
+        block_transaction(spark, lake, [MESSAGES], Txn(app_id, number))
         new_versions = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files by itself commits as well, but not as WRITE.
         commits = lake.storage.latest_commits(spark, MESSAGES, new_versions) if new_versions else []

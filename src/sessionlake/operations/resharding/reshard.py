@@ -19,7 +19,7 @@ from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.gold.making.states import remove_forgotten_owners
+from sessionlake.gold.making.states import delete_owner_files
 from sessionlake.gold.tables.notes import store_shards as note_gold_shards
 from sessionlake.operations.pipeline import run_layer_to_end
 from sessionlake.operations.rebuild.replay import REPLAYED
@@ -217,7 +217,7 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
         lake.storage.require_claims()
         handover.activate_handover(spark, settings, plan.name, layer)
     if layer == GOLD:
-        remove_forgotten_owners(settings)
+        delete_owner_files(settings)
         fault_point("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:

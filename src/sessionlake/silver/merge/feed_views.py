@@ -127,7 +127,7 @@ def _build_value_sql(column: FeedColumn) -> str:
 def _build_source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     """Returns a table as SQL, with nulls for columns that it does not have yet. A missing table has no rows."""
     present = lake.storage.read_column_types(spark, table) if lake.exists(spark, table) else {}
-    wanted = TABLES[table].columns_for(lake.settings)
+    wanted = TABLES[table].list_column_types(lake.settings)
     nulls = [f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in wanted if name not in present]
     if not present:
         return f"(SELECT {', '.join(nulls)} WHERE false)"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit, fence_off, merge_app_id, merge_rows
+from sessionlake.delta.commit import append_and_read_commit, block_transaction, build_merge_app_id, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -97,7 +97,7 @@ def select_batches_for_merge(pending: Sequence[PendingBatch]) -> list[PendingBat
 
 
 def _build_merge_app_id(pending: Sequence[PendingBatch]) -> str:
-    return merge_app_id(pending[0].app_id)
+    return build_merge_app_id(pending[0].app_id)
 
 
 def _count_changes(outputs: Iterable[TableOutput]) -> int:
@@ -214,7 +214,7 @@ class TableMerger:
             return False
         first, last = batches_to_merge[0].batch, batches_to_merge[-1].batch
         started, merge_txn = datetime.now(UTC), Txn(_build_merge_app_id(batches_to_merge), last)
-        txn = merge_txn.fenced_by(self._lake.storage.lease_token(SILVER))
+        txn = merge_txn.add_fencing_token(self._lake.storage.get_fencing_token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
         with without_code_generation(self._spark, enabled=changes <= self._lake.driver_limits.few_changes):
@@ -258,10 +258,12 @@ class TableMerger:
         No plan of Spark's fixes which batches a merge contains. So a merge that the earlier process completed later
         could contain other batches than this process assumes.
         """
-        token, pending = self._lake.storage.lease_token(SILVER), self._read_pending()
+        token, pending = self._lake.storage.get_fencing_token(SILVER), self._read_pending()
         if not token or not pending:
             return pending
-        fence_off(self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token))
+        block_transaction(
+            self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token)
+        )
         return self._read_pending()
 
     def _read_pending(self) -> list[PendingBatch]:

@@ -99,7 +99,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: The function cannot be created.
     """
-    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
+    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].list_column_types(lake.settings))
     floors = _FLOORS.format(retained=lake.to_sql_identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _build_body_sql(lake, _build_kept_sql(spark, lake), known)

@@ -67,12 +67,12 @@ class SessionMoment:
             # A cut at expiry has the time of the expiry, but its table is complete only when stream time is past it.
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
         elif self.offset is not None:
-            by_message = _is_known(cuts["offset"])
+            by_message = _has_known_features(cuts["offset"])
             fits = by_message & (_to_numbers(cuts["offset"]) <= self.offset)
             fits |= ~by_message & (at < _count_reached(at[~by_message], history))
         else:
             following = _to_numbers(cuts["next_seq"])
-            fits = _is_known(cuts["next_seq"]) & (following - 1 <= self._required_seq) & history.has_seqs
+            fits = _has_known_features(cuts["next_seq"]) & (following - 1 <= self._required_seq) & history.has_seqs
             fits &= (following < INT64_MAX) | (
                 self._required_seq == INT64_MAX
             )  # the highest possible seq is its own successor
@@ -85,7 +85,7 @@ class SessionMoment:
             return changes.filter(pa.array(to_epoch_ms(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
             by, at = changes["_applied_by"], to_epoch_ms(changes["_applied_at"])
-            known, position = _is_known(by), changes["_position"].to_numpy()
+            known, position = _has_known_features(by), changes["_position"].to_numpy()
             came = known & (_to_numbers(by) <= self.offset)
             # Changes apply in order: what precedes an applied change was applied, what follows a missing one was not.
             last, first = position[came].max(initial=-1), position[known & ~came].min(initial=INT64_MAX)
@@ -96,7 +96,7 @@ class SessionMoment:
             return changes.filter(pa.array(came))
         seqs, position = changes["_seq"], changes["_position"].to_numpy()
         before = (changes["_life"].to_numpy() != history.life) | (
-            _is_known(seqs) & (_to_numbers(seqs) <= self._required_seq)
+            _has_known_features(seqs) & (_to_numbers(seqs) <= self._required_seq)
         )
         if history.in_seq_order:
             return changes.filter(pa.array(before))
@@ -116,7 +116,7 @@ def to_epoch_ms(times: pa.ChunkedArray) -> Int64s:
     return micros // 1000
 
 
-def _is_known(column: pa.ChunkedArray) -> Bools:
+def _has_known_features(column: pa.ChunkedArray) -> Bools:
     found: Bools = pc.is_valid(column).to_numpy().astype(np.bool_)
     return found
 
