@@ -106,7 +106,7 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Diff
     only = next((feed for feed in feeds if feed.name == test.feed), None)
     if test.feed is not None and only is None:
         raise UsageError(
-            f"{file_name}: there is no feed {test.feed!r}; configured are {', '.join(names) or 'none'}",
+            f"{file_name}: `feed` names {test.feed!r}, but the configured feeds are {', '.join(names) or 'none'}",
             fix=_suggest_known_name(test.feed, names) or "Correct `feed`, or leave it out to choose by topic",
         )
     without = next((number for number, frame in enumerate(test.frames, 1) if "topic" not in frame.fields), None)
@@ -114,14 +114,16 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Diff
         only = feeds[0]
     if only is None and without is not None:
         raise UsageError(
-            f"{file_name}: frame {without} names no topic, and {len(feeds)} feeds are configured",
-            fix="Add `topic` or `feed` at the top of the file",
+            f"{file_name}: the message in frame {without} has no topic, and {len(feeds)} feeds are configured",
+            why="The topic decides which feed reads the message",
+            fix="Add `topic: NAME` or `feed: NAME` at the top of the file",
         )
     coded = next((feed for feed in ([only] if only else feeds) if feed.needs_payload), None)
     if coded is not None:
         raise UsageError(
-            f"{file_name}: feed {coded.name} reads {coded.format.value}, and frames are text",
-            fix="Try it on a topic, with `sessionlake feed try --topic NAME`",
+            f"{file_name}: the feed {coded.name} reads {coded.format.value}, which is bytes, and a file "
+            "of frames has only text",
+            fix="Test the feed on messages of a topic: `sessionlake feed try --topic NAME`",
         )
     topic = only.name if only is not None else ""
     frames = [Frame({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames]
@@ -141,17 +143,24 @@ def read_test(file: Path) -> FeedTest:
             raise UsageError(f"{file} has more than {MAX_BYTES:,} bytes", fix="Split it into several files")
         found = yaml.load(content.decode(), _TestFileLoader)  # noqa: S506 - a safe loader with limits
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", fix="Name a YAML file of frames") from None
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}", fix="Name a YAML file with a list `frames`"
+        ) from None
     except yaml.YAMLError as error:
         line, _ = find_error_position(error, content.decode())
         where = f"{file}, line {line}" if line else f"{file}"
-        raise UsageError(f"{where} is not valid YAML: {explain_yaml_error(error)}") from None
+        raise UsageError(
+            f"{where} is not valid YAML: {explain_yaml_error(error)}", fix="Correct the file at this place"
+        ) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not valid YAML: {error}", fix="Correct the file") from None
     content_of = _require_mapping(found, _OF_FILE, str(file))
     frames = content_of.get("frames")
     if not isinstance(frames, list) or not frames:
-        raise UsageError(f"{file} has no frames", fix="List messages under `frames`, each with a `value`")
+        raise UsageError(
+            f"{file} has no list `frames`, so there is nothing to test",
+            fix="Write a list `frames`, in which each message has a `value` (docs/how-to/bring-your-own-messages.md)",
+        )
     topic = content_of.get("topic")
     return FeedTest(
         content_of.get("feed"),
@@ -163,29 +172,35 @@ def read_test(file: Path) -> FeedTest:
 def _read_frame(frame_content: Any, topic: Any, place: str) -> Frame:
     content = _require_mapping(frame_content, _OF_FRAME, place)
     if "value" not in content:
-        raise UsageError(f"{place} has no value", fix="Write the message as `value`, or `value: null` for a tombstone")
+        raise UsageError(
+            f"{place} has no `value`, which is the message",
+            fix="Write the message as `value: TEXT`, or `value: null` for a tombstone",
+        )
     refused = content.get("refused")
     if refused is not None and refused not in list(Reason):
         fix = _suggest_known_name(str(refused), [*Reason]) or f"Write one of {', '.join(Reason)}"
-        raise UsageError(f"{place}: refused: {refused!r} is not a reason", fix=fix)
+        raise UsageError(f"{place}: `refused` is {refused!r}, which is not a reason for quarantine", fix=fix)
     fields = {name: content[name] for name in _OF_MESSAGE if name in content}
     fields = fields if topic is None else {"topic": topic, **fields}
     for name, kind in (("topic", str), ("headers", dict), ("timestamp", int), ("partition", int)):
         if name in fields and not isinstance(fields[name], kind):
             raise UsageError(
-                f"{place}: {name} is {fields[name]!r}",
-                fix="`topic` is a text, `headers` an object, `timestamp` and `partition` whole numbers",
+                f"{place}: `{name}` is {fields[name]!r}, which has the wrong type",
+                fix="`topic` is a text, `headers` an object, and `timestamp` and `partition` are integers",
             )
     return Frame(fields, _read_rows(content.get("rows"), place), refused, content.get("ignored") is True)
 
 
 def _require_mapping(value: Any, known_keys: Sequence[str], place: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{place} is not an object with keys", fix=f"Its keys may be {', '.join(known_keys)}")
+        raise UsageError(
+            f"{place} is not an object with keys",
+            fix=f"Write it as `KEY: VALUE`. Its keys can be {', '.join(known_keys)}",
+        )
     for name in value:
         if name not in known_keys:
             fix = _suggest_known_name(str(name), known_keys) or f"Write one of {', '.join(known_keys)}"
-            raise UsageError(f"{place}: there is no key {name!r}", fix=fix)
+            raise UsageError(f"{place}: the key {name!r} is not known here", fix=fix)
     return value
 
 
@@ -197,7 +212,8 @@ def _read_rows(rows_by_session: Any, place: str) -> dict[str, list[dict[str, Any
     )
     if not is_table:
         raise UsageError(
-            f"{place}: rows are not lists by session", fix="Write them as in `rows: {BTC: [{side: bid, price: 1.5}]}`"
+            f"{place}: `rows`, the expected rows, must be lists of rows by session",
+            fix="Write them as in `rows: {BTC: [{side: bid, price: 1.5}]}`",
         )
     return {str(session): rows for session, rows in rows_by_session.items()}
 

@@ -175,7 +175,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_told_apart_by_delta(spark:
         for thread in threads:
             thread.join()
         assert (len(won), len(refused)) == (attempt + 1, attempt + 1), refused
-        assert f"another process {won[-1]} over catalog spark_catalog" in refused[-1]
+        assert f"another process {won[-1]} over the tables in catalog spark_catalog" in refused[-1]
     last = SparkLeases(spark, storage).read_lease(SILVER)
     assert last is not None
     assert (last.token, last.holder) == (2, None)
@@ -226,7 +226,7 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
         in caplog.text
     )
     assert other.returncode == 1
-    assert "error: silver: this process did not renew its lease before" in said
+    assert "error: silver: this process had to renew its lease, which allows it to write, before" in said
     assert f"another process rebuilds silver now ({of_process(os.getpid())}" in said
 
 
@@ -270,7 +270,7 @@ def test_silver_goes_on_where_a_process_was_stopped_past_its_lease_and_no_row_is
         os.killpg(first.pid, signal.SIGCONT)
         place.run_once()
         _, said = first.communicate(timeout=START_SECONDS)
-    assert (first.returncode, "did not renew its lease before" in said) == (1, True), said
+    assert (first.returncode, "had to renew its lease, which allows it to write, before" in said) == (1, True), said
     place.assert_no_row_is_harmed()
 
 
@@ -294,7 +294,7 @@ def test_what_a_process_had_made_sure_of_when_it_was_stopped_harms_no_row_whoeve
             with claim_layers(place.spark, place.settings, Layer.SILVER):
                 os.killpg(stopped.pid, signal.SIGCONT)
                 _, said = stopped.communicate(timeout=START_SECONDS)
-    assert (stopped.returncode, "did not renew its lease before" in said) == (1, True), said
+    assert (stopped.returncode, "had to renew its lease, which allows it to write, before" in said) == (1, True), said
     place.arrive()
     place.run_once()
     place.assert_no_row_is_harmed()
@@ -311,7 +311,7 @@ def test_of_two_processes_started_at_once_one_works_and_the_other_says_who(place
         works.send_signal(signal.SIGTERM)
         works.communicate(timeout=60)
     assert (refused.returncode, works.returncode) == (1, 0)
-    assert "error: another process runs silver over catalog spark_catalog" in said
+    assert "error: another process runs silver over the tables in catalog spark_catalog" in said
     assert f"process {works.pid}, since" in said
     place.run_once()
     place.assert_no_row_is_harmed()

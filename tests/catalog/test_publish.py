@@ -25,7 +25,7 @@ class InCatalog(Scene):
 
     def publish_killed(self, table: str, topic: str, place: str) -> subprocess.CompletedProcess[str]:
         killed = super().publish_killed(table, topic, place)
-        with pytest.raises(ClaimedError, match=r"can be taken over after"):
+        with pytest.raises(ClaimedError, match=r"run the command again after"):
             self.publish(table, topic)
         self.lake.open_delta_table(self.spark, LEASES).update(set={"expires_at": "timestamp_micros(0)"})
         return killed

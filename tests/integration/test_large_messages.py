@@ -92,5 +92,5 @@ def test_a_heap_that_is_full_is_told_as_such_and_with_the_setting_to_change(brok
     words = [sys.executable, "-m", "sessionlake", "run", "bronze", "--once"]
     done = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
-    assert "Spark's heap is full" in done.stderr
+    assert "Spark has used up the memory" in done.stderr
     assert "SESSIONLAKE_DRIVER_MEMORY" in done.stderr

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
     "a broker of an authority that is not trusted": (
         lambda broker: broker.kafka(ca=Authority("another").pem),
         AccessError,
-        r"not trusted \(.*Add the authority that signed it to kafka\.security\.ca",
+        r"does not trust \(.*Add the authority that signed the certificate to kafka\.security\.ca",
     ),
     "a broker of an authority that nobody knows": (
         lambda broker: broker.kafka(ca=None),

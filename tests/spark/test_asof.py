@@ -95,7 +95,9 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
     known = find_session(reader, settings, session, topic, partition)
     assert plain(table_as_of(reader, settings, known, SessionMoment(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
-        with pytest.raises(UsageError, match=r"session 'x' is unknown\. Name one that exists, such as .* \(capture\."):
+        with pytest.raises(
+            UsageError, match=r"session 'x' is unknown\. Name a session that exists, such as .* \(capture\."
+        ):
             find_session(known_by, settings, "x")
 
 
@@ -162,9 +164,9 @@ def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monke
         (["--offset", "99999"], "silver has judged offsets up to", 1),
         (["--ts", "2999-01-01"], "stream time has not reached 2999-01-01 00:00:00.000Z", 1),
         (["--ts", "0"], "its table begins at", 1),
-        (["--seq", "0"], "its table begins with seq", 1),
+        (["--seq", "0"], "its table begins at seq", 1),
         (["--ts", "yesterday"], "Write it in ISO 8601, as in", 2),
-        (["--ts", "0", "--seq", "1"], "exactly one moment is needed; given: --ts, --seq", 2),
+        (["--ts", "0", "--seq", "1"], "exactly one moment is needed, but these were given: --ts, --seq", 2),
         ([], "Give one of --ts, --seq and --offset", 2),
     ],
 )

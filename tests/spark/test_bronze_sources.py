@@ -96,7 +96,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     write_archive(folder / "3.zip", capture(5))
     with pytest.raises(OffsetHoleError, match="are already in"):  # what is archived twice
         run(spark, archived)
-    with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages so far came from archive"):
+    with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages in bronze came from archive"):
         sources.streamed.refuse_messages_of_other_source(spark, Lake(archived), "kafka")
     Lake(archived).drop_table(spark, "bronze.messages")
     with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"):

@@ -237,8 +237,12 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
     join = {"reference": "sites", "keys": {"site": "status"}}
     reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
     for declared, columns, told in (
-        ({"status": "string"}, ["price"], "columns: price is not declared"),
-        ({"qty": "bigint"}, ["qty"], "join.keys: site of sites is string, but status is no column"),
+        ({"status": "string"}, ["price"], "columns: price is not a column of"),
+        (
+            {"qty": "bigint"},
+            ["qty"],
+            "join.keys: the key site of the reference table sites is of type string, but status is of type no column",
+        ),
     ):
         enriched = {"name": "placed", "columns": columns, "join": [join]}
         of_gold = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})

@@ -96,7 +96,7 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
 
 def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "offset < 3", {})
-    with pytest.raises(UsageError, match=r"a file with a single row has \d+ bytes, but --max-file-size allows 50"):
+    with pytest.raises(UsageError, match=r"one row of the table takes \d+ bytes, but --max-file-size allows only 50"):
         export_frame(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -124,7 +124,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
     write("offset < 3", overwrite=True)
     assert len(files(tmp_path / "out")[0].read_text().splitlines()) == 3
     (tmp_path / "out" / "mine.txt").touch()
-    with pytest.raises(UsageError, match="has files that no export wrote"):
+    with pytest.raises(UsageError, match="has files that are not from an export"):
         write("offset < 4", overwrite=True)
     assert (tmp_path / "out" / "mine.txt").exists()
 
@@ -132,7 +132,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "offset < 2", {})
     rows.write.json(str(tmp_path / "out"))
-    with pytest.raises(UsageError, match="has files that no export wrote"):
+    with pytest.raises(UsageError, match="has files that are not from an export"):
         export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
 
 
@@ -162,7 +162,7 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
     assert {json.loads(line)["hour"] for line in files(tmp_path / "o")[0].read_text().splitlines()} == {
         "2026-01-02T03:00:00.000000Z"
     }
-    with pytest.raises(UsageError, match="is a view, and views have no versions"):
+    with pytest.raises(UsageError, match="is a view, and only tables have versions"):
         require_exportable_table(settings, view, make_time_travel_option(1, None))
     with pytest.raises(LakeError, match=r"silver\.sessions does not exist yet"):
         require_exportable_table(settings, "gold.session_summary", {})

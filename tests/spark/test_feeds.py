@@ -281,7 +281,9 @@ def test_forget_finds_a_session_inside_messages_and_refuses_to_erase_those_of_ot
     sent = arrive(spark, settings, message_of_books(0, full[0]), message_of_books(1, full[1], full[2]))
     sent += arrive(spark, settings, message_of_books(2, part_of("secret", bids=[["2", "1"]])), first=2)
     through_silver(spark, settings)
-    with pytest.raises(UsageError, match=r"1 messages of session 'B' also have other sessions \('C'\).*offset 1 of"):
+    with pytest.raises(
+        UsageError, match=r"1 messages of session 'B' have rows of other sessions too \('C'\).*offset 1 of"
+    ):
         forget(spark, settings, "B")
     receipt = forget(spark, settings, "secret")
     assert (receipt.messages, receipt.report["search"]["found"]) == (2, [])

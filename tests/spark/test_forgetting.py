@@ -193,7 +193,10 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     assert steps[ROWS]() == done  # the version that publications are to come to
     place = {"reservoirId": "a", "reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
     published(settings, place)
-    with pytest.raises(LakeError, match=r"publish-silver\.session_rows-out has not yet sent the removal"):
+    with pytest.raises(
+        LakeError,
+        match=r"publish-silver\.session_rows-out has not sent to Kafka yet that the session's rows are removed",
+    ):
         steps["publications"]()
     published(settings, place | {"reservoirVersion": done["version"] + 1})
     steps["publications"]()

@@ -172,13 +172,13 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         assert not FORGET.find_journal_file(settings).exists()
         assert read_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
-    with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
+    with pytest.raises(UsageError, match="forget --cancel: no forgetting is unfinished"):
         Forgetting(spark, settings).cancel_forgetting()
-    with pytest.raises(UsageError, match="forget --resume: no forgetting was interrupted"):
+    with pytest.raises(UsageError, match="forget --resume: no forgetting is unfinished"):
         Forgetting(spark, settings).resume_forgetting()
 
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
-    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone. Run {RESUME}"):
+    with pytest.raises(LakeError, match=rf"already erased .* cannot be undone. Run {RESUME}"):
         Forgetting(spark, settings).cancel_forgetting()
     with pytest.raises(UsageError, match=rf"another session was interrupted .*{RESUME}"):
         Forgetting(spark, settings).forget_session(OTHERS[0])
@@ -238,7 +238,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     assert contents(spark, settings) == before
     run(spark, settings, second)
     assert verify_silver_tables(spark, settings).is_exact
-    with pytest.raises(UsageError, match="rebuild silver --cancel: no rebuild was interrupted"):
+    with pytest.raises(UsageError, match="rebuild silver --cancel: no such rebuild is unfinished"):
         silver_rebuild.cancel_rebuild(spark, settings)
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[0]}", work)
@@ -329,7 +329,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
     run(spark, settings)
     assert verify_silver_tables(spark, settings).is_exact
     assert contents(spark, settings) == before
-    with pytest.raises(UsageError, match="reshard --cancel: no resharding was interrupted"):
+    with pytest.raises(UsageError, match="reshard --cancel: no resharding is unfinished"):
         resharding.cancel_resharding(spark, settings)
 
 

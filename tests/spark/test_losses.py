@@ -179,8 +179,10 @@ def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run:
     everything_but_bronze(run)
     assert {"files", "tables", "layers"} <= faults(run.settings)
     said = recovered(run, RecoverableLayer.SILVER)
-    assert re.search(r"found: the checkpoint \S+ is new, but the silver tables already hold data", said)
-    assert re.search(r"found: silver.session_changes needs files that are gone: part-", said)
+    assert re.search(
+        r"found: the checkpoint \S+ of silver is new or was removed, but the layer's tables already hold data", said
+    )
+    assert re.search(r"found: silver.session_changes needs files that do not exist any more: part-", said)
     assert "nothing was compared" in said
     assert "no loss; nothing was changed" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run)
@@ -221,8 +223,8 @@ def its_last_batches(run: Pipeline) -> int:
     [
         (torn("metadata"), "metadata cannot be read"),
         (torn("offsets", "0"), "offsets/0 is not whole JSON"),
-        (a_state, "lacks the state of batch 0"),
-        (a_torn_state, "the states in .* cannot be read"),
+        (a_state, "has no state of batch 0"),
+        (a_torn_state, "the states in the checkpoint .* cannot be read"),
         (a_merged_table, r"silver.session_rows is gone"),
         (the_note_of_a_half_committed_batch, "silver.json cannot be read"),
         (its_last_batches, "ends with batch 0, the tables hold batches up to 2"),

@@ -513,6 +513,7 @@ def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys:
         {"table": EVENTS} | idle | {"files_before": 5, "files_after": 1},
     ]
     with pytest.raises(
-        UsageError, match=r"maintain: there is no table 'a\.b'\. Name one of the tables: silver\.session_cuts, "
+        UsageError,
+        match=r"maintain: there is no table 'a\.b'\. Name one of the tables of this lake: silver\.session_cuts, ",
     ):
         maintain_once(spark, settings, "a.b", OutputFormat.JSON)

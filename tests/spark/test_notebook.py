@@ -136,7 +136,7 @@ def test_session_moment_and_metric_are_chosen_by_name(spark, filled, monkeypatch
 def test_an_empty_home_is_named_with_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "empty"))
     for notebook in NOTEBOOKS:
-        with pytest.raises(NotFoundError, match=r"empty has no .*\. Run `make demo`"):
+        with pytest.raises(NotFoundError, match=r"empty has no table .*\. On a laptop, run `make demo`"):
             runpy.run_path(str(notebook))
 
 

@@ -321,7 +321,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
 
     renamed = own.model_copy(update={"name": "renamed"})
     counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
-    with pytest.raises(LossError, match=r"silver\.kept holds rows already"):
+    with pytest.raises(LossError, match=r"silver\.kept has rows already"):
         counted.run()
     assert not rebuild_processor(counted.spark, counted.settings, "renamed").different
     counted.arrive(("s", said("update", 1), 600))
@@ -397,7 +397,8 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     assert table() == [*anew, ("b", 0, None, None, 1)]
 
     with pytest.raises(
-        ConfigError, match=r"silver\.changes was written with the key topic, row_id, the configuration has topic"
+        ConfigError,
+        match=r"silver\.changes was written with the key topic, row_id, but the configuration has the key topic",
     ):
         keyed.rebuild_table(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
 
@@ -425,7 +426,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     shutil.rmtree(checkpoint)
     shutil.copytree(older, checkpoint)
     arrive("c", 2)
-    with pytest.raises(LossError, match="ends with batch 0, the table holds batches up to 1"):
+    with pytest.raises(LossError, match="ends with batch 0, but its table holds batches up to 1"):
         counted.run()
     shutil.rmtree(checkpoint)
     counted.run()

@@ -152,7 +152,7 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     arrive(spark, settings, first)
     run(spark, settings, SILVER)
     other = of_shards(settings, 7, 4)
-    with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard 7`"):
+    with pytest.raises(LakeError, match=r"Set silver.shards back to [0-9]+, or move .* with `sessionlake reshard 7`"):
         run(spark, other, SILVER)
     assert reshard_layers(spark, other, 7) == [SILVER]
     arrive(spark, other, second)
@@ -205,7 +205,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     lose_last_commit(settings.checkpoint(SILVER))  # a batch that committed its tables and then died
 
     other = of_shards(settings, 7, 7)
-    with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard 7`"):
+    with pytest.raises(LakeError, match=r"Set silver.shards back to [0-9]+, or move .* with `sessionlake reshard 7`"):
         run(spark, other, SILVER)
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
         reshard_layers(spark, other, 5)
@@ -314,7 +314,9 @@ def test_one_layer_moves_alone_and_gold_that_is_emptied_begins_with_the_shards_i
     run(spark, mixed)
     mixed = of_shards(settings, 9, 3)
     for layer in LAYERS[1:]:
-        with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard [38]`"):
+        with pytest.raises(
+            LakeError, match=r"Set silver.shards back to [0-9]+, or move .* with `sessionlake reshard [38]`"
+        ):
             run(spark, of_shards(settings, 8, 3), layer)
     assert reshard_layers(spark, mixed, 3) == [GOLD]
     assert recover.recover_gold(spark, mixed) == ()

@@ -78,7 +78,9 @@ def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(beg
 def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: Begun) -> None:
     before = begun.version
     write_bronze(begun.spark, begun.lake, [SILENT])
-    with pytest.raises(LakeError, match=r"has not read exactly what .* Run `sessionlake run silver --once` first"):
+    with pytest.raises(
+        LakeError, match=r"has not read exactly the messages of .* Run `sessionlake run silver --once` first"
+    ):
         rebuild_silver_tables(begun.spark, begun.settings, selection=SessionSelection(TOPIC, ("one",)), compares=False)
     require_silver_current(begun.spark, begun.lake, before)
     begun.run()

@@ -199,7 +199,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
         UsageError, match=r"no layer has stopped at session 's', offset 1.*silver is not known to have stop"
     ):
         record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, offset=1, who="me")
-    with pytest.raises(UsageError, match="silver has followed the decision, so it cannot be withdrawn"):
+    with pytest.raises(UsageError, match="silver has acted on the decision, so it cannot be withdrawn"):
         withdraw_decision(pipeline.settings, spark, "s", who="me")
 
     # The state is that of the attempt that was committed, not of the ones that were given up.

@@ -7,20 +7,23 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import sessionlake
+from support.error_words import TEXTS, WORDS
 
+_First = TypeVar("_First")
+VALUES = WORDS | TEXTS
 SOURCE = Path(sessionlake.__file__).parent
 ROOT = "SessionlakeError"
 _HEAD = """\
 # Errors
 
 Every error that sessionlake ends with, by its class. Search for a part of your message that has no name or number in
-it: `…` stands for what is different each time. The command line prints `error: ` and the message, and exits with the
-code of the class.
+it: a word in capitals, such as TOPIC or FILE, and `…` stand for a value of your case. CAUSE is what the system, Kafka
+or Spark said. The command line prints `error: `, the message and the remedy, and exits with the code of the class.
 
 Made by `make reference` from the texts in the code.
 """
@@ -94,17 +97,53 @@ def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
     assigned = {module: _assigned(tree) for module, tree in _modules().items()}
     for module, tree in _modules().items():
         constants = _imported(tree, assigned) | assigned[module]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _name(node.func) == "KnownFailure":
+        for node, local in _calls(tree):
+            if _name(node.func) == "KnownFailure":
                 yield from _known_failure(node, constants)
-            elif isinstance(node, ast.Call) and (name := _name(node.func)) in classes and node.args:
+            elif (name := _name(node.func)) in classes and node.args:
                 parts = {word.arg: word.value for word in node.keywords}
-                what, why, fix = (
-                    re.sub("…+", "…", _text(part, constants))
-                    for part in (node.args[0], parts.get("why"), parts.get("fix"))
-                )
-                if len(re.findall("[A-Za-z]{2,}", what)) >= _FEWEST_WORDS:
-                    yield ErrorText(name, what, why, fix)
+                for (what, why), fix in _combinations(
+                    _combinations(
+                        _variants(node.args[0], constants, {}), _variants(parts.get("why"), constants, local)
+                    ),
+                    _variants(parts.get("fix"), constants, local),
+                ):
+                    if len(re.findall("[A-Za-z]{2,}", what)) >= _FEWEST_WORDS:
+                        yield ErrorText(name, what, why, fix)
+
+
+def _combinations(first: list[_First], second: list[str]) -> list[tuple[_First, str]]:
+    """Returns the pairs of two parts of an error: side by side if both have a text for each of the same cases."""
+    return [*zip(first, second, strict=True)] if len(first) == len(second) else [*product(first, second)]
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, dict[str, list[ast.expr]]]]:
+    """Yields each call of a module, with the values that its function assigns to each local variable."""
+
+    def walk(node: ast.AST, local: dict[str, list[ast.expr]]) -> Iterator[tuple[ast.Call, dict[str, list[ast.expr]]]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                yield child, local
+            yield from walk(child, _locals(child) if isinstance(child, ast.FunctionDef) else local)
+
+    return walk(tree, {})
+
+
+def _locals(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def _variants(node: ast.expr | None, constants: dict[str, ast.expr], local: dict[str, list[ast.expr]]) -> list[str]:
+    """Returns the texts that a part of an error can have: one for each branch and for each value of a variable."""
+    if isinstance(node, ast.IfExp):
+        return [*_variants(node.body, constants, local), *_variants(node.orelse, constants, local)]
+    if isinstance(node, ast.Name) and node.id in local:
+        return [text for value in local[node.id] for text in _variants(value, constants, {})]
+    return [re.sub("…+", "…", _text(node, constants))]
 
 
 def _settings_texts() -> Iterator[str]:
@@ -121,7 +160,9 @@ def _settings_texts() -> Iterator[str]:
 
 def _known_failure(node: ast.Call, constants: dict[str, ast.expr]) -> Iterator[ErrorText]:
     """Yields the text that replaces a failure of Spark. A text of one sentence is only the beginning of an error."""
-    what, _, fix = re.sub(r"\{\w+\}", "…", _text(node.args[1], constants)).partition(". ")
+    what, _, fix = re.sub(
+        r"\{(\w+)\}", lambda name: VALUES.get(name[1], "…"), _text(node.args[1], constants)
+    ).partition(". ")
     if fix:
         yield ErrorText(_name(node.args[0]), what, "", fix)
 
@@ -161,7 +202,43 @@ def _text(node: ast.expr | None, constants: dict[str, ast.expr]) -> str:
         return "".join(_text(part, constants) for part in node.values)
     if isinstance(node, ast.BinOp):
         return _combined(_text(node.left, constants), node.op, _text(node.right, constants))
-    return "" if node is None else "…"
+    if isinstance(node, ast.Attribute) and node.attr == "remedy" and isinstance(node.value, ast.Name):
+        known = constants.get(node.value.id)
+        return _text(known.args[1], constants) if isinstance(known, ast.Call) else "…"
+    if isinstance(node, ast.Call) and (advice := TEXTS.get(_name(node.func))):
+        return advice
+    return "" if node is None else _value_name(node)
+
+
+def _value_name(node: ast.expr) -> str:
+    """Returns the word in capitals that stands for a value: from the name of its variable, or `…` if it says little."""
+    if isinstance(node, ast.Call):
+        return _result_name(node)
+    if isinstance(node, ast.BoolOp):
+        return _value_name(node.values[0])
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        key = node.slice.value
+        if isinstance(key, int) and ast.unparse(node) not in VALUES:
+            return _value_name(node.value).removesuffix("S")
+        text = key if isinstance(key, str) else ast.unparse(node)
+    else:
+        text = ast.unparse(node)
+    for word in (text, text.rpartition(".")[2]):
+        if word in VALUES:
+            return VALUES[word]
+    return "…"
+
+
+def _result_name(node: ast.Call) -> str:
+    """Returns the word that stands for the result of a call; for a list joined to a text, the word for its items."""
+    name = _name(node.func)
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "join" and node.args:
+        return _value_name(node.args[0])
+    if name == "len" or name.startswith("count_"):
+        return "NUMBER"
+    if name == "format_time":
+        return "TIME"
+    return VALUES.get(node.func.attr if isinstance(node.func, ast.Attribute) else name, "…")
 
 
 def _combined(left: str, op: ast.operator, right: str) -> str:

@@ -411,7 +411,7 @@ def test_a_late_file_is_told_where_others_that_were_taken_are_gone_too(tmp_path)
     second = find_next_position(tmp_path, first, ALL)
     assert second == {"files": 3, "last": "d.gz", "there": 2}
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
-    with pytest.raises(LakeError, match="Up to that name there were 2 files, and now there are 3"):
+    with pytest.raises(LakeError, match="files up to that name: 2 before, 3 now"):
         find_next_position(tmp_path, second, ALL)
 
 

@@ -235,7 +235,7 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
     )
     monkeypatch.setattr("sessionlake.history.asof._MAX_SEARCHED", 3)
     with pytest.raises(
-        UsageError, match=rf"session 'x' is unknown\. Name one that exists, such as .*\({facts[0].topic}\)"
+        UsageError, match=rf"session 'x' is unknown\. Name a session that exists, such as .*\({facts[0].topic}\)"
     ):
         find_session(tables, settings, "x")
     assert len(read) == 3

@@ -67,7 +67,7 @@ def test_words_that_mean_nothing_are_a_usage_error(call, words):
         ("capture: {columns: {price: money}}", "type 'money' is not one of"),
         ("- a list", "expected a mapping of keys"),
         ("kafka: {", "is not valid YAML"),
-        ("kafka: {bootstrap_servers: nowhere}", "'nowhere' is not host:port"),
+        ("kafka: {bootstrap_servers: nowhere}", "'nowhere' in it is not an address HOST:PORT"),
     ],
 )
 def test_a_bad_configuration_is_named_and_exits_with_2(call, tmp_path, config, text):
@@ -331,9 +331,7 @@ def test_a_signal_sets_the_flag_and_interrupts_nothing(number):
 
 def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path):
     settings = Settings(home=tmp_path)
-    said = (
-        rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\).*\. Stop it first"
-    )
+    said = rf"another process rebuilds silver over .* {tmp_path} \(.*, process {os.getpid()}, .*\. Stop it or wait"
     for _ in range(2):  # again with what the one before has left in the file
         with claim_lock(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())
@@ -378,13 +376,10 @@ def test_a_second_demo_of_a_home_is_refused(tmp_path):
 def test_resolve_takes_exactly_one_decision(call, words):
     result = call("resolve", "--session", "s", *words)
     assert result.exit_code == 2
-    assert "Choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw" in said(result)
+    assert "Give one of --accept-gap" in said(result)
 
 
 def test_resolve_says_where_silver_stopped(call):
     result = call("resolve", "--session", "s", "--accept-gap")
     assert result.exit_code == 2
-    assert (
-        "no layer has stopped at session 's', so there is nothing to decide: silver is not known to have stopped"
-        in said(result)
-    )
+    assert "no layer has stopped at session 's', so there is nothing to decide; known stops: silver" in said(result)

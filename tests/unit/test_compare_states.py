@@ -42,5 +42,5 @@ def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothi
 
 def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compare_states, "read_last_batches", lambda *_: (-1, 4))
-    with pytest.raises(LakeError, match=r"its checkpoint holds no state.*sessionlake recover silver"):
+    with pytest.raises(LakeError, match=r"its checkpoint has no state.*sessionlake recover silver"):
         compare_states.compare_states(ANY, settings, ANY)

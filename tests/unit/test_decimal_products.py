@@ -209,13 +209,13 @@ def test_columns_and_comments_say_that_results_are_exact() -> None:
 @pytest.mark.parametrize(
     ("product", "said"),
     [
-        ({"value": "price"}, "There is none named 'price'; decimal columns are amount"),
-        ({"value": "none"}, "gold.products: own: value: without a source, value names a decimal column of a feed"),
+        ({"value": "price"}, "which a product without `source` needs; decimal columns are amount"),
+        ({"value": "none"}, "gold.products: own: value: 'none' is not a decimal column of a feed"),
         (
             {"aggregates": {"spread": "variance", "p": "p50"}},
-            "cannot be aggregated exactly as p50, variance; allowed are",
+            "cannot be aggregated exactly as p50, variance; use some of",
         ),
-        ({"of": "texts", "keys": ["value"], "aggregates": {"n": "count"}}, "value names a column of numbers"),
+        ({"of": "texts", "keys": ["value"], "aggregates": {"n": "count"}}, "it names a column of numbers"),
     ],
 )
 def test_what_has_no_exact_result_is_refused(product: dict[str, Any], said: str) -> None:

@@ -90,7 +90,9 @@ def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
 
 def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settings):
     stop(settings, 2)
-    with pytest.raises(UsageError, match="offset 2 was processed as valid and became a violation only later"):
+    with pytest.raises(
+        UsageError, match="offset 2 was processed as a valid message, and judged a violation only later"
+    ):
         decide(settings, 2)
     decide(settings, 2, Decision.ISOLATE)
     assert known(settings) == {("t", 0, "s", 2): Decision.ISOLATE}
@@ -100,7 +102,7 @@ def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_table
     with contextlib.suppress(KeyError), record_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
         raise KeyError
     stop(settings, 6)
-    with pytest.raises(UsageError, match=r"committed offset 6\. Run `sessionlake run silver --once`"):
+    with pytest.raises(UsageError, match=r"committed offset 6\..* Run `sessionlake run silver --once`"):
         decide(settings, 6)
     stop(settings, 7)
     decide(settings, 7)
@@ -121,7 +123,7 @@ def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
     for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
         decide(settings, 6, decision)
         assert known(settings) == {("t", 0, "s", 6): decision}
-        with pytest.raises(UsageError, match=rf"already recorded: {decision}\. To replace it, withdraw it first"):
+        with pytest.raises(UsageError, match=rf"already recorded: {decision}\. To replace it, first take it back"):
             decide(settings, 6, Decision.ACCEPT_GAP)
         withdraw(settings)
         assert known(settings) == {}
@@ -178,7 +180,7 @@ def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
     decide(settings, 6)
     row = pa.Table.from_pylist([entry("silver", 5, [6], batch=1)])  # of what was held back: its offset came earlier
     write_deltalake(find_table_folder(Lake(settings), LEDGER), row, mode="append")
-    with pytest.raises(UsageError, match="offset 6: silver has followed the decision, so it cannot be withdrawn"):
+    with pytest.raises(UsageError, match="offset 6: silver has acted on the decision, so it cannot be withdrawn"):
         withdraw(settings, 6)
 
 
@@ -207,7 +209,7 @@ def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     write_deltalake(
         find_table_folder(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append"
     )
-    with pytest.raises(UsageError, match=f"too late to withdraw: {layer} has processed it"):
+    with pytest.raises(UsageError, match=f"{layer} has processed it"):
         withdraw(settings)
 
 
@@ -225,6 +227,6 @@ def test_nothing_is_withdrawn_while_a_batch_is_half_committed(settings):
     with contextlib.suppress(KeyError), record_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
         raise KeyError
     with pytest.raises(
-        UsageError, match=r"interrupted while it committed a batch\. Run `sessionlake run silver --once`"
+        UsageError, match=r"interrupted while it committed a batch\..* Run `sessionlake run silver --once`"
     ):
         withdraw(settings)

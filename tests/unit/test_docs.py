@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -157,7 +158,10 @@ def test_a_query_of_a_missing_table_or_column_is_noticed():
 @named
 def test_every_command_named_in_the_text_exists_with_its_options(page: Path):
     for text in INLINE.findall(prose(page)):
-        words, command = text.partition("…")[0].partition(" -- ")[0].split(), ROOT_COMMAND
+        written = takewhile(
+            lambda word: not re.fullmatch("[A-Z-]{2,}", word), text.partition("…")[0].partition(" -- ")[0].split()
+        )
+        words, command = [*written], ROOT_COMMAND
         while words and hasattr(command, "commands"):
             found = command.get_command(typer.Context(command), words.pop(0))
             assert found is not None, text

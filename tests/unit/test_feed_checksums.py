@@ -215,55 +215,67 @@ CRC32 = {"groups": ["bid", "ask"], "columns": ["price_text", "qty_text"]}
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"check": {"checksum": "sum"}}, "check has crc32 or with"),
-        ({"check": {"checksum": "sum", "with": "a:b", "crc32": CRC32}}, "check has crc32 or with"),
-        ({"check": {"checksum": "sum", "crc32": CRC32}, "keep": None}, "needs keep with one column in per"),
+        ({"check": {"checksum": "sum"}}, "check needs exactly one of `crc32`"),
+        ({"check": {"checksum": "sum", "with": "a:b", "crc32": CRC32}}, "check needs exactly one of `crc32`"),
+        ({"check": {"checksum": "sum", "crc32": CRC32}, "keep": None}, "needs `keep` with one column in `per`"),
         (
             {"check": {"checksum": "sum", "crc32": CRC32 | {"groups": ["bids"]}}},
-            "no row has 'bids' in side; did you mean",
+            "no row can have 'bids' in side; did you mean",
         ),
-        ({"check": {"checksum": "sum", "crc32": CRC32 | {"columns": ["prise"]}}}, "there is no column 'prise'"),
+        (
+            {"check": {"checksum": "sum", "crc32": CRC32 | {"columns": ["prise"]}}},
+            "the feed declares no column 'prise'",
+        ),
         (
             {"check": {"checksum": "sum", "crc32": CRC32 | {"columns": ["price"]}}},
             "price_text: {type: string, from: dig",
         ),
-        ({"check": {"crc32": CRC32}}, "check: the path to the checksum is missing"),
+        ({"check": {"crc32": CRC32}}, "check: the feed has a check, but no path to the checksum"),
         (
             {"check": {"checksum": ".sum", "crc32": CRC32, "rows": 2}},
-            r"rule 1: check.checksum: '.sum' begins at an element, but there is no split; write the whole path",
+            r"rule 1: check.checksum: the path '.sum' begins with a dot, which is only possible after `split`",
         ),
         (
             {"messages": [{"is": "update", "checksum": ".sum"}]},
-            r"rule 1: checksum: '.sum' begins at an element, but there is no split",
+            r"rule 1: checksum: the path '.sum' begins with a dot, which is only possible after `split`",
         ),
         (
             {"messages": [{"is": "snapshot", "scope": {"side": ".side"}}]},
-            r"rule 1: scope: '.side' begins at an element, but there is no split",
+            r"rule 1: scope: the path '.side' begins with a dot, which is only possible after `split`",
         ),
         (
             {"check": {"checksum": "sum", "crc32": CRC32, "rows": 10}},
-            r"check.rows is 10, but the table has at most keep.rows = 4 rows of a group",
+            r"check.rows is 10, but the table keeps at most keep.rows = 4 rows of a group",
         ),
         (
             {"check": {"checksum": "sum", "crc32": CRC32 | {"interleaved": True, "separator": {"groups": "|"}}}},
-            r"check.crc32\n.*separator.groups is not used if interleaved is true.*leave out one of them",
+            r"check.crc32\n.*separator.groups has no effect if interleaved is true.*leave out one of the two",
         ),
-        ({"check": None, "messages": [{"is": "update", "checksum": "x"}]}, "rule 1: checksum: the feed has no check"),
-        ({"messages": [{"when": {"a": {}}, "is": "update"}]}, "has above or below"),
-        ({"messages": [{"when": {"body": {"above": 1}}, "is": "update"}]}, "body is a type of values"),
+        (
+            {"check": None, "messages": [{"is": "update", "checksum": "x"}]},
+            "rule 1: `checksum` has no effect, because the feed has no `check`",
+        ),
+        ({"messages": [{"when": {"a": {}}, "is": "update"}]}, "needs `above`, `below` or both"),
+        (
+            {"messages": [{"when": {"body": {"above": 1}}, "is": "update"}]},
+            "`body` can only be compared with a type of values",
+        ),
         (
             {"keep": {"per": ["side"], "best": "price", "descending": ["Bid"], "rows": 3}},
-            "no row has 'Bid' in side; did you mean 'bid'",
+            "no row can have 'Bid' in side; did you mean 'bid'",
         ),
         (
             {"keep": {"per": ["side"], "best": "price", "descending": ["xyz"], "rows": 3}},
-            "no row has 'xyz' in side. Rows have ask, bid",
+            "no row can have 'xyz' in side. Rows have ask, bid",
         ),
         (
             {"keep": {"per": ["price"], "best": "qty", "descending": ["high"], "rows": 3}},
-            r"keep.descending: 'high' fits no column of keep.per.*a value of price \(decimal\(20,10\)\)",
+            r"keep.descending: 'high' cannot be a value of .*keep.per.*a value of type price \(decimal\(20,10\)\)",
         ),
-        ({"keep": {"best": "price", "descending": ["bid"], "rows": 3}}, "keep.per is empty, so 'bid' names no group"),
+        (
+            {"keep": {"best": "price", "descending": ["bid"], "rows": 3}},
+            "'bid' should name a group, but keep.per names no columns",
+        ),
     ],
 )
 def test_a_check_that_cannot_be_made_is_refused_with_its_key(changed: dict[str, Any], why: str) -> None:

@@ -385,7 +385,10 @@ def test_fast_json_is_the_same_as_exact_json(text):
     [
         ("support.no_such_module:X", "module support.no_such_module cannot be imported"),
         ("support.feed_decoders:Nobody", "has no Nobody; its classes: Meters, Channels, Given"),
-        ("support.feed_decoders:NeedsArguments", r"NeedsArguments\(\) raised TypeError.*needs no arguments"),
+        (
+            "support.feed_decoders:NeedsArguments",
+            r"NeedsArguments cannot be created without arguments: TypeError.*needs no arguments",
+        ),
         ("support.feed_decoders:NoDecode", "has no method `decode`"),
     ],
 )
@@ -403,14 +406,14 @@ def test_a_feed_with_a_decoder_can_be_sent_to_workers():
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"messages": [{"is": "ignore"}]}, "messages: a decoder class reads the messages"),
-        ({"time": {"path": "t"}}, "time: a decoder class reads"),
-        ({"unavailable": ["x"]}, "unavailable: a decoder class reads"),
-        ({"order": {"seq": "n"}}, "order: a decoder class gives the seq"),
-        ({"order": {}}, "an order has a seq"),
-        ({"session": "meter"}, "session: 'meter' is in the message"),
+        ({"messages": [{"is": "ignore"}]}, "messages: the feed has a decoder class, which reads the messages"),
+        ({"time": {"path": "t"}}, "time: the feed has a decoder class"),
+        ({"unavailable": ["x"]}, "unavailable: the feed has a decoder class"),
+        ({"order": {"seq": "n"}}, "order: the decoder class gives the seq"),
+        ({"order": {}}, "`order` needs a `seq`"),
+        ({"session": "meter"}, "session: the path 'meter' leads into the message"),
         ({"decoder": "meters"}, "pattern"),
-        ({"decoder": None}, "a feed has `messages`, or a `decoder`"),
+        ({"decoder": None}, "a feed needs `messages`"),
     ],
 )
 def test_keys_that_do_not_go_with_a_decoder_are_refused(changed, why):

@@ -40,6 +40,28 @@ def test_a_message_that_is_missing_in_the_chain_is_a_gap_of_the_proposed_feed() 
     assert "gaps 1" in comments[1]
 
 
+@pytest.mark.parametrize("values", [messages.events(), chained_book()], ids=["split", "whole"])
+def test_replies_without_a_number_are_no_part_of_the_chain_and_ignored_messages_with_one_are(values: list[Any]) -> None:
+    replies: list[Any] = [{"reply": "subscribed", "names": ["a"]}, {"reply": "subscribed", "names": []}]
+    number = "message_id" if "message_id" in values[0] else "sequence_num"
+    for n, value in enumerate(values):
+        value[number] = 500 + n + (n > 20)
+    numbered = {"channel": "heartbeats", number: 521}
+    feed, comments = proposal(records([*replies, *values[:21], numbered, *values[21:]]))
+    assert feed["order"] == {"seq": number, "chain": "kafka.topic"}
+    assert "0 refused" in comments[0]
+    assert "gaps 0, duplicates 0" in comments[1]
+    assert {rule["is"] for rule in feed["messages"] if rule.get("order") == "none"} == {"ignore"}
+
+
+def test_there_is_no_chain_if_messages_of_one_kind_have_a_number_or_none() -> None:
+    values = chained_book()
+    without = {name: value for name, value in values[9].items() if name != "sequence_num"}
+    feed, comments = proposal(records([*values, without]))
+    assert "order" not in feed
+    assert "gaps 0" in comments[1]
+
+
 def test_parts_that_name_the_number_before_are_linked_and_replies_are_ignored() -> None:
     feed, comments = proposal(records(messages.linked_events()))
     assert comments[:2] == [

@@ -221,7 +221,9 @@ def test_a_preset_is_overridden_key_by_key_and_an_unknown_one_is_refused_with_th
                                             "session": "PublisherId", "messages": [{"is": "ignore"}]})  # fmt: skip
     assert (settings.starts_with, len(settings.messages), settings.key) == ("snapshot", 1, ["field"])
     assert FeedSettings.model_validate(settings.model_dump(mode="json", by_alias=True)).build() is not None
-    with pytest.raises(ValueError, match=r"no preset 'debezum'; did you mean 'debezium'.* There are aws_shadow, "):
+    with pytest.raises(
+        ValueError, match=r"no preset 'debezum'; did you mean 'debezium'.* The presets are aws_shadow, "
+    ):
         feed(ORDERS, uses="debezum")
     with pytest.raises(ValueError, match="no preset 7"):
         feed(ORDERS, uses=7)
@@ -237,5 +239,5 @@ def test_sessions_of_databases_shadows_and_nodes_never_expire(name):
 
 
 def test_an_unknown_preset_without_a_near_name_is_refused_with_all_names():
-    with pytest.raises(ValueError, match=r"there is no preset 'xyzzy'\. There are aws_shadow, canal"):
+    with pytest.raises(ValueError, match=r"there is no preset 'xyzzy'\. The presets are aws_shadow, canal"):
         feed("uses: xyzzy")

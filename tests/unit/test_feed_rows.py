@@ -287,7 +287,7 @@ def test_a_counter_that_starts_again_at_0_is_unwrapped(
 
 
 def test_a_chain_of_some_rules_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"some messages have a chain and others do not"):
+    with pytest.raises(ValueError, match=r"some rules have a `chain` and others do not"):
         settings(COUNTED, messages=[{"is": "snapshot", "order": {"seq": "n", "chain": "c"}}, {"is": "update"}])
 
 

@@ -139,14 +139,20 @@ def test_digits_are_sent_as_they_are_written_and_a_wrong_checksum_fails(call):
     [
         ("frames: [", "book.test.yml, line 1 is not valid YAML: a value or a closing bracket is"),
         ("- 1", "book.test.yml is not an object with keys"),
-        ("frames: []", "book.test.yml has no frames"),
-        ("frame: [{value: 1}]", "there is no key 'frame'. Did you mean frames?"),
-        ("frames: [{valu: 1}]", "frame 1: there is no key 'valu'. Did you mean value?"),
-        ("frames: [{topic: a}]", "frame 1 has no value"),
-        ("frames: [{value: 1, refused: bad_pat}]", "refused: 'bad_pat' is not a reason. Did you mean bad_path?"),
-        ("frames: [{value: 1, rows: [1]}]", "frame 1: rows are not lists by session"),
-        ("frames: [{value: 1, headers: x}]", "frame 1: headers is 'x'"),
-        ("feed: bok\nframes: [{value: 1}]", "there is no feed 'bok'; configured are book. Did you mean book?"),
+        ("frames: []", "book.test.yml has no list `frames`"),
+        ("frame: [{value: 1}]", "the key 'frame' is not known here. Did you mean frames?"),
+        ("frames: [{valu: 1}]", "frame 1: the key 'valu' is not known here. Did you mean value?"),
+        ("frames: [{topic: a}]", "frame 1 has no `value`"),
+        (
+            "frames: [{value: 1, refused: bad_pat}]",
+            "`refused` is 'bad_pat', which is not a reason for quarantine. Did you mean bad_path?",
+        ),
+        ("frames: [{value: 1, rows: [1]}]", "frame 1: `rows`, the expected rows, must be lists of rows by session"),
+        ("frames: [{value: 1, headers: x}]", "frame 1: `headers` is 'x'"),
+        (
+            "feed: bok\nframes: [{value: 1}]",
+            "`feed` names 'bok', but the configured feeds are book. Did you mean book?",
+        ),
         ("frames: " + "[" * 200, "book.test.yml, line 1 is not valid YAML: nested deeper than 64"),
         ("x: " + "y" * 2_000_000, "book.test.yml has more than 1,048,576 bytes"),
         ("a: &a [1]\nframes: &b [*b]", "book.test.yml, line 2 is not valid YAML: the alias *b"),
@@ -169,7 +175,7 @@ def test_a_file_that_is_not_there_or_not_text_is_a_usage_error(tmp_path):
 def test_several_feeds_need_a_topic_or_a_name(call):
     configure(BOOK, KRAKEN)
     without = GOOD.replace("topic: feed.book.a\n", "")
-    assert "frame 1 names no topic, and 2 feeds are configured" in call(without).stderr
+    assert "the message in frame 1 has no topic, and 2 feeds are configured" in call(without).stderr
     assert call(f"feed: book\n{without}").exit_code == 0
     assert call(GOOD).exit_code == 0
 

@@ -299,7 +299,7 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
         return list_declared_products(Settings(home=tmp_path, gold=gold))[-1]
 
     assert find_final_table(declared("OWN", output="append")) is not None
-    with pytest.raises(ConfigError, match=r"has output 'append', but the configuration says 'update'"):
+    with pytest.raises(ConfigError, match=r"has the output 'append', but the configuration says 'update'"):
         declared("OWN")
     with pytest.raises(
         ConfigError, match=r"own_final:BARE: output append needs a bucket.*; and a lateness.*; and topic"

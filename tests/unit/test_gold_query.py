@@ -143,7 +143,9 @@ def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: py
     assert dict(metrics(*asked).files) == {METRICS_1H.table_name: (2, 4)}
     assert metrics(*asked).rows["points"].equals(by_days.rows["points"])
     monkeypatch.setattr("sessionlake.gold.query.find_complete_tables", lambda _, __, tiers: [*tiers[:2]])
-    with pytest.raises(LakeError, match=r"metrics_1m does not exist yet, or is incomplete. Run `sessionlake run gold`"):
+    with pytest.raises(
+        LakeError, match=r"metrics_1m does not exist yet, or was not filled completely.* Run `sessionlake run gold`"
+    ):
         metrics(*asked)
 
 

@@ -108,7 +108,7 @@ def test_a_product_may_be_made_from_a_standard_one(monkeypatch: pytest.MonkeyPat
         ("own_products:OTHER", "own_products:OTHER is not a `sessionlake.gold.Product`"),
         (
             "own_products:BELOW",
-            "own_products:BELOW is computed from gold.own, which is not a standard table. Use one of gold.metrics_1m",
+            "own_products:BELOW is computed from gold.own",
         ),
         ("no_such_module:OWN", "module no_such_module cannot be imported .* nor in "),
     ],

@@ -228,11 +228,11 @@ def test_feed_test_compares_the_table_after_the_snapshot_with_what_was_held() ->
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"integrity": "none"}, "class none applies every message as it comes.*order or strict"),
-        ({"integrity": "once", "order": {"seq": "data.u"}}, "class once applies messages in their place"),
+        ({"integrity": "none"}, "integrity none applies every message as it comes.*order or strict"),
+        ({"integrity": "once", "order": {"seq": "data.u"}}, "integrity once applies messages in their place"),
         (
             {"integrity": "window", "order": {"seq": "data.u"}},
-            "class window already holds messages back, by event time",
+            "integrity window already holds messages back, by event time",
         ),
         ({"order": "arrival"}, "with order: arrival, the seq is the Kafka offset"),
         (
@@ -252,7 +252,7 @@ def test_hold_is_refused_where_nothing_can_wait_for_a_snapshot(changed: dict[str
 
 def test_hold_is_refused_if_a_snapshot_has_no_seq() -> None:
     rules = yaml.safe_load(DEPTH)["messages"]
-    with pytest.raises(ValueError, match="a snapshot with order: none has no seq"):
+    with pytest.raises(ValueError, match="with order: none, a snapshot has no seq"):
         depth_rules(messages=[rules[0] | {"order": "none"}, *rules[1:]])
 
 

@@ -138,7 +138,7 @@ def test_two_processes_at_once_fetch_once(ivy, monkeypatch):
 )
 def test_a_failed_fetch_is_one_line_with_cause_and_remedy(ivy, output, cause):
     ivy(f"printf '{output}\n'; exit 1")
-    with pytest.raises(MachineError, match=rf"\({cause}.*\)\. Check the network and run again") as caught:
+    with pytest.raises(MachineError, match=rf"\({cause}.*\)\. Check the network and run the command again") as caught:
         fetch_jar_set(_SET)
     assert "\n" not in str(caught.value)
 
@@ -154,7 +154,9 @@ def test_after_a_failed_fetch_the_next_one_starts_afresh(ivy):
 @pytest.mark.usefixtures("ivy")
 def test_a_cache_that_is_a_file_names_the_folder_and_the_variable(tmp_path):
     (tmp_path / "cache").write_text("")
-    with pytest.raises(MachineError, match=r"cache .*/cache cannot be written .* SESSIONLAKE_CACHE"):
+    with pytest.raises(
+        MachineError, match=r"/cache, which keeps downloaded jars, cannot be written .* SESSIONLAKE_CACHE"
+    ):
         fetch_jar_set(_SET)
 
 

@@ -78,5 +78,5 @@ def test_a_java_home_without_java_is_named(tmp_path, monkeypatch):
 def test_a_java_that_does_not_start_is_no_java(tmp_path, monkeypatch):
     _runtime(tmp_path, "echo no runtime present >&2; exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(MachineError, match="does not print its version"):
+    with pytest.raises(MachineError, match="does not print a Java version"):
         require_java()

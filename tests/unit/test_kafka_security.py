@@ -84,12 +84,15 @@ def test_certificates_are_files_beside_the_configuration_or_their_text(tmp_path)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"protocol": "SASL_SSL", "mechanism": None}, "SASL_SSL needs mechanism: PLAIN, SCRAM-SHA-256"),
+        (
+            {"protocol": "SASL_SSL", "mechanism": None},
+            "SASL_SSL needs a login: set mechanism to one of PLAIN, SCRAM-SHA-256",
+        ),
         ({"password": None}, "SCRAM-SHA-512 needs password"),
         ({"token_url": "https://a/b"}, "token_url: SCRAM-SHA-512 logs in with username and password"),
         ({"protocol": "SSL"}, "mechanism and username and password: SSL has no login"),
         ({"protocol": "SASL_PLAINTEXT", "ca": "x"}, "ca: SASL_PLAINTEXT uses no certificates"),
-        ({"certificate": "x"}, "certificate and key belong together"),
+        ({"certificate": "x"}, "only one of certificate and key is set"),
         ({"mechanism": "OAUTHBEARER"}, "OAUTHBEARER needs token_url and client_id and client_secret"),
     ],
 )
@@ -104,7 +107,7 @@ def test_options_do_not_say_again_what_security_says(tmp_path):
         "kafka: {options: {sasl.jaas.config: secret words}, security: {protocol: SASL_SSL, mechanism: PLAIN, "
         "username: u, password: hush}}"
     )
-    with pytest.raises(ConfigError, match=r"options has sasl\.jaas\.config, which security sets too") as caught:
+    with pytest.raises(ConfigError, match=r"options has sasl\.jaas\.config, which kafka.security sets too") as caught:
         load_settings(file)
     assert "secret words" not in str(caught.value)
     assert "hush" not in str(caught.value)
@@ -124,7 +127,7 @@ def test_a_key_that_java_cannot_read_is_refused_with_the_way_out():
     key = rsa.generate_private_key(65537, 2048).private_bytes(
         serialization.Encoding.PEM, old, serialization.NoEncryption()
     )
-    with pytest.raises(ConfigError, match=r"not a private key in PKCS#8.*`openssl pkcs8 -topk8") as caught:
+    with pytest.raises(ConfigError, match=r"not a private key in the form PKCS#8.*`openssl pkcs8 -topk8") as caught:
         build_java_client_options(settings(protocol="SSL", certificate=OWN.certificate, key=key.decode()))
     assert key.decode() not in str(caught.value)
 

@@ -144,8 +144,8 @@ class Places(Processor[Last]):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (("price",), "key: price is of type double"),
-        (("tags",), r"key: tags is of type array<string>"),
+        (("price",), "key: the column price is of type double"),
+        (("tags",), r"key: the column tags is of type array<string>"),
         (("who", "who"), "key: the column 'who' is declared twice"),
         (("ordinal",), r"column 'ordinal': silver\.own has a column of this name itself"),
         (("whose",), "has no column whose"),
@@ -163,7 +163,7 @@ def test_a_key_that_cannot_tell_rows_apart_is_refused(tmp_path: Path, key: tuple
 @pytest.mark.parametrize("given", [{"key": ("who",), "topics": "a"}, {"order": ("ts",)}, {"source": "silver.own"}])
 def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict[str, Any]):
     own = ProcessorSettings(name="own", target="a:B", **given)
-    with pytest.raises(ValidationError, match=f"own: only processors with(out)? a key have {[*given][-1]}"):
+    with pytest.raises(ValidationError, match=f"own: only a processor with(out)? a `key` can have {[*given][-1]}"):
         Settings(home=tmp_path, processors=(own,))
 
 

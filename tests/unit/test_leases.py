@@ -96,7 +96,7 @@ def test_the_second_is_told_who_has_it_what_it_does_since_when_and_until_when(pl
     place.claim("rebuilds silver")
     place.clock.go_on(SECOND)
     said = r"another process rebuilds silver over .* \(.*, process \d+, since 2026-01-01 12:00:00Z\).*\. Stop it first"
-    with pytest.raises(ClaimedError, match=rf"{said}.*taken over after 2026-01-01 12:02:00Z"):
+    with pytest.raises(ClaimedError, match=rf"{said}.*run the command again after 2026-01-01 12:02:00Z"):
         place.claim()
 
 

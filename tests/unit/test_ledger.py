@@ -46,7 +46,7 @@ def test_a_message_missing_inside_a_range_is_a_hole() -> None:
 
 
 def test_more_messages_than_offsets_is_an_error() -> None:
-    with pytest.raises(OffsetHoleError, match="the offsets 17 to 20 have 5 messages"):
+    with pytest.raises(OffsetHoleError, match="there are 5 messages at the offsets 17 to 20"):
         check(OffsetLog(), span(17, 20, 5))
 
 

@@ -95,7 +95,7 @@ def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderS
     former = list_live_files(DeltaTable(lake.path(TABLE)))
     staged(lake, rows(b=2)).replace_files(former, Txn("one", 0))
     late = staged(lake, rows(c=3))
-    with pytest.raises(LakeError, match="have replaced its rows"):
+    with pytest.raises(LakeError, match="another process replaced the rows of this table"):
         late.replace_files(former, Txn("other", 0))
     late.discard_files()
     assert held(lake) == {"b": 2}

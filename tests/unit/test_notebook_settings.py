@@ -49,9 +49,11 @@ def test_a_target_section_is_read_without_its_secrets(chosen):
 
 
 def test_neither_the_file_nor_its_target_is_guessed(chosen):
-    with pytest.raises(ConfigError, match="the widget config is empty"):
+    with pytest.raises(ConfigError, match="the notebook's widget `config` is empty"):
         chosen(config="", target="prod")
-    with pytest.raises(ConfigError, match=r"the widget target is '', but .*sessionlake\.yml has the targets dev, prod"):
+    with pytest.raises(
+        ConfigError, match=r"the notebook's widget `target` is '', but .*sessionlake\.yml has the targets dev, prod"
+    ):
         chosen()
 
 

@@ -38,8 +38,8 @@ def load(tmp_path, **capture: object) -> Settings:
         ({"format": "avro", "payload": {"schema_file": "a", "message": "m"}}, "message names a Protobuf type"),
         ({"format": "protobuf", "payload": {"schema_file": "a"}}, "message must name the Protobuf type"),
         ({"format": "avro", "payload": {"schema_file": "a", "registry_auth": "t"}}, "registry_auth needs registry_url"),
-        ({"format": "avro", "payload": {"registry_url": "ftp://a"}}, "an address such as https://host:port"),
-        ({"format": "avro", "payload": {"registry_url": "http://u:pw@a"}}, "belong in registry_auth"),
+        ({"format": "avro", "payload": {"registry_url": "ftp://a"}}, "https://HOST:PORT"),
+        ({"format": "avro", "payload": {"registry_url": "http://u:pw@a"}}, "write them in registry_auth"),
     ],
 )
 def test_what_does_not_go_together_is_said(tmp_path, capture, text):

@@ -512,7 +512,7 @@ def test_a_state_that_is_not_whole_is_an_error_that_says_so():
     whole = encode_states({"gold.rolling_average": GoldShardState.create_empty("", METRICS).encode_state()})
     for content in (b"", whole[:-1], msgspec.msgpack.encode([1])):
         with pytest.raises(
-            LakeError, match=r"gold's state cannot be read \(.+\)\. Restore its checkpoint from a backup"
+            LakeError, match=r"gold's state cannot be read \(.+\)\. .*Restore gold's checkpoint from a backup"
         ):
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):

@@ -406,7 +406,9 @@ def test_wrong_sums_are_noticed_by_who_reads_all_of_the_ledger():
     sums = sum_ledger_entries(entries_of(whole(ledger.table())), ledger.now)
     wrong = sums.set_column(3 - 1, "batch_id", pa.array([n + 1 for n in sums["batch_id"].to_pylist()], pa.int64()))
     assert verify_ledger_sums(in_short(ledger.table(), sums))
-    with pytest.raises(LakeError, match=r"ops\.positions does not hold the sums of ops\.ledger\..* Remove the table"):
+    with pytest.raises(
+        LakeError, match=r"ops\.positions, the copy of the ledger's sums, differs from ops\.ledger\..* Remove the table"
+    ):
         verify_ledger_sums(in_short(ledger.table(), wrong))
 
 

@@ -130,8 +130,13 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
-        (Layer.PROCESSOR, "three", ConfigError, "no processor is named 'three'. Name one that is configured: one, two"),
-        (Layer.SILVER, "one", UsageError, "`run silver` takes no name"),
+        (
+            Layer.PROCESSOR,
+            "three",
+            ConfigError,
+            "no processor is named 'three' in the configuration. Name one of the configured processors: one, two",
+        ),
+        (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
     ],
 )
 def test_a_name_that_does_not_fit_is_told(layer, name, error, said):

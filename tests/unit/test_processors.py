@@ -395,9 +395,17 @@ def test_an_old_state_is_migrated_on_read():
     ("state", "version", "said"),
     [
         ({"messages": 1}, 2, r"processor p: the state of session 's' is of version 2, .* version 3 .*no idea of 2"),
-        ({}, 1, r"cannot migrate it \(KeyError: 'messages'\)\. Correct migrate\(\)"),
-        ({"count": 1}, 4, r"is of version 4, the class is of version 3\. Use version 4 of the class, or a newer one"),
-        ({"count": "1"}, 3, r"its fields are not those of Newer \(.*\)\. Raise `version` to 4 and write migrate\(\)"),
+        ({}, 1, r"cannot migrate it \(KeyError: 'messages'\)\. Correct the class's `migrate`"),
+        (
+            {"count": 1},
+            4,
+            r"is of version 4, which is newer .* of version 3\. .*Use version 4 of the class, or a newer one",
+        ),
+        (
+            {"count": "1"},
+            3,
+            r"its fields are not those of Newer \(.*\)\. Raise the class's `version` to 4 and write `migrate`",
+        ),
     ],
 )
 def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(state, version, said):
@@ -411,7 +419,7 @@ KEY = build_session_key("t", 0, "s")
 def test_a_memory_of_another_format_is_refused_by_name():
     stored = ProcessorMemory(sessions={KEY: SessionState(1, b"", 0, 0, 0)}).encode_memory("p", 4)
     assert ProcessorMemory.decode_memory(stored).sessions[KEY].life == 0
-    with pytest.raises(LakeError, match=r"processor p: its state is of format 'sessionlake.processor/9'"):
+    with pytest.raises(LakeError, match=r"processor p: its stored state has the format 'sessionlake.processor/9'"):
         ProcessorMemory.decode_memory(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
     with pytest.raises(LakeError, match="cannot be read"):
         ProcessorMemory.decode_memory(b"\x81")

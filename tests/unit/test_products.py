@@ -247,25 +247,25 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
     [
         (
             {"keys": ["topic", "colour"]},
-            "a product of numbers can have the keys topic, session_id, row_id, metric; found colour",
+            "keys: use some of topic, session_id, row_id, metric with of: numbers; found colour",
         ),
         ({"keys": ["topic", "topic"]}, "the column 'topic' is declared twice"),
-        ({"aggregates": {"a": "first"}}, "first and last are defined within one series"),
+        ({"aggregates": {"a": "first"}}, "first and last need the points of one series"),
         ({"aggregates": {"a=b": "sum"}}, "column 'a=b': Delta does not allow '=' in a column's name"),
         (
             {"of": "texts", "keys": ["value"]},
-            "texts cannot be aggregated as mean, min, variance; allowed are approx",
+            "texts cannot be aggregated as mean, min, variance; use some of approx",
         ),
         (
             {"aggregates": {"a": "approx_distinct"}},
-            "numbers cannot be aggregated as approx_distinct; allowed are count, first",
+            "numbers cannot be aggregated as approx_distinct; use some of count, first",
         ),
         ({"aggregates": {"mean": "mean", "Mean": "mean"}}, "columns 'mean' and 'Mean' differ only in case"),
         ({"aggregates": {"a": "median"}}, "aggregates.a"),
         ({"bucket": "0 s"}, "bucket"),
         ({"name": "metrics_1m"}, "gold declares a table gold.metrics_1m"),
-        ({"retention": "1 day", "bucket": None}, "retention needs a bucket, and topic among the keys"),
-        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and topic among the keys"),
+        ({"retention": "1 day", "bucket": None}, "`retention` counts from a bucket"),
+        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and the key topic"),
         ({"retention": "59 minutes", "bucket": "1 minute"}, "retention"),
     ],
 )
@@ -277,8 +277,8 @@ def test_what_cannot_be_declared_is_refused_with_what_can(changed: dict[str, Any
 @pytest.mark.parametrize(
     ("retention", "said"),
     [
-        ({"metrics_1m": "2 days", "metrics_1h": "1 day"}, "metrics_1h must be kept at least as long as metrics_1m"),
-        ({"metrics_1d": "1 day"}, "metrics_1d must be kept at least as long as metrics_1h"),
+        ({"metrics_1m": "2 days", "metrics_1h": "1 day"}, "keep metrics_1h at least as long as metrics_1m"),
+        ({"metrics_1d": "1 day"}, "keep metrics_1d at least as long as metrics_1h"),
         ({"metrics_1m": "59 minutes"}, "greater than or equal"),
         ({"distinct_values": "1 day"}, "distinct_values"),
     ],

@@ -210,7 +210,7 @@ def test_rows_of_one_place_come_in_the_order_of_their_values() -> None:
             "retention 30 days, 0:00:00: with a source, results stay as long as its rows",
         ),
         ({"output": "append"}, "output append: with a source, no result is ever final"),
-        ({"source": None}, "order: only products with a `source` have it"),
+        ({"source": None}, "order: only a product with a `source` can have this key"),
         ({"source": "bronze.messages"}, "gold.products.0.source = 'bronze.messages': String should match"),
         ({"source": "gold.fills_1m"}, "source gold.fills_1m: a table cannot be its own source"),
         ({"time": None}, "first_ts: needs `time`, the source's column with the event time"),
@@ -226,7 +226,7 @@ def test_rows_of_one_place_come_in_the_order_of_their_values() -> None:
         ({"of": "texts", "aggregates": {"n": "p50"}}, "texts cannot be aggregated as p50"),
         (
             {"python": "kinds:FILLS"},
-            "the product in Python defines everything else: leave out aggregates, bucket, order",
+            "the product in Python says everything else itself: leave out aggregates, bucket, order",
         ),
     ],
 )
@@ -280,17 +280,15 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [reader.name for reader in list_table_readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
-    with pytest.raises(
-        UsageError, match=r"computed from rows of silver\.fills, and such a row need not come from a single message"
-    ):
+    with pytest.raises(UsageError, match=r"computed from rows of silver\.fills"):
         explain(None, mine, "gold.fills_1m", "")
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"name": "fills_1m"}, "have the name fills_1m"),
-        ({"name": "other", "table": "gold.fills_1m"}, "have the table gold.fills_1m"),
+        ({"name": "fills_1m"}, "have the same name fills_1m"),
+        ({"name": "other", "table": "gold.fills_1m"}, "write to the same table gold.fills_1m"),
         ({"name": "fills", "key": ("customer",), "source": "gold.fills_1m"}, "cannot be computed from each other"),
     ],
 )

@@ -49,7 +49,7 @@ def test_other_ways_to_judge_are_refused_until_the_query_knows_that_the_batch_is
     with record_commit(before, layer, 3, "a", RANGES):
         pass
     with (
-        pytest.raises(LakeError, match=r"interrupted while it committed batch 3, and its settings have changed since"),
+        pytest.raises(LakeError, match=r"interrupted while it committed batch 3, and its settings were changed since"),
         record_commit(now, layer, 3, "a", RANGES),
     ):
         pytest.fail("begun")

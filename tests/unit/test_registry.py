@@ -274,8 +274,13 @@ def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
         ("x", None, {}, r"schema file .*/x cannot be read: No such file"),
         ("x", b"{", {}, r"/x cannot be used: not an Avro schema"),
         ("x", b'"long"', {}, r"/x cannot be used: the schema is of type long, but a message must be a record"),
-        ("x", b"\xff", {"format": "protobuf", "message": "a"}, r"/x is no descriptor set. Make one .*protoc"),
-        ("x", b"", {"format": "protobuf", "message": "a"}, r"/x is no descriptor set"),
+        (
+            "x",
+            b"\xff",
+            {"format": "protobuf", "message": "a"},
+            r"/x is not a descriptor set of Protobuf. Make one .*protoc",
+        ),
+        ("x", b"", {"format": "protobuf", "message": "a"}, r"/x is not a descriptor set"),
         (
             "x",
             descriptor_set(),

@@ -140,7 +140,7 @@ def test_an_unknown_job_is_told_with_those_there_are(workspace, remote):
     result = remote("logs", "platinum")
     assert result.exit_code == 1
     assert (
-        "no job sessionlake-platinum in this deployment. Name one of bronze, maintenance, operate, silver"
+        "no job sessionlake-platinum in this deployment. Name one of the jobs bronze, maintenance, operate, silver"
         in result.stderr
     )
 
@@ -177,7 +177,7 @@ def test_run_starts_a_continuous_job_anew_and_once_leaves_a_paused_one_paused(wo
 
 def test_logs_are_those_of_the_latest_run_that_has_ended_unless_one_is_named(workspace, remote):
     silver = deployed(workspace)["silver"]
-    assert "no run of silver has ended yet" in remote("logs", "silver").stderr
+    assert "no run of the job silver has ended yet" in remote("logs", "silver").stderr
     workspace.add_run(silver, "SUCCESS", logs="first\n")
     workspace.add_run(silver, "RUN_EXECUTION_ERROR", "failed", logs="gap: session 's'\n", error="SystemExit: 3")
     workspace.add_run(silver)
@@ -225,7 +225,7 @@ def test_what_the_run_refuses_is_shown_and_exits_with_1(workspace, remote, tmp_p
     assert result.exit_code == 1
     assert "no layer has stopped at session 's'" in result.stdout
     assert (
-        "ended as RUN_EXECUTION_ERROR: task main failed. Look at its output above, or at https://page/1000"
+        "ended as RUN_EXECUTION_ERROR: task main failed. Look at the run's output above, or on its page https://page/1000"
         in result.stderr
     )
 
@@ -235,14 +235,14 @@ def test_words_that_a_run_does_not_take_are_refused_before_it_is_started(workspa
     for words in (["--session", "s", "--why", "Überlauf"], ["--session", "Kühlung"]):
         result = remote("resolve", "--isolate", *words)
         assert result.exit_code == 2
-        assert "must be ASCII" in result.stderr
+        assert "not ASCII" in result.stderr
     assert workspace.runs == {}
 
 
 def test_what_is_no_decision_is_refused_before_anything_is_started(workspace, remote):
     deployed(workspace)
     result = remote("resolve", "--session", "s", "--isolate", "--accept-gap")
-    assert (result.exit_code, "Choose one of" in result.stderr) == (2, True)
+    assert (result.exit_code, "Give one of" in result.stderr) == (2, True)
     assert workspace.runs == {}
 
 
@@ -347,7 +347,7 @@ def test_the_warehouse_is_the_bundles_or_must_be_named_where_there_are_several(w
     deployed(workspace, "[dev ada] ", "dev")
     workspace.warehouses.append({"id": "w2", "name": "other"})
     result = remote("query", "SELECT 1")
-    assert (result.exit_code, "There are: lake (w1), other (w2)" in result.stderr) == (2, True)
+    assert (result.exit_code, "and none was chosen: lake (w1), other (w2)" in result.stderr) == (2, True)
     workspace.answers = [answered([("n", "LONG")], [["1"]])]
     assert remote("query", "SELECT 1", DATABRICKS_WAREHOUSE_ID="w2").exit_code == 0
     workspace.warehouses.append({"id": "w3", "name": "[dev ada] sessionlake"})

@@ -283,7 +283,7 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
     assert seen[0].sort_by([(name, "ascending") for name in KEYS]) == (
         table(keys[100:140]).set_column(3, "value", pa.array(values)).sort_by([(name, "ascending") for name in KEYS])
     )
-    with pytest.raises(LakeError, match="41 rows were combined into 40 rows"):
+    with pytest.raises(LakeError, match="an upsert of 41 rows gave 40 rows"):
         RowLookup(KeyIndexCache(0), lambda rows, _: rows.slice(1), 1 << 20).combine_rows(source, found, KEYS, SCHEMA)
     with pytest.raises(TooLargeError, match="rows of 41 keys have more than 9 bytes"):
         RowLookup(KeyIndexCache(0), combine, 9).combine_rows(source, found, KEYS, SCHEMA)

@@ -166,6 +166,6 @@ def test_a_home_that_is_a_file_is_told_without_a_placeholder(tmp_path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "file"))
     with pytest.raises(
-        ConfigError, match=r"\n  home: .*file is a file, but must be a folder\. Name another with SESSIONLAKE_HOME$"
+        ConfigError, match=r"\n  home: .*file is a file, but must be a folder; name another one with SESSIONLAKE_HOME$"
     ):
         load_settings()

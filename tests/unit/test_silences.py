@@ -81,5 +81,5 @@ def test_silences_are_read_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"{}", b'{"silences":[{"topic":"t"}]}', b"\xff", b'{"silences":[1]}'])
 def test_a_row_without_a_topic_that_is_nothing_of_the_kind_is_refused(value: bytes) -> None:
-    with pytest.raises(LakeError, match="value is not a silence"):
+    with pytest.raises(LakeError, match="not a row that bronze writes for a silence"):
         [*decode_silences([value])]

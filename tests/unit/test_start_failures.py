@@ -79,8 +79,8 @@ FAILS = {
     "no Java": "no Java found",
     "a JAVA_HOME without one": "JAVA_HOME is /nowhere",
     "a Java that is too old": "is Java 11, but Java 17 or later is needed",
-    "a Java that does not say its version": "does not print its version",
-    "a JVM that dies": r"Spark's JVM did not start \(Error: Could not create the Java Virtual Machine\.\)",
+    "a Java that does not say its version": "does not print a Java version",
+    "a JVM that dies": r"Spark's Java process did not start \(Error: Could not create the Java Virtual Machine\.\)",
     "a home that cannot be written": "cannot be written",
 }
 

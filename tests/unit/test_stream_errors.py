@@ -93,8 +93,11 @@ EXPECTED: dict[str, tuple[type[SessionlakeError], str]] = {
     "empty_offsets": (LakeError, f"silver: its checkpoint {NOWHERE} cannot be read. No table was changed. "),
     "table_deleted": (LakeError, "silver: a table or some of its files are gone"),
     "table_file_gone": (LakeError, "silver: a table or some of its files are gone"),
-    "table_anew": (LakeError, "silver: the table that it reads was recreated since the last run"),
-    "schema_changed": (LakeError, "silver: columns of the table that it reads have changed while it ran. Run it again"),
+    "table_anew": (LakeError, "silver: the source table was dropped and created again since the last run"),
+    "schema_changed": (
+        LakeError,
+        "silver: columns of the source table were changed while the layer ran. Run the layer again",
+    ),
     "no_broker": (BrokerError, "silver: Kafka does not answer at kafka.bootstrap_servers"),
     "no_such_host": (BrokerError, "silver: Kafka does not answer at kafka.bootstrap_servers"),
     "topic_deleted": (OffsetHoleError, "silver: messages that were not read yet are gone from Kafka"),
@@ -209,7 +212,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     ("name", "kind", "text"),
     [
         ("table_file_gone", LakeError, "publish: changes that were not published yet are gone from the table"),
-        ("table_anew", LakeError, "publish: the table was replaced by a new one since the last run"),
+        ("table_anew", LakeError, "publish: the table was dropped and created again since it was published last"),
         (
             "schema_changed",
             LakeError,
@@ -298,7 +301,7 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (JSONDecodeError("Expecting value", "{", 1), LakeError, "A file of a table, or its log, is damaged"),
+        (JSONDecodeError("Expecting value", "{", 1), LakeError, "A file of the table, or its log, is damaged"),
         (OSError("Could not open Parquet input source"), LakeError, "Could not open Parquet input source"),
         (OSError(28, "No space left on device", "/x/y"), MachineError, "/x/y: No space left on device. a disk is full"),
         (OSError("Generic error: No space left on device (os error 28)"), MachineError, "Free some space"),

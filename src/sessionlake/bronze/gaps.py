@@ -58,11 +58,13 @@ def record_transaction_gaps(
         if lost is not None:
             topic, partition = place
             raise OffsetHoleError(
-                f"{BRONZE}: topic {topic}, partition {partition}: Kafka's offsets {lost[0]} to {lost[1] - 1} are "
-                "missing, and no transaction is the reason",
-                why="The messages were removed before bronze read them. Nothing of this batch was committed",
-                fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`. Otherwise restore the messages: "
-                "with this setting, bronze continues without them",
+                f"{BRONZE}: topic {topic}, partition {partition}: Kafka no longer has offsets {lost[0]} "
+                f"to {lost[1] - 1}, and they are not markers of transactions",
+                why="These messages were removed from Kafka before bronze read them. Nothing of this batch "
+                "was committed",
+                fix="If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. "
+                "Otherwise put the messages into Kafka again, or accept the loss with the same setting: "
+                "bronze then continues without them",
             )
     record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
 

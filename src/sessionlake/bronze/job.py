@@ -197,7 +197,9 @@ class _BronzeBatchWriter:
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         with self._commit_lock:
             if self._retired:
-                raise SessionlakeError("bronze: the query was restarted. The new query repeats this batch")
+                raise SessionlakeError(
+                    "bronze: its query was restarted, and the new query repeats this batch. Nothing is lost"
+                )
             self._commit_batch(rows, txn)
 
     def write_silences_if_due(self, *, at_end: bool = False) -> None:
@@ -336,7 +338,8 @@ def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
         raise LossError(
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
             f"hold batches up to {recorded}",
-            why="The checkpoint is older than the tables, so bronze would read messages again",
+            why="The checkpoint is older than the tables, for example restored from a backup, so bronze "
+            "would read messages a second time",
             fix=build_recovery_hint(LAYER),
         )
     return recorded

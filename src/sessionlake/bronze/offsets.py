@@ -72,13 +72,17 @@ def read_offsets(file: Path) -> Offsets:
         version, *lines = file.read_bytes().removeprefix(b"\0").decode().splitlines()
         if version != _VERSION:
             raise LakeError(
-                f"bronze: the checkpoint file {file} is of version {version!r}, this sessionlake reads {_VERSION!r}",
-                fix="Run the Spark version that wrote the checkpoint",
+                f"bronze: the checkpoint file {file} has the format {version!r}, but this Spark version "
+                f"writes {_VERSION!r}",
+                why="Bronze cannot tell from it which messages it has read",
+                fix="Run bronze with the Spark version that wrote the checkpoint",
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})",
+            why="It says which messages bronze has read",
+            fix=build_recovery_hint(BRONZE),
         ) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 

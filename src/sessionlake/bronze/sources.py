@@ -99,7 +99,7 @@ class ArchiveSource:
         if not Path(self._path).is_dir():
             raise ConfigError(
                 f"bronze.archive.path: {self._path} is not a folder",
-                fix="Set `bronze.archive.path` to the folder that has the archives",
+                fix="Set `bronze.archive.path` to the folder that holds the archive files",
             )
 
     def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
@@ -137,7 +137,9 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})",
+            why="It says which messages bronze has read",
+            fix=build_recovery_hint(BRONZE),
         ) from error
     return position
 

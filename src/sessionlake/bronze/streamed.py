@@ -178,9 +178,10 @@ def refuse_messages_of_other_source(spark: SparkSession, lake: Lake, name: str) 
     entries = lake.reader(spark).read_rows(LEDGER, ("layer", eq, LAYER), columns=["source"])
     if other := sorted({entry["source"] for entry in entries} & {*SourceKind} - {name}):
         raise LakeError(
-            f"bronze: bronze.source is {name}, but the messages so far came from {', '.join(other)}",
+            f"bronze: bronze.source is {name}, but the messages in bronze came from {', '.join(other)}",
             why="The two sources number messages differently, so their offsets cannot be in one table",
-            fix="Set `bronze.source` back, or capture into another home or other schemas",
+            fix="Set `bronze.source` back to its former value, or capture the new source into another "
+            "home (SESSIONLAKE_HOME) or other schemas (schema_prefix)",
         )
 
 
@@ -333,9 +334,10 @@ def _refuse_repeated_offsets(
                 f"{LAYER}: member {extent.member} of {extent.file} has offsets {extent.first} to {extent.last} of "
                 f"topic {extent.topic}, partition {extent.partition}, but offsets up to {up_to} are already in bronze "
                 "or in an earlier file",
-                why="Offsets must rise from file to file. Nothing of this batch was committed",
-                fix=f"Rename the file to {extent.file}{SKIP} so that bronze skips it, and run bronze again. Add "
-                "messages of it that bronze lacks in a new file",
+                why="Offsets of a topic-partition must rise from file to file, or messages would be in "
+                "bronze twice. Nothing of this batch was committed",
+                fix=f"Rename the file to {extent.file}{SKIP} so that bronze skips it, and run bronze again. "
+                "If the file also has messages that bronze lacks, add these in a new file",
             )
 
 

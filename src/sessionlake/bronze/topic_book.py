@@ -52,7 +52,7 @@ _IDLE_CHECK_SECONDS = 60.0
 # Time between two checks while a topic is missing that may come back.
 _RECHECK_SECONDS = 1.0
 # A topic may vanish this many times in a row while Kafka is asked about it.
-_RUN_AGAIN = "Run bronze again, if it has not restarted by itself"
+_RUN_AGAIN = "Run `sessionlake run bronze` again, if it has not started again by itself"
 _MAX_LOOKS = 5
 
 
@@ -256,7 +256,9 @@ class TopicRegister:
                 if name not in known:
                     self._apply_topic_update(self._decide_update_of_topics([name], ids))
                 elif is_other_topic(known[name], ids[name]):
-                    raise TopicChangedError(f"bronze: topic {name} was created again during the read", fix=_RUN_AGAIN)
+                    raise TopicChangedError(
+                        f"bronze: topic {name} was created again while bronze read it", fix=_RUN_AGAIN
+                    )
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 

@@ -76,7 +76,7 @@ def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> Verifi
     )  # read before `ops.topics`, which then has the offset shifts of all
     if not taken:
         raise LakeError(
-            "bronze holds no messages yet, so there is nothing to compare",
+            "verify bronze: bronze holds no messages yet, so there is nothing to compare with Kafka",
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
     cut = read_removed_rows_without_limits(lake.reader(spark)).get(MESSAGES)
@@ -192,7 +192,7 @@ class _KafkaBronzeComparison:
             return hash_messages(convert_to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(
-                f"Kafka's messages could not be read: {parse_failure(error)}",
+                f"verify bronze: Kafka's messages could not be read: {parse_failure(error)}",
                 fix="Check that the brokers of kafka.bootstrap_servers are reachable, and run the command again",
             ) from error
 
@@ -202,7 +202,9 @@ class _KafkaBronzeComparison:
         changed = sorted({topic for topic, _ in offset_ranges if ids.get(topic, "") != self.ids[topic]})
         if changed:
             raise BrokerError(
-                f"Topics were deleted or created again during the comparison: {', '.join(changed)}",
+                "verify bronze: these topics were deleted or created again during the comparison: "
+                f"{', '.join(changed)}",
+                why="So it is unknown whether bronze and Kafka agree",
                 fix="Run `sessionlake verify bronze` again",
             )
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any

@@ -195,7 +195,7 @@ def report(
         written = with_reader(settings, lambda reader: write_report(reader, settings, output))
     except OSError as error:
         raise MachineError(
-            f"report: {error.filename or output} cannot be written: {error.strerror}",
+            f"report: the file {error.filename or output} cannot be written: {error.strerror}",
             fix="Make the folder writable, or name another file with --output",
         ) from error
     if show and not webbrowser.open(convert_path_to_uri(written)):

@@ -51,10 +51,15 @@ def archive(
     from sessionlake.delta.lake import Lake
 
     if folder.exists():
-        raise UsageError(f"archive: {folder} already exists", fix="Name a new folder, or remove this one")
+        raise UsageError(
+            f"archive: the folder {folder} exists already",
+            why="An archive is written only into a new folder, so that no file is overwritten",
+            fix="Name a new folder, or remove this one",
+        )
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
+            f"archive: {MESSAGES} does not exist yet in {settings.place}",
+            fix="Fill it with `sessionlake run bronze`, or name another home with SESSIONLAKE_HOME",
         )
 
     def write_messages(spark: SparkSession) -> WrittenArchive:

@@ -250,9 +250,11 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
     for layer in layers:
         if layer.unaccounted:
             raise LakeError(
-                f"{layer.layer}: {layer.unaccounted} messages are neither applied nor duplicates nor quarantined nor "
-                "held",
-                fix="Look for the batches in ops.ledger with `sessionlake query`, and report this as a bug",
+                f"{layer.layer}: {layer.unaccounted} messages that it read are in none of the ledger's "
+                "counts: neither applied nor duplicates nor quarantined nor held back",
+                why="The ledger must account for every message, so messages may be missing in the tables",
+                fix=f"Look for the batches of layer {layer.layer} in ops.ledger with `sessionlake query`, "
+                "and report this as a bug of sessionlake",
             )
     return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
 
@@ -309,7 +311,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     if lost:
         remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
-        raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
+        raise LakeError(f"the checkpoint {places} is gone, though the tables hold data of the layer", fix=remedies)
     return "every layer that has run has its checkpoint"
 
 

@@ -88,7 +88,10 @@ def parse_size(text: str) -> int:
     except ValidationError:
         size = 0
     if size < 1:
-        raise UsageError(f"--max-file-size {text!r} is not a size", fix="Write it as in 500kB, 128MB or 1GiB")
+        raise UsageError(
+            f"export: --max-file-size {text!r} is not a size",
+            fix="Write a number and a unit, as in 500kB, 128MB or 1GiB",
+        )
     return size
 
 
@@ -99,7 +102,10 @@ def make_time_travel_option(version: int | None, as_of: str | None) -> dict[str,
         UsageError: Both are given, or the time cannot be parsed.
     """
     if version is not None and as_of is not None:
-        raise UsageError("export: --version and --as-of cannot be combined", fix="Give only one of them")
+        raise UsageError(
+            "export: --version and --as-of both choose a version of the table, so they cannot be combined",
+            fix="Give only one of them",
+        )
     if version is not None:
         return {"versionAsOf": version}
     if as_of is None:
@@ -124,12 +130,14 @@ def require_exportable_table(settings: Settings, table: str, point: dict[str, An
         )
     if point and table in views:
         raise UsageError(
-            f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
+            f"export: {table} is a view, and only tables have versions",
+            fix="Leave out --version and --as-of to export the view as it is now, or name a table",
         )
     needed = views.get(table, table)
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
-            f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"
+            f"export: {needed} does not exist yet in {settings.place}",
+            fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 
 

@@ -75,7 +75,10 @@ def feed_try(
     )
     if file is None:
         if topic is None:
-            raise UsageError("feed try: there are no messages to read", fix="Name a file, or a topic with --topic")
+            raise UsageError(
+                "feed try: neither a file nor a topic was named, so there are no messages to read",
+                fix="Name a file, or a topic with --topic",
+            )
         _require_match(feeds, only, topic)
         lines = _read_last_messages(settings, topic, last)
         trial = create_trial(only=only)
@@ -191,8 +194,8 @@ def require_configured_feeds(settings: Settings) -> list[Feed]:
         raise ConfigError(
             "no feed is configured: capture.feeds is empty",
             why="Without a feed, messages must have the form that sessionlake itself defines",
-            fix="Propose a feed from your messages with `sessionlake feed infer FILE > feed.yml`, and copy it into the "
-            "configuration, or name it with --config",
+            fix="Propose a feed from your messages with `sessionlake feed infer FILE > feed.yml`. Then "
+            "copy it into sessionlake.yml, or name the file with --config",
         )
     return feeds
 
@@ -261,9 +264,9 @@ def _read_messages_file(file: BinaryIO, topic: str | None, bare: Feed | None, ma
     for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
-                f"line {line.number} names no topic, and there is not exactly one feed",
-                why="So its topic is not known",
-                fix="Name the topic with --topic",
+                f"line {line.number} of the messages names no topic, and several feeds are configured",
+                why="The topic of a message decides which feed reads it",
+                fix="Add --topic NAME for all lines, or name the feed with --feed",
             )
         yield line
 

@@ -31,7 +31,7 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
     """
     if not records:
         raise UsageError(
-            f"{source} has no messages", fix="Name a file with one message a line, or a topic with messages"
+            f"{source} has no messages", fix="Name a file with one message per line, or a topic with messages"
         )
     topics = list(dict.fromkeys(record.topic for record in records))
     sample = take_sample(records)
@@ -40,20 +40,20 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
         proposal = _choose_split(propose_split_feeds(sample, name, topics), proposal, records)
     if proposal is None:
         raise UsageError(
-            f"{source}: no rows were found in {len(records):,} messages; "
+            f"{source}: no rows were found in {len(records):,} messages, of which "
             f"{len(sample.messages):,} are JSON objects or arrays",
-            why="A feed reads rows from JSON objects and arrays",
-            fix="For Protobuf or Avro, write a feed with `uses` (gtfs_realtime, sparkplug) or `format`. Otherwise name "
-            "other messages, or write a decoder class, which reads messages of any form",
+            why="`feed infer` proposes a feed only from JSON objects and arrays",
+            fix="For Protobuf or Avro, write a feed with `uses` (gtfs_realtime, sparkplug) or `format`. "
+            "For any other form, write a decoder class (docs/how-to/bring-your-own-messages.md)",
         )
     try:
         FeedSettings.model_validate(proposal.settings)
     except ValidationError as error:
         first = error.errors()[0]["msg"]
         raise SessionlakeError(
-            f"{source}: the proposed feed is not valid ({first})",
-            why="Fields of these messages have names or forms that inference does not know",
-            fix="Write the feed by hand; docs/how-to/bring-your-own-messages.md has examples",
+            f"{source}: the feed that `feed infer` made from these messages is not valid ({first})",
+            why="The messages have names or forms that it cannot write as a feed",
+            fix="Write the feed by hand: docs/how-to/bring-your-own-messages.md has examples",
         ) from error
     proposal = propose_checksum(proposal, proposal.parts or sample, records)
     settings = FeedSettings.model_validate(proposal.settings)

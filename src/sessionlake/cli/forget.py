@@ -52,8 +52,8 @@ def forget(
 
     if (session is not None) + resume + cancel != 1:
         raise UsageError(
-            "forget: exactly one of --session, --resume and --cancel is needed",
-            fix="Run `sessionlake forget --session ID`",
+            "forget: the command needs exactly one of --session, --resume and --cancel",
+            fix="Run `sessionlake forget --session ID`, or with --resume to finish an interrupted command",
         )
     create_storage(settings).require_writable()
     if cancel:

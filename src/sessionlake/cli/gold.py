@@ -72,7 +72,7 @@ def rebuild_gold_tables(
         names = ", ".join(
             [*(product.table_name for product in known), *(processor.output_table for processor in with_sources)]
         )
-        raise UsageError(f"{table} is not a table of gold", fix=f"Name one of {names}")
+        raise UsageError(f"{table} is not a table of gold", fix=f"Name one of the tables of gold: {names}")
     if chosen:
         _rebuild_from_silver(spark, settings, chosen, table, say, shorten=shorten)
     for processor in chosen_with_sources:

@@ -115,7 +115,7 @@ def bronze_skip(
 
     last = offset if to is None else to
     if last < offset:
-        raise UsageError(f"--to {last} is before the first offset to skip, {offset}", fix="Give --to a higher offset")
+        raise UsageError(f"--to {last} is below the first offset to skip, {offset}", fix="Give --to a higher offset")
     require_broker(settings)
 
     def skip_and_report(spark: SparkSession) -> None:

@@ -45,7 +45,8 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
     if table not in known:
         raise UsageError(
-            f"maintain: there is no table {table!r}", fix=f"Name one of the tables: {', '.join(known) or 'none yet'}"
+            f"maintain: there is no table {table!r}",
+            fix=f"Name one of the tables of this lake: {', '.join(known) or 'none yet'}",
         )
     with lake.storage.hold_claim(None, CLAIM, "maintains the tables"):
         rewritten = lake.storage.purge_vectors(table)

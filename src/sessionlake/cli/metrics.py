@@ -81,5 +81,6 @@ def _parse_length(text: str | None) -> timedelta | None:
         return TypeAdapter[timedelta](Duration).validate_python(text)
     except ValidationError as error:
         raise UsageError(
-            f"--step {text!r} is not a length of time: {error.errors()[0]['msg']}", fix="Write it as in '15 minutes'"
+            f"metrics: --step {text!r} is not a length of time: {error.errors()[0]['msg']}",
+            fix="Write a number and a unit, as in --step '15 minutes'",
         ) from None

@@ -151,7 +151,7 @@ def parse_time(option: str, text: str) -> datetime:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"{option} {text!r} is not a time", fix="Write it in ISO 8601, as in 2026-11-21T18:18:00Z"
+            f"{option} {text!r} is not a time", fix="Write it in ISO 8601 with a time zone, as in 2026-11-21T18:18:00Z"
         ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
@@ -169,7 +169,8 @@ def refuse_combined_options(*, cancel: bool, start_over: bool, others: bool) -> 
     """
     if cancel + start_over + others > 1:
         raise UsageError(
-            "rebuild: --cancel and --start-over cannot be combined with each other or with other options",
+            "rebuild: --cancel and --start-over each stand alone: they cannot be combined with each "
+            "other or with other options",
             fix="Give only one of them",
         )
 

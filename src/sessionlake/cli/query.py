@@ -66,7 +66,10 @@ def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | 
     given = {name: text for name, text in (arguments or {}).items() if (name, text) != (_PREFIX, "")}
     text = sql if _PREFIX in given else replace_prefixed_names(sql)
     if unused := sorted(given.keys() - {name for name, _, _ in find_parameters(text)}):
-        raise UsageError(f"query: the statement has no parameter :{unused[0]}", fix=f"Leave out --param {unused[0]}")
+        raise UsageError(
+            f"query: --param {unused[0]} is not used: the statement has no parameter :{unused[0]}",
+            fix=f"Write :{unused[0]} in the statement where its value belongs, or leave out --param {unused[0]}",
+        )
     names = [str(one) for one in find_names(text)]
     if any(function.partition(".")[2] in text.lower() for function in FUNCTIONS):
         names = list_table_names(settings)
@@ -209,14 +212,17 @@ def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
     known = {_split_name(lake.storage.sql_name(table)): table for table in list_table_names(lake.settings)}
     unknown = sorted(".".join(name) for name in reads.tables if name not in known)
     if unknown and unknown[0] in known.values():
-        raise UsageError(f"{unknown[0]} is not found under this name", fix=f"Write {lake.storage.sql_name(unknown[0])}")
+        raise UsageError(
+            f"query: no table has the name {unknown[0]}, because names in this lake have other schemas",
+            fix=f"Write {lake.storage.sql_name(unknown[0])}",
+        )
     if unknown:
         names = {table.rpartition(".")[2]: table for table in known.values()}
         near = get_close_matches(unknown[0].rpartition(".")[2], names, n=1)
         hint = f"Did you mean {names[near[0]]}? " if near else ""
         raise UsageError(
-            f"{unknown[0]} is not a table of the lake",
-            why="query reads neither other tables nor files",
+            f"query: {unknown[0]} is not a table of the lake",
+            why="The command reads neither other tables nor files",
             fix=f"{hint}The tables are {', '.join(known.values())}",
         )
     functions = _read_function_names(lake)
@@ -309,6 +315,7 @@ def _make_not_of_silver_error(name: str) -> UsageError:
     from sessionlake.history.batch_as_of import SILVER_WRITES
 
     return UsageError(
-        f"query: {name} cannot be read as of a batch of silver",
+        f"query: {name} cannot be read as of a batch of silver, because only silver's batches "
+        "write the tables that --as-of-batch can read",
         fix=f"Use only these tables, by these names: {', '.join(SILVER_WRITES)}",
     )

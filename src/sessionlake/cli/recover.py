@@ -63,7 +63,9 @@ def recover_layer(
     }
     if shorten and lost not in {RecoverableLayer.GOLD, RecoverableLayer.LEDGER}:
         raise UsageError(
-            f"recover {lost}: --shorten-gold has no effect here", fix="Leave it out: only gold and ledger accept it"
+            f"recover {lost}: --shorten-gold has no effect here",
+            why="Only `recover gold` and `recover ledger` can start gold later than before",
+            fix="Leave out --shorten-gold",
         )
     # Bronze's last batch is read from the table's commits, so nobody else may commit to it meanwhile.
     also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
@@ -118,8 +120,8 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover ledger: {settings.place} has no {MESSAGES}, from which the ledger is made again",
-            fix="Restore the tables from a backup, or start with `sessionlake run all`",
+            f"recover ledger: {settings.place} has no {MESSAGES}, from which the ledger is computed",
+            fix="Restore the table from a backup. For a new lake, run `sessionlake run all`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
@@ -166,7 +168,9 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
             require_complete_bronze(lake.reader(spark))
         except LakeError as error:
             raise LakeError(
-                error.what, why=f"So {LEDGER} cannot be made again", fix="Restore it from a backup"
+                error.what,
+                why=f"Without these tables, {LEDGER} cannot be computed again",
+                fix=f"Restore {LEDGER} from a backup",
             ) from None
     drop_sums_of_layers(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):

@@ -98,7 +98,10 @@ def remote_logs(
         else:
             status = make_run_status(client.jobs.get_run(run))
         if status is None:
-            raise RemoteError(f"no run of {job} has ended yet", fix="Run `sessionlake remote status` to see its state")
+            raise RemoteError(
+                f"remote: no run of the job {job} has ended yet, so there is no output to show",
+                fix="Wait until `sessionlake remote status` shows that the run has ended",
+            )
         say(f"run {status.run}, started {status.started}: {status.state} {status.message}; {status.page}")
         _write_outputs(client, status.run)
 
@@ -126,13 +129,14 @@ def remote_run(
 
     if job == OPERATE and not words:
         raise UsageError(
-            f"remote run: the job {OPERATE} needs a command after --",
-            fix=f"Give one, for example: sessionlake remote run {OPERATE} -- doctor",
+            f"remote run: the job {OPERATE} runs any command of sessionlake, and no command was given",
+            fix=f"Write the command after --, as in `sessionlake remote run {OPERATE} -- doctor`",
         )
     if job != OPERATE and words:
         raise UsageError(
-            f"remote run: the job {job} takes no command after --",
-            fix=f"Leave it out, or use the job {OPERATE}",
+            f"remote run: the job {job} always does the same, so it takes no command after --",
+            fix=f"Leave the command out, or run it with the job {OPERATE}: `sessionlake remote run "
+            f"{OPERATE} -- COMMAND`",
         )
     with open_workspace(profile) as client:
         deployed_job = choose_job(find_deployed_jobs(client, target), job)
@@ -256,8 +260,8 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
     _write_outputs(client, run)
     if not status.has_succeeded:
         raise RemoteError(
-            f"run {run} of {job.name} ended as {status.state}: {status.message}",
-            fix=f"Look at its output above, or at {status.page}",
+            f"the run {run} of the job {job.name} ended as {status.state}: {status.message}",
+            fix=f"Look at the run's output above, or on its page {status.page}",
         )
 
 

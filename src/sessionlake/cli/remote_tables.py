@@ -60,7 +60,7 @@ def require_reading_statement(settings: Settings, sql: str) -> None:
         if name not in lake:
             raise UsageError(
                 f"query: {name} is neither a table of the lake nor a full name (catalog.schema.table)",
-                why="Files cannot be read",
+                why="Over a SQL warehouse, files cannot be read",
                 fix=f"Use one of these tables, or a full name: {', '.join(list_table_names(settings))}",
             )
 
@@ -87,8 +87,8 @@ def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: It
     catalog = given.get(f"{ENV_PREFIX}CATALOG") or settings.catalog
     if catalog is None:
         raise ConfigError(
-            "the catalog of the deployment's tables is unknown, because no job sets it",
-            fix=f"Set catalog in sessionlake.yml, or {ENV_PREFIX}CATALOG",
+            "the catalog that holds the tables of the deployment is unknown, because no job of it sets the catalog",
+            fix=f"Set `catalog` in sessionlake.yml, or {ENV_PREFIX}CATALOG",
         )
     schemas = {
         schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.configured_name(schema)

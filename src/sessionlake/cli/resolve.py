@@ -35,8 +35,9 @@ def choose_decision(options: DecisionOptions) -> Decision | None:
     ]
     if len(given) != 1:
         raise UsageError(
-            "resolve: exactly one decision is needed",
-            fix="Choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw",
+            "resolve: the command needs exactly one decision about the message",
+            fix="Give one of --accept-gap (continue after a gap), --isolate (stop the session until its next "
+            "snapshot), --skip-message OFFSET (leave the message out) and --withdraw (take back a decision)",
         )
     return given[0]
 

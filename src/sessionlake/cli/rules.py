@@ -52,7 +52,9 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise UsageError(f"{file} cannot be read: {error}", fix="Name a YAML file of rules") from None
+        raise UsageError(
+            f"rules test: the file {file} cannot be read: {error}", fix="Name a YAML file with rules"
+        ) from None
     rules, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
@@ -123,7 +125,10 @@ def try_rules(
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
     declared = get_value_columns(settings)
     if not reader.exists(RULES):
-        raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
+        raise UsageError(
+            "rules test: gold has not run yet, so there are no events to test rules on",
+            fix="Run `sessionlake run gold --once` first",
+        )
     times = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
     events = list_events_to_find(tried)

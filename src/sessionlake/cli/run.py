@@ -19,12 +19,13 @@ def choose_processor(settings: Settings, layer: Layer, processor: str | None) ->
     if processor is not None:
         if layer is not Layer.PROCESSOR:
             raise UsageError(
-                f"run {layer} {processor}: `run {layer}` takes no name", fix=f"Run `sessionlake run {layer}`"
+                f"run {layer} {processor}: only `run processor` takes a name", fix=f"Run `sessionlake run {layer}`"
             )
         return settings.model_copy(update={"processors": (find_processor_settings(settings, processor),)})
     if layer is Layer.PROCESSOR and not settings.processors:
         raise UsageError(
-            "run processor: no processor is configured", fix="Declare one under processors in sessionlake.yml"
+            "run processor: no processor is configured",
+            fix="Declare one under `processors` in sessionlake.yml (docs/how-to/write-a-processor.md)",
         )
     return settings
 

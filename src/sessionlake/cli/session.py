@@ -81,8 +81,8 @@ def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> Session
     given = [name for name, value in (("--ts", ts), ("--seq", seq), ("--offset", offset)) if value is not None]
     if len(given) != 1:
         raise UsageError(
-            f"session as-of: exactly one moment is needed; given: {', '.join(given) or 'none'}",
-            fix="Give one of --ts, --seq and --offset",
+            f"session as-of: exactly one moment is needed, but these were given: {', '.join(given) or 'none'}",
+            fix="Give one of --ts TIME, --seq SEQ and --offset OFFSET",
         )
     return SessionMoment(ts=None if ts is None else _parse_milliseconds(ts), seq=seq, offset=offset)
 

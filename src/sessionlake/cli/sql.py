@@ -49,8 +49,8 @@ def query(
     if engine is EngineName.WAREHOUSE or (engine is EngineName.AUTO and _is_in_workspace_only(settings)):
         if batch is not None or arguments:
             raise UsageError(
-                "query: with a SQL warehouse there is no --as-of-batch and no --param",
-                fix="Write the values into the statement, or run it in a notebook",
+                "query: --as-of-batch and --param do not work with a SQL warehouse",
+                fix="Write the values into the statement itself, or run it in a notebook",
             )
         from sessionlake.cli.remote import show_remote_query
 
@@ -62,7 +62,7 @@ def query(
         show_answer(answer, form, say)
         return
     if engine is EngineName.SAIL:
-        raise UsageError("query: Sail does not read tables as of a batch", fix="Leave out --engine")
+        raise UsageError("query: Sail cannot read tables as of a batch", fix="Leave out --engine")
     read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form, arguments))
     if read != batch:
         say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
@@ -82,6 +82,6 @@ def _split_arguments(given: list[str]) -> dict[str, str]:
     for one in given:
         name, equals, text = one.partition("=")
         if not name or not equals:
-            raise UsageError(f"query: --param {one} is not of the form NAME=VALUE", fix="Write --param topic=orders")
+            raise UsageError(f"query: --param {one} is not NAME=VALUE", fix="Write it as in --param topic=orders")
         arguments[name] = text
     return arguments

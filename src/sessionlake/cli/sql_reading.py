@@ -56,12 +56,14 @@ def find_tables_read(sql: str) -> list[tuple[str, ...]]:
     trees = parse_statements(sql)
     if len(trees) != 1:
         what = "more than one statement" if trees else "no statement that sqlglot can parse"
-        raise UsageError(f"expected one statement that reads, but found {what}", fix="Correct the SQL")
+        raise UsageError(
+            f"query: expected one statement that reads, but found {what}", fix="Give a single SELECT statement"
+        )
     [tree] = trees
     if isinstance(tree, exp.Command):
         if str(tree.this).upper() not in _LISTS:
             raise UsageError(
-                f"{tree.this} does more than read, so the statement was not sent",
+                f"query: the statement contains {tree.this}, which does more than read, so it was not sent",
                 fix="Use SELECT, or run the statement in a SQL editor of the workspace",
             )
         return []
@@ -69,7 +71,7 @@ def find_tables_read(sql: str) -> list[tuple[str, ...]]:
         isinstance(tree, exp.Select) and not tree.selects
     ):
         raise UsageError(
-            "the statement is not a query, so it was not sent",
+            "query: the statement is not a SELECT, so it was not sent",
             fix="Use SELECT, or run the statement in a SQL editor of the workspace",
         )
     for node in tree.walk(prune=lambda one: isinstance(one, exp.Hint)):
@@ -103,19 +105,20 @@ def _require_allowed_node(node: Any, sql: str) -> None:
         names = list_called_names(node, sql)
         if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS | _ADDED):
             raise UsageError(
-                f"the function {min(names)} may not be called",
+                f"query: the statement calls the function {min(names)}, so it was not sent",
                 why="Only functions that compute from their arguments, and the lake's own functions, are allowed",
                 fix="Leave it out, or run the statement in a SQL editor of the workspace",
             )
     elif isinstance(node, exp.Column) and not node.table and node.name.lower() in WHO:
         raise UsageError(
-            f"{node.name} without a table may mean the user that the command runs as",
-            fix=f"Write t.{node.name} if it is a column of the table t",
+            f"query: {node.name} without a table's name can mean the user who runs the command, so "
+            "the statement was not sent",
+            fix=f"For a column of that name, write the table before it, as in t.{node.name}",
         )
     elif kind.__name__ not in _NODES and not isinstance(node, exp.Binary | exp.Unary):
         raise UsageError(
-            f"{kind.__name__} may do more than read, so the statement was not sent",
-            fix="Leave it out, or run the statement in a SQL editor of the workspace",
+            f"query: the statement contains {kind.__name__}, which may do more than read, so it was not sent",
+            fix="Leave that part out, or run the statement in a SQL editor of the workspace",
         )
 
 

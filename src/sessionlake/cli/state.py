@@ -39,7 +39,7 @@ def show_session_state(
     stored = next((state for _, state in read_shard_states(spark, settings, shard)), None)
     if stored is None:
         raise UsageError(
-            f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
+            f"state: shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
             fix="Run `sessionlake run silver --once` first",
         )
     state = {"shard": shard, **find_session_state(stored, topic, partition, session)}
@@ -67,6 +67,7 @@ def _find_topic_partition(
     place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(
-            f"session {session!r} is unknown", fix="Look for its id with `sessionlake query` in silver.sessions"
+            f"state: session {session!r} is unknown",
+            fix='Look for its id with `sessionlake query "SELECT session_id FROM silver.sessions"`',
         )
     return place

@@ -35,8 +35,9 @@ def check_before_spark(settings: Settings) -> None:
         )
     if settings.bronze.source is not SourceKind.KAFKA:
         raise LakeError(
-            f"verify bronze: bronze reads {settings.bronze.source}, and can only be compared with Kafka",
-            fix="Use `sessionlake doctor`, which checks that no offsets are missing",
+            f"verify bronze: bronze.source is {settings.bronze.source}, and only messages from Kafka "
+            "can be compared with their source",
+            fix="Use `sessionlake doctor`, which checks that no offsets are missing in bronze",
         )
     require_broker(settings)
 

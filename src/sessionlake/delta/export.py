@@ -99,7 +99,8 @@ def export_frame(
                 break
             if at_most == 1:
                 raise UsageError(
-                    f"export: a file with a single row has {max(sizes)} bytes, but --max-file-size allows {max_bytes}",
+                    f"export: one row of the table takes {max(sizes)} bytes, but --max-file-size allows only "
+                    f"{max_bytes} bytes per file",
                     fix="Raise --max-file-size",
                 )
             at_most = min(at_most - 1, _estimate_rows_per_file(at_most, beside, max_bytes))
@@ -171,22 +172,26 @@ class _ExportFolder:
             UsageError: the path is not a folder, or the folder has files that may not be overwritten.
         """
         if self._here.getParent() is None:
-            raise UsageError(f"export: {self.path} is the root of a file system", fix="Name a folder below it")
+            raise UsageError(
+                f"export: {self.path} is the root of a file system, and an export replaces its whole folder",
+                fix="Name a folder below it",
+            )
         if not self._files.exists(self._here):
             return
         if self._files.getFileStatus(self._here).isFile():
-            raise UsageError(f"export: {self.path} is a file", fix="Name a folder")
+            raise UsageError(f"export: {self.path} is a file, but an export writes a folder", fix="Name a folder")
         names = [name for name, _ in self._list_files()]
         if not names or (overwrite and _MARKER in names and all(map(_is_exported_file, names))):
             return
         if overwrite:
             raise UsageError(
-                f"export: {self.path} has files that no export wrote",
+                f"export: the folder {self.path} has files that are not from an export",
                 why="--overwrite would delete them",
                 fix="Name another folder",
             )
         raise UsageError(
             f"export: the folder {self.path} is not empty",
+            why="Its files would be mixed with the exported ones",
             fix="Name another folder, or replace an earlier export with --overwrite",
         )
 
@@ -204,7 +209,7 @@ class _ExportFolder:
         self._files.mkdirs(target._here.getParent())
         if replaces and not self._files.rename(target._here, former):
             raise UsageError(
-                f"export: the folder {target.path} cannot be moved away to replace it",
+                f"export: the earlier export in {target.path} cannot be moved away, so it cannot be replaced",
                 fix="Delete the folder, or name another one",
             )
         for name in [name for name, _ in self._list_files() if not name.startswith(_ROWS)]:

@@ -114,7 +114,7 @@ class Lake:
                 f"{table}: version {version} cannot be read",
                 why="It does not exist, or its history was removed: `sessionlake maintain` and `run all` keep "
                 "a table's history for maintain.versions, and in a catalog for maintain.keep",
-                fix="Choose a later version",
+                fix="Choose a later version, one that `DESCRIBE HISTORY` of the table shows",
             ) from error
 
     def read_small_in_memory(self, spark: SparkSession, table: str) -> DataFrame:

@@ -56,5 +56,5 @@ def create_table_function(
         fix = "Run `sessionlake run all --once`, which creates the tables that the function reads"
         if lake.storage.functions_persist:
             fix = "Grant CREATE FUNCTION on the function's schema"
-        raise LakeError(f"The function {name} cannot be created ({reason})", fix=fix) from error
+        raise LakeError(f"the SQL function {name} cannot be created ({reason})", fix=fix) from error
     return name

@@ -228,7 +228,7 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     """
     found = read_removed_rows_without_limits(lake.reader(spark)).get(CHANGES)
     if found is not None and found.max_missing_rows:
-        raise LakeError(f"{found.removal_text}", why="What gold computed from them cannot be computed again")
+        raise LakeError(f"{found.removal_text}", why="Gold cannot compute again what it had computed from these rows")
 
 
 def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:

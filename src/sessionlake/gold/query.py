@@ -87,7 +87,8 @@ def metrics(
     tiers = find_complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
         raise LakeError(
-            f"{METRICS_1M.table_name} does not exist yet, or is incomplete",
+            f"{METRICS_1M.table_name} does not exist yet, or was not filled completely",
+            why="All metrics are computed from this table",
             fix="Run `sessionlake run gold`, which fills it",
         )
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
@@ -176,13 +177,17 @@ def _count_files_read(
 
 def _to_minute_ms(argument_name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
-        raise UsageError(f"{argument_name} {moment} has no time zone", fix="Add one, for example +00:00")
+        raise UsageError(
+            f"{argument_name} {moment} has no time zone",
+            why="So it is not clear which moment it means",
+            fix="Add the time zone, for example +00:00",
+        )
     passed = convert_time_to_micros(moment)
     if passed % (MINUTE * 1000):
         raise UsageError(
             f"{argument_name} {moment} is not a whole minute",
             why="The finest metrics are per minute",
-            fix="Round it to a minute",
+            fix="Round the time to a minute",
         )
     return passed // 1000
 
@@ -192,14 +197,12 @@ def _require_valid_arguments(
 ) -> None:
     if begin >= end:
         raise UsageError(
-            "the range of time is empty",
-            why="Its start is not before its end",
-            fix="Choose an earlier start or a later end",
+            "the range of time is empty: it does not start before it ends", fix="Choose an earlier start or a later end"
         )
     if strange := [name for name in (*by, *of) if name not in KEYS]:
         raise UsageError(f"metrics have no key {', '.join(strange)}", fix=f"Choose from {', '.join(KEYS)}")
     if len({*by}) < len(by):
-        raise UsageError(f"a key is named twice: {', '.join(by)}", fix="Name each key once")
+        raise UsageError(f"a key is named twice: {', '.join(by)}", fix="Name each key only once")
     if step is not None and (step < MINUTE or step % MINUTE):
         raise UsageError(
             f"a step of {step} ms is not a number of whole minutes",

@@ -82,8 +82,8 @@ def session_as_of(
     given = [name for name, value in (("ts", ts), ("seq", seq), ("offset", offset)) if value is not None]
     if len(given) != 1:
         raise UsageError(
-            f"as-of needs exactly one moment; given: {', '.join(given) or 'none'}",
-            fix="Give one of ts, seq and offset",
+            f"as-of needs exactly one moment, but these were given: {', '.join(given) or 'none'}",
+            fix="Give one of the arguments ts, seq and offset",
         )
     moment = SessionMoment(ts=convert_datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
@@ -166,13 +166,13 @@ def choose_topic_partition(
     matches = sorted(place for place in places if partition in (None, place[1]))
     topics = sorted({topic for topic, _ in matches})
     if len(topics) > 1:
-        raise UsageError(f"session {session!r} exists in {', '.join(topics)}", fix="Choose one with --topic")
+        raise UsageError(f"session {session!r} exists in topics {', '.join(topics)}", fix="Choose one with --topic")
     if len(matches) > 1:
         numbers = ", ".join(str(number) for _, number in matches)
         raise UsageError(
             f"session {session!r} exists in several partitions of {topics[0]} ({numbers})",
-            why="An id in several partitions means several sessions",
-            fix="Choose one with --partition",
+            why="The same id in several partitions means several sessions",
+            fix="Choose one with --partition NUMBER",
         )
     return matches[0] if matches else None
 
@@ -186,7 +186,7 @@ def _make_unknown_session_error(
         return LakeError(f"no sessions in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it")
     some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_MAX_NAMED])
     where = f"{f' of topic {topic}' if topic else ''}{'' if partition is None else f', partition {partition},'}"
-    return UsageError(f"session {session!r}{where} is unknown", fix=f"Name one that exists, such as {some}")
+    return UsageError(f"session {session!r}{where} is unknown", fix=f"Name a session that exists, such as {some}")
 
 
 class _AsOfQuery:
@@ -252,7 +252,7 @@ class _AsOfQuery:
         found = self._reader.read_arrow_table(SNAPSHOTS, *conditions, columns=schema.names).cast(schema)
         if "rows" in cut.column_names and cut["rows"][0].as_py() not in (None, found.num_rows):
             raise LakeError(
-                f"{self._session}: retention is removing rows of {SNAPSHOTS} at the moment", fix="Run the command again"
+                f"{self._session}: retention is removing rows of {SNAPSHOTS} now", fix="Run the command again"
             )
         return found
 
@@ -349,10 +349,10 @@ class _AsOfQuery:
         kept = self._read_merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
         at = int(to_epoch_ms(kept["snapshot_at"])[0])
         raise LakeError(
-            f"{session}: nothing before its snapshot of {format_time(at)} ({at}; offset {kept['offset'][0].as_py()}, "
-            f"next seq {kept['next_seq'][0].as_py()}) is known any longer",
+            f"{session}: the table before its snapshot of {format_time(at)} ({at} ms; offset "
+            f"{kept['offset'][0].as_py()}, next seq {kept['next_seq'][0].as_py()}) is not known any more",
             why=f"maintain.retention has removed the older rows of {CHANGES}",
-            fix="Ask for that moment or a later one",
+            fix="Ask for the moment of that snapshot or a later one",
         )
 
     def _refuse_moment_not_known_yet(self) -> None:
@@ -395,6 +395,6 @@ class _AsOfQuery:
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(
-            f"{self._session}: its table begins {known[name]}, which is after {name} {getattr(self._moment, name)}",
-            fix="Ask for that moment or a later one",
+            f"{self._session}: its table begins at {name} {known[name]}, after {name} {getattr(self._moment, name)}",
+            fix="Ask for the beginning or a later moment",
         )

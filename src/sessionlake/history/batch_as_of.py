@@ -80,13 +80,17 @@ class AsOfBatch:
         from pyspark.sql import functions as F
 
         if table not in SILVER_WRITES:
-            raise LakeError(f"{table} is not a table of silver", fix=f"Name one of {', '.join(SILVER_WRITES)}")
+            raise LakeError(
+                f"{table} is not a table that silver's batches write, so it has no state as of a batch",
+                fix=f"Name one of {', '.join(SILVER_WRITES)}",
+            )
         appended = _is_append_only(table)
         by_rows = appended and not self.rebuilt
         found = read_removed_rows_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.removal_text}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
+                f"{found.removal_text}, of batches up to {found.batch}, so the table cannot be read as of "
+                f"batch {self.batch}",
                 fix=f"Choose batch {found.batch} or a later one",
             )
         # Version 0: nothing had been written to the table by then.
@@ -104,7 +108,9 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
         raise LakeError(
-            f"silver has committed no batch in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it"
+            f"silver has committed no batch in {settings.home} yet",
+            fix="Run `sessionlake run all --once`, which commits the first one, or name another home "
+            "with SESSIONLAKE_HOME",
         )
     reader = lake.reader(spark)
     books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
@@ -112,8 +118,8 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     if not 0 <= batch <= known.committed:
         committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(
-            f"batch {batch}: silver has committed batches {committed}",
-            fix="Run `sessionlake status` for the last batch of each layer",
+            f"silver has no batch {batch}: it has committed the batches {committed}",
+            fix="Choose one of these. `sessionlake status` shows the last batch of each layer",
         )
     if known.summed <= known.merged >= 0:
         end, versions = known.merged, _find_table_versions(books.read_entries(_LAYERS), known.merged)
@@ -222,14 +228,16 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
         cut = read_removed_rows_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
             raise LakeError(
-                f"batch {batch}: {cut.removal_text}, so the tables' versions after this batch are not known",
+                f"{cut.removal_text}, so it is not known which version each table had after batch {batch}",
                 fix="Choose a later batch",
             )
     if end is None:
         first = min(_find_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
         raise LakeError(
-            f"batch {batch}: session_rows and sessions were not merged by then; {merged}",
+            f"the merge of batch {batch} into session_rows and sessions was still to come when the "
+            f"batch was committed; {merged}",
+            why="So these tables never had exactly the state after this batch",
             fix="Choose a batch with which a merge ended, or a later one",
         )
     return end, versions

@@ -157,14 +157,13 @@ def explain(
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
-                f"{table} cannot be explained by messages",
-                why=f"Its figures are computed from rows of {own.source}, and such a row need not come from a single "
-                "message",
-                fix=f"To see a figure's rows, query {own.source} with the figure's values of "
-                f"{', '.join(filter(None, [*own.keys, own.time]))}. To compare all, run `sessionlake verify gold`",
+                f"{table} cannot be explained by messages, because it is computed from rows of {own.source}",
+                fix=f"To see the rows behind a figure, query {own.source} with the figure's values of "
+                f"{', '.join(filter(None, [*own.keys, own.time]))}. To check all figures, run `sessionlake verify "
+                "gold`",
             )
     if table not in known:
-        raise UsageError(f"{table!r} cannot be explained", fix=f"Name one of {', '.join(known)}")
+        raise UsageError(f"{table!r} is not a table that `explain` knows", fix=f"Name one of {', '.join(known)}")
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(
@@ -174,7 +173,7 @@ def explain(
     if not rows:
         begins = "".join(f"; {describe_expiry(*found)}" for found in read_expiry_times(reader, [table]).items())
         what = f"{table} has no row with {where}" if where else f"{table} has no rows"
-        raise NotFoundError(what + begins, fix="Look at the table's rows with `sessionlake query`")
+        raise NotFoundError(what + begins, fix=f"Look at the rows that {table} has with `sessionlake query`")
     changes = _select_changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.read_properties(spark, table).get(LOGIC)
     explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
@@ -218,10 +217,9 @@ def _has_read_complete_batches(settings: Settings) -> bool:
     """
     if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
-            f"gold has not finished reading the rows that {CHANGES} had at gold's first start",
-            why="Until then it is not known which of its rows are in gold's figures already",
-            fix="Wait until `sessionlake status` shows that gold has read all of silver's batches, and run the command "
-            "again",
+            f"gold is still reading the rows that {CHANGES} had when gold started for the first time",
+            why="Until it has read them all, it is not known which of them are in gold's figures",
+            fix="Wait until `sessionlake status` shows that gold has read all batches of silver, and run this again",
         )
     batch = read_last_committed_batch(settings.checkpoint(GOLD))
     return batch is None or read_version_reached_by_batch(settings, GOLD, batch)[1]

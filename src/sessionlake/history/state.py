@@ -74,9 +74,9 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
     if place < 0:
         raise UsageError(
             f"silver keeps no state of session {session!r} of topic {topic}, partition {partition}",
-            why="It never had a message, or its state was dropped: that happens at twice the session timeout after the "
-            "last message",
-            fix="Look for the session with `sessionlake query` in silver.sessions",
+            why="The session never had a message, or its state was dropped, which happens at twice the "
+            "session timeout after the last message",
+            fix='Look for the session with `sessionlake query "SELECT * FROM silver.sessions"`',
         )
     cursor = Cursor.from_record(state.cursors[place], decode_memory(state.memories[place]))
     lane = state.clock.partition_times[cursor.lane]

@@ -63,7 +63,10 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
         start = describe_partition_start((topic, partition), gone)
-        raise NotFoundError(f"offset {offset} is gone: {start}", fix="Ask about a later offset")
+        raise NotFoundError(
+            f"the message at offset {offset} is not in bronze any more: {start}",
+            fix="Ask about a message with a higher offset",
+        )
     if raw is not None:
         _require_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
@@ -139,9 +142,9 @@ def _require_entry_of_message(
     cut = None if batch is not None else read_removed_rows_without_limits(reader).get(LEDGER)
     if cut is not None and has_read_message(reader, layer, topic, partition, offset):
         raise NotFoundError(
-            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but its batch is not known: "
-            f"{cut.removal_text}",
-            fix="Nothing is wrong with the message. Ask about messages that were read later",
+            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but it is not "
+            f"known in which batch: {cut.removal_text}",
+            fix="Nothing is wrong with the message. For messages that were read later, the batch is known",
         )
 
 
@@ -158,8 +161,9 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
         if silver.batch <= found.batch:
             raise NotFoundError(
                 f"silver judged the message in batch {silver.batch}, but {found.removal_text}, of batches up to "
-                f"{found.batch}, so it is no longer known what happened to the message",
-                fix="Ask about messages of later batches",
+                f"{found.batch}",
+                why="So it is not known any more what became of the message",
+                fix="Ask about a message of a later batch",
             )
 
 
@@ -229,8 +233,9 @@ def _find_judgement(
         raise LakeError(
             f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "
             f"{content.changes} row changes), but no table of silver shows it",
-            why="Either capture.* has changed since, or rows were removed by hand",
-            fix="Set capture.* as it was, or run `sessionlake doctor` to compare the tables with the ledger",
+            why="Either the settings under `capture` have changed since, or rows were removed by hand",
+            fix="Set `capture` as it was. If it did not change, run `sessionlake doctor`, which compares "
+            "the tables with the ledger",
         )
     fate, reason, batch = verdict
     return Judgement(

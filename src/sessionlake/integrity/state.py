@@ -271,10 +271,10 @@ def _require_columns(stored: _Stored, columns: tuple[Column, ...]) -> None:
     changed = _find_changed_column(stored, columns)
     if changed is not None:
         raise LakeError(
-            f"capture.columns: the stored state has a column {changed} that is no longer declared with this type",
-            why="A state can only be read with its columns",
-            fix="Run `sessionlake rebuild silver`, or `sessionlake rebuild processor:NAME` for a processor, to make "
-            "the state again from bronze with the columns that are declared now; or declare the column as it was",
+            f"silver's stored state has a column {changed}, which the configuration no longer declares with this type",
+            why="A stored state can only be read with the columns with which it was written",
+            fix="Declare the column as before. Or run `sessionlake rebuild silver`, for a processor `sessionlake "
+            "rebuild processor:NAME`, which computes the state again from bronze with the present columns",
         )
 
 

@@ -51,6 +51,7 @@ def find_kafka_package(jvm: Any) -> Any:
             return package
     raise MachineError(
         f"Spark has no accessible Kafka client (looked for clients.admin.AdminClient in {' and '.join(_PACKAGES)})",
+        why="Bronze needs it to ask Kafka about topics",
         fix="Run bronze on a cluster with dedicated access mode and Spark's Kafka connector",
     )
 
@@ -188,11 +189,12 @@ class KafkaAdmin:
             if unknown:
                 raise UnknownTopicError(
                     f"Kafka at {servers} does not know a topic ({message})",
-                    fix="If the topic was just created, run again. Otherwise check its name",
+                    fix="If the topic was just created, run the command again. Otherwise correct its name",
                 ) from error
             raise BrokerError(
                 f"Kafka at {servers} does not answer a question about its topics ({message})",
-                fix="Check that the broker runs",
+                why="Bronze asks for the topics before it reads",
+                fix="Check that the broker runs (`sessionlake doctor`), and run the command again",
             ) from error
         self.away = False
 

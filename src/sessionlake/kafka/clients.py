@@ -151,16 +151,16 @@ def require_broker(settings: Settings) -> None:
     if greeting is not None and not tls:
         raise BrokerError(
             f"Kafka at {host}:{port} requires TLS, but {join_setting_names(settings, 'protocol')} does not enable it",
-            fix="Set it to SSL, or to SASL_SSL with a login",
+            fix="Set this key to SSL, or to SASL_SSL with a login",
         )
     if greeting == "certificate":
         raise AccessError(
-            f"Kafka at {host}:{port} requires a client certificate that it trusts",
-            fix=f"Correct {join_setting_names(settings, 'certificate', 'key')}",
+            f"Kafka at {host}:{port} requires a client certificate, and does not trust the one that is configured",
+            fix=f"Correct the certificate and its key in {join_setting_names(settings, 'certificate', 'key')}",
         )
     raise BrokerError(
-        f"{host}:{port} is open, but what listens there does not answer as Kafka does",
-        fix="Wait, if a broker is starting. Otherwise stop that program, or correct kafka.bootstrap_servers",
+        f"a program listens at {host}:{port}, but does not answer as Kafka does",
+        fix="Wait if a broker is just starting there. Otherwise stop that program, or correct kafka.bootstrap_servers",
     )
 
 
@@ -184,20 +184,22 @@ def create_rejected_error(settings: Settings, message: str) -> AccessError:
     """
     servers, shown = settings.kafka.bootstrap_servers, hide_secrets(settings, message)[:_LONGEST]
     security = settings.kafka.security
-    why = ""
     if re.search("certificate verify failed|certification path|No (?:subject alternative|name matching)", shown):
         why = "This client does not trust the server's certificate"
-        fix = f"Correct {join_setting_names(settings, 'ca')}, or the host name"
+        fix = f"Correct {join_setting_names(settings, 'ca')}, or the host name in kafka.bootstrap_servers"
     elif security is None:
+        why = "Kafka requires a login, or a right that this client does not have"
         fix = f"Correct {join_setting_names(settings, 'protocol')}, or grant this client the right to describe topics"
     elif security.mechanism is None:
         why = "Kafka requires another client certificate"
         fix = f"Correct {join_setting_names(settings, 'certificate', 'key')}"
     elif security.mechanism is Mechanism.OAUTHBEARER:
+        why = "Kafka does not accept this client's token, or the token cannot be fetched"
         fix = f"Correct {join_setting_names(settings, 'token_url', 'client_id', 'client_secret')}"
     else:
+        why = "Kafka does not accept this login, or it lacks a right"
         login = join_setting_names(settings, "username", "password")
-        fix = f"Correct {login}, or grant {security.username} the right to describe topics"
+        fix = f"Correct {login}, or grant the user {security.username} the right to describe topics"
     return AccessError(f"Kafka at {servers} refuses this client ({shown})", why=why, fix=fix)
 
 
@@ -216,8 +218,9 @@ def _build_certificate_store_options(options: dict[str, str]) -> dict[str, str]:
         usable = "PEM" if store == "truststore" else "PKCS12"
         if kind != usable:
             raise ConfigError(
-                f"kafka.options: ssl.{store}.location is a {kind} store, which only Java reads",
-                fix=f"Convert it to {usable} and set ssl.{store}.type: {usable}",
+                f"kafka.options: the store in ssl.{store}.location is of type {kind}, which only Java can read",
+                why="Some commands use Kafka's C client, librdkafka",
+                fix=f"Convert the store to {usable}, and set ssl.{store}.type: {usable}",
             )
         config[target] = location
         if store == "keystore" and "ssl.keystore.password" in options:
@@ -263,12 +266,12 @@ def _require_tls(settings: Settings, host: str, port: int) -> None:
             fix="Correct that key, or the port in kafka.bootstrap_servers",
         ),
         "untrusted": AccessError(
-            f"{server} has a certificate that is not trusted ({why})",
-            fix=f"Add the authority that signed it to {join_setting_names(settings, 'ca')}",
+            f"{server} has a certificate that this client does not trust ({why})",
+            fix=f"Add the authority that signed the certificate to {join_setting_names(settings, 'ca')}",
         ),
         "other_host": AccessError(
-            f"{server} has a certificate for another host name ({why})",
-            fix="Set kafka.bootstrap_servers to a host name in the certificate",
+            f"{server} has a certificate that is for another host name ({why})",
+            fix="Set kafka.bootstrap_servers to a host name that is in the certificate",
         ),
     }
     raise errors[fault]
@@ -287,8 +290,9 @@ def _request_metadata(settings: Settings) -> MetadataFailure | None:
 
 def _create_unreachable_error(settings: Settings, reason: str) -> BrokerError:
     local = all(is_loopback(host) for host, _ in parse_bootstrap_servers(settings))
-    start = "Start the embedded broker with `sessionlake broker up`" if local else "Start the broker or unblock it"
     return BrokerError(
         f"no Kafka broker answers at {settings.kafka.bootstrap_servers} ({reason})",
-        fix=f"{start}, or correct kafka.bootstrap_servers",
+        fix="Start the embedded broker with `sessionlake broker up`, or correct kafka.bootstrap_servers"
+        if local
+        else "Start the broker, let the network reach it, or correct kafka.bootstrap_servers",
     )

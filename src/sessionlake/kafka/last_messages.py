@@ -42,8 +42,9 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
         from confluent_kafka import Consumer, KafkaException
     except ImportError as error:
         raise MachineError(
-            f"the package confluent_kafka is needed to read topic {topic}, and is not installed",
-            fix="Run `pip install 'sessionlake[local]'`, or save messages to a file and name the file",
+            f"the package confluent_kafka, which reads the topic {topic}, is not installed",
+            fix="Run `pip install 'sessionlake[local]'`. Or save messages to a file, and name the file "
+            "instead of the topic",
         ) from error
     consumer = Consumer({**build_consumer_config(settings, "feed"), "enable.partition.eof": True})
     try:
@@ -72,7 +73,7 @@ def _list_partitions(consumer: Consumer, settings: Settings, topic: str) -> list
         named = f"; it has {', '.join(near)}" if near else "; it has no topics"
         raise UnknownTopicError(
             f"Kafka at {settings.kafka.bootstrap_servers} does not have the topic {topic}{named}",
-            fix="Correct the name, or name a file that exists",
+            fix="Correct the topic's name. If you mean a file, name one that exists",
         )
     return sorted(topics[topic].partitions)
 
@@ -119,5 +120,5 @@ def _create_record(message: Any) -> KafkaRecord:
 def _create_no_answer_error(settings: Settings, topic: str, reason: str) -> BrokerError:
     return BrokerError(
         f"Kafka at {settings.kafka.bootstrap_servers} does not send the messages of topic {topic} ({reason})",
-        fix="Check that the broker runs and that this client may read the topic",
+        fix="Check that the broker runs and that this client has the right to read the topic",
     )

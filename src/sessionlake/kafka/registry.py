@@ -312,5 +312,6 @@ class _RegistryClient:
         return RegistryError(
             f"schema registry {self._source.url}: {reason}",
             why="Nothing of the batch was committed",
-            fix="Start the registry, or correct capture.payload.registry_url and registry_auth, and run again",
+            fix="Start the registry, or correct capture.payload.registry_url and registry_auth, and run "
+            "the command again",
         )

@@ -144,11 +144,14 @@ def _read_pem_text(key: str, value: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         shown = HIDDEN if key == "key" else value  # the value may be a key in another format instead of a path
-        raise ConfigError(f"kafka.security.{key}: {shown} cannot be read ({reason})", fix="Name a PEM file") from None
+        raise ConfigError(
+            f"kafka.security.{key}: the file {shown} cannot be read ({reason})",
+            fix="Correct the path or the file's permissions",
+        ) from None
     if PEM not in text:
         raise ConfigError(
-            f"kafka.security.{key}: {value} is not a PEM file, which has lines that begin with {PEM}…",
-            fix="Convert it to PEM, or name another file",
+            f"kafka.security.{key}: {value} is not a PEM file, which has a line that begins with {PEM}…",
+            fix="Convert the file to PEM (`openssl x509 -in FILE -out FILE.pem`), or name another file",
         )
     return text
 
@@ -159,7 +162,7 @@ def _read_private_key(security: KafkaSecurity) -> str:
     text = _read_pem_text("key", given)
     if "PRIVATE KEY-----" not in text or not any(f"{PEM}{kind}" in text for kind in ("PRIVATE", "ENCRYPTED PRIVATE")):
         raise ConfigError(
-            "kafka.security.key is not a private key in PKCS#8",
+            "kafka.security.key is not a private key in the form PKCS#8",
             why=f"Java reads no other format from PEM ({PEM}PRIVATE KEY or ENCRYPTED PRIVATE KEY)",
             fix="Convert it with `openssl pkcs8 -topk8 -nocrypt -in KEY`",
         )

@@ -13,7 +13,10 @@ from sessionlake.settings.model import Settings
 _TIMEOUT_S = 30
 _ONLY_ERRORS = "3"
 """Level of the client's own log, which otherwise has lines about a broker that has just started."""
-_FIX = "Check the broker and the topic's settings, and send the file to a new topic: some messages may be stored"
+_FIX = (
+    "Check the broker and the topic's settings. Then send the file to a new topic, because this one may have some of "
+    "the messages already"
+)
 
 
 def send_messages(settings: Settings, records: Iterable[KafkaRecord]) -> int:
@@ -49,8 +52,10 @@ def send_messages(settings: Settings, records: Iterable[KafkaRecord]) -> int:
             sent += 1
         unsent = producer.flush(_TIMEOUT_S)
     except KafkaException as error:
-        raise BrokerError(f"Kafka did not accept message {sent + 1:,}: {error.args[0]}", fix=_FIX) from None
+        raise BrokerError(f"feed send: Kafka did not accept message {sent + 1:,}: {error.args[0]}", fix=_FIX) from None
     if failed or unsent:
         why = failed[0] if failed else f"no answer within {_TIMEOUT_S} s"
-        raise BrokerError(f"Kafka did not accept {len(failed) + unsent:,} of {sent:,} messages: {why}", fix=_FIX)
+        raise BrokerError(
+            f"feed send: Kafka did not accept {len(failed) + unsent:,} of {sent:,} messages: {why}", fix=_FIX
+        )
     return sent

@@ -202,8 +202,8 @@ class _Consumer:
                 self._at = position
                 return records
         raise BrokerError(
-            f"Kafka sent nothing of {self._place.toString()} at offset {self._at} for {_SECONDS:.0f} s",
-            fix="Check that the broker runs, and run again",
+            f"Kafka sent no message of {self._place.toString()} from offset {self._at} on for {_SECONDS:.0f} s",
+            fix="Check that the broker runs (`sessionlake doctor`), and run the command again",
         )
 
 
@@ -235,6 +235,7 @@ def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str
             consumer.close(jvm.java.time.Duration.ZERO)
     except Py4JError as error:
         raise BrokerError(
-            f"Kafka cannot be asked whether messages are lost or were aborted at some offsets: {parse_failure(error)}",
-            fix="Check that the broker runs, and run again",
+            "Kafka does not say whether messages at missing offsets are lost or belong to "
+            f"transactions: {parse_failure(error)}",
+            fix="Check that the broker runs (`sessionlake doctor`), and run the command again",
         ) from error

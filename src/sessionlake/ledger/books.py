@@ -368,7 +368,9 @@ def _refuse_batch_in_sums(before: Txn | None, sums: StoredSums) -> None:
     same = sums.carried.filter(pc.field("app_id") == before.app_id)
     if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
         raise LakeError(
-            f"{same['layer'][0].as_py()}: the checkpoint repeats batch {before.version}, but the entries of {LEDGER} "
-            f"before {sums.removed_before:%Y-%m-%d %H:%M:%SZ} were removed by maintain.retention",
+            f"{same['layer'][0].as_py()}: the checkpoint repeats batch {before.version}, which is so "
+            f"old that maintain.retention has removed its entry from {LEDGER} (all before "
+            f"{sums.removed_before:%Y-%m-%d %H:%M:%SZ})",
+            why="So the checkpoint is much older than the tables",
             fix="Restore the newer checkpoint",
         )

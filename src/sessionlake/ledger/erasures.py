@@ -108,7 +108,7 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
         raise LakeError(
             f"{ERASURES} has a format other than {FORMAT}, which this version of sessionlake cannot read",
             why="A later version of sessionlake wrote it",
-            fix="Use that later version",
+            fix="Use that later version of sessionlake",
         )
     found = [Erasure(**row | {"report": json.loads(row["report"])}) for row in rows]
     return sorted(found, key=lambda erasure: (erasure.begun_at, erasure.receipt))

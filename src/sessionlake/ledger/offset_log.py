@@ -15,6 +15,11 @@ from sessionlake.ledger.progress import read_last_offsets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_GAP_FIX = (
+    "If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. Otherwise put the messages into "
+    "Kafka again, or accept the loss with the same setting: the layer then continues without them"
+)
+
 
 class OffsetLog:
     """Knows the last offset that a layer has read of each topic-partition. Checks that the next batch continues there.
@@ -75,13 +80,13 @@ class OffsetLog:
                     f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} were read before",
                     why="The topic was deleted and created again, or the checkpoint is older than the tables",
                     fix="Restore the newest checkpoint. If the topic was created again, set "
-                    "`kafka.on_topic_change: restart`",
+                    "`kafka.on_topic_change: restart`, and run bronze again",
                 )
             if item.missing_messages < 0:
                 raise OffsetHoleError(
-                    f"{place}: the offsets {item.first} to {item.last} have {item.messages} messages",
+                    f"{place}: there are {item.messages} messages at the offsets {item.first} to {item.last}",
                     why="Some messages are in the source table more than once",
-                    fix="Restore the source table to a version without the duplicates",
+                    fix="Restore the source table to a version without the duplicates (RESTORE TABLE)",
                 )
         if not allow_gaps:
             self._refuse_unexplained_gaps(
@@ -114,15 +119,14 @@ class OffsetLog:
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing",
                     why="Their messages were deleted before they were read",
-                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`. Otherwise restore the "
-                    "messages: with this setting, the layer continues without them",
+                    fix=_GAP_FIX,
                 )
             inside = item.missing_messages - count_offsets_in_runs(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
-                    f"{place}: {inside} of the offsets {item.first} to {item.last} are missing",
-                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`. Otherwise restore the "
-                    "messages: with this setting, the layer continues without them",
+                    f"{place}: of the offsets {item.first} to {item.last}, {inside} are missing",
+                    why="Their messages were deleted before they were read",
+                    fix=_GAP_FIX,
                 )
 
     def _find_expected_first_offset(self, offset_range: OffsetRange) -> int:

@@ -165,9 +165,9 @@ def verify_ledger_sums(reader: TableReader) -> bool:
     )
     if _format_sorted_rows(known) != _format_sorted_rows(made):
         raise LakeError(
-            f"{POSITIONS} does not hold the sums of {LEDGER}",
+            f"{POSITIONS}, the copy of the ledger's sums, differs from {LEDGER}",
             why="This is a bug in sessionlake, or the table was changed by another program",
-            fix=f"Remove the table {POSITIONS}, which is computed again from the ledger, and report the error",
+            fix=f"Remove the table {POSITIONS}, which is then computed again from the ledger, and report the error",
         )
     return True
 

@@ -157,7 +157,7 @@ def _read_removed_rows(
     others = {*pc.unique(rows["format"]).to_pylist()} - {FORMAT}
     if others:
         raise LakeError(
-            f"{RETAINED} has format {min(others)}, and this version of sessionlake reads format {FORMAT}",
+            f"{RETAINED} has the format {min(others)}, but this version of sessionlake reads format {FORMAT}",
             fix=f"Use the version of sessionlake that wrote {RETAINED}",
         )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])

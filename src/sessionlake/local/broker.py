@@ -116,7 +116,7 @@ def _read_embedded_address(settings: Settings) -> tuple[str, int]:
     if len(where) != 1 or not is_loopback(where[0][0]):
         raise UsageError(
             f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers}, which is an external broker",
-            why="There is no embedded broker to start",
+            why="The embedded broker listens only at addresses of this machine, so there is none to start",
             fix="To use the embedded broker, set one loopback address, such as 127.0.0.1:9092",
         )
     return where[0]
@@ -162,10 +162,9 @@ def _require_same_address(settings: Settings, folder: Path) -> None:
     recorded = _read_recorded_address(folder)
     if recorded != settings.kafka.bootstrap_servers:
         raise BrokerError(
-            f"this home's broker already runs at {recorded}, but kafka.bootstrap_servers is "
-            f"{settings.kafka.bootstrap_servers}",
-            fix="Set kafka.bootstrap_servers to the running broker's address, or stop the broker first with "
-            "`sessionlake broker down`",
+            f"the embedded broker of this home already runs at {recorded}, but "
+            f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers}",
+            fix=f"Set kafka.bootstrap_servers to {recorded}, or first stop the broker with `sessionlake broker down`",
         )
 
 
@@ -184,8 +183,8 @@ def _is_free_port(host: str, port: int) -> bool:
 def _require_free_port(host: str, port: int) -> None:
     if not _is_free_port(host, port):
         raise BrokerError(
-            f"port {port} on {host} is in use by a process that is not this home's broker",
-            fix="Stop that process, or choose another port with kafka.bootstrap_servers "
+            f"port {port} on {host}, at which the embedded broker should listen, is in use by another program",
+            fix="Stop that program, or choose another port with kafka.bootstrap_servers "
             "(SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:PORT)",
         )
 
@@ -237,7 +236,8 @@ def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> No
     )
     if done.returncode != 0:
         raise BrokerError(
-            f"the embedded broker's storage could not be formatted ({_read_last_line(output)})", fix=f"See {output}"
+            f"the storage of the embedded broker could not be prepared ({_read_last_line(output)})",
+            fix=f"Look for the cause in {output}, then run `sessionlake broker up` again",
         )
 
 
@@ -249,14 +249,15 @@ def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process)
         if not _is_running(process):
             raise BrokerError(
                 f"the embedded broker stopped while it was starting ({_read_last_line(folder / 'broker.log')})",
-                fix=f"See the logs in {folder}",
+                fix=f"Look for the cause in the logs in {folder}, then run `sessionlake broker up` again",
             )
         if not _is_free_port(host, port) and broker_answers(config, 5.0):
             return
         time.sleep(_POLL_SECONDS)
     raise BrokerError(
-        f"the embedded broker (process {process.pid}) does not answer after {START_SECONDS:.0f} s",
-        fix=f"See {folder / 'broker.log'}, stop the broker with `sessionlake broker down` and try again",
+        f"the embedded broker (process {process.pid}) was started, but does not answer after {START_SECONDS:.0f} s",
+        fix=f"Look for the cause in {folder / 'broker.log'}, stop the broker with `sessionlake broker "
+        "down` and start it again with `sessionlake broker up`",
     )
 
 

@@ -193,10 +193,16 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
     end = time.monotonic() + START_SECONDS
     while not answer.exists():
         if jvm.poll() is not None:
-            raise MachineError(f"Spark's JVM did not start ({_find_error_line(output)})", fix=f"See {output}")
+            raise MachineError(
+                f"Spark's Java process did not start ({_find_error_line(output)})",
+                fix=f"Look for the cause in {output}. `sessionlake doctor` checks Java",
+            )
         if time.monotonic() > end:
             jvm.kill()
-            raise MachineError(f"Spark's JVM did not answer within {START_SECONDS:.0f} seconds", fix=f"See {output}")
+            raise MachineError(
+                f"Spark's Java process was started, but did not answer within {START_SECONDS:.0f} seconds",
+                fix=f"Look for the cause in {output}. If the machine is busy, run the command again",
+            )
         time.sleep(_POLL_SECONDS)
     content = answer.read_bytes()
     (port,), (length,) = _LENGTH.unpack_from(content), _LENGTH.unpack_from(content, _LENGTH.size)

@@ -68,10 +68,10 @@ def make_claimed_error(settings: Settings, holder: LockHolder | None, name: str,
         fix: The `fix` part of the error: what the operator can do.
     """
     activity = f"has {name}" if holder is None else holder.doing
-    who = "" if holder is None else f" ({holder})"
+    holder_text = "" if holder is None else f" ({holder})"
     return ClaimedError(
-        f"another process {activity} over {settings.place}{who}",
-        why="Only one process at a time may do this work. Nothing is lost",
+        f"another process {activity} over the tables in {settings.place}{holder_text}",
+        why="Only one process at a time may do this, or both would write the same rows. Nothing was changed",
         fix=fix,
     )
 
@@ -98,8 +98,8 @@ def create_home(settings: Settings, *folders: str) -> Path:
                 pass
     except OSError as error:
         raise MachineError(
-            f"home {home} cannot be written ({error.strerror or error})",
-            fix="Make it writable, or name another folder with SESSIONLAKE_HOME",
+            f"the home {home} cannot be written ({error.strerror or error})",
+            fix="Make the folder writable, or name another one with SESSIONLAKE_HOME",
         ) from None
     return home
 
@@ -114,10 +114,10 @@ def _require_readable_home(home: Path) -> None:
     found = _UNREADABLE.search(str(home.resolve()))
     if found:
         raise MachineError(
-            f"home {home} has {found[0]!r} in its path ({home.resolve()}), so delta-rs cannot open the tables in it",
-            why="delta-rs decodes `%` with two hexadecimal digits as another character, and rejects brackets, `|`, "
-            "`^`, backslash and control characters",
-            fix="Name another folder with SESSIONLAKE_HOME, or rename that one",
+            f"the path of the home {home} contains {found[0]!r} ({home.resolve()}), so its tables cannot be opened",
+            why="delta-rs, which opens them, decodes `%` with two hexadecimal digits as another "
+            "character, and rejects brackets, `|`, `^`, backslash and control characters",
+            fix="Name another folder with SESSIONLAKE_HOME, or rename this one",
         )
 
 
@@ -140,7 +140,7 @@ def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            fix = "Stop it first, or name another home with SESSIONLAKE_HOME"
+            fix = "Stop it or wait until it ends, and run the command again. Or name another home with SESSIONLAKE_HOME"
             raise make_claimed_error(settings, _read_holder(lock.read()), name, fix) from None
         lock.truncate()
         lock.write(msgspec.json.encode(LockHolder.describe_this_process(doing)))

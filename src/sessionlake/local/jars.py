@@ -108,7 +108,10 @@ def find_pyspark_jars_folder() -> Path:
     """
     spec = find_spec("pyspark")  # importing pyspark would take much longer
     if spec is None or spec.origin is None:
-        raise MachineError("pyspark is not installed", fix="Run `pip install 'sessionlake[local]'`")
+        raise MachineError(
+            "the package pyspark, which runs Spark on this machine, is not installed",
+            fix="Run `pip install 'sessionlake[local]'`",
+        )
     return Path(spec.origin).parent / "jars"
 
 
@@ -134,7 +137,7 @@ def fetch_jar_set(jars: JarSet) -> list[Path]:
     if cached is None:
         raise MachineError(
             f"another process changed the folder {folder} while jars were downloaded into it",
-            fix="Delete the folder and run the command again",
+            fix="Delete this folder and run the command again: it downloads the jars again",
         )
     _require_pinned_hashes(jars, cached, folder)
     return cached
@@ -154,10 +157,10 @@ def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) ->
                 f"must have {expected}" if expected else "is not among the jars that this version of sessionlake knows"
             )
             raise MachineError(
-                f"{jar} has SHA-256 {digest} and {expectation}",
-                why="The jar is damaged or was replaced, so it is not loaded",
-                fix=f"Remove the set with `rm -r {shlex.quote(str(folder))}*` and run again to download it again. If "
-                "the error stays, the server or proxy delivers another file",
+                f"the downloaded file {jar} has SHA-256 {digest} and {expectation}",
+                why="So it is damaged or was replaced, and is not loaded",
+                fix=f"Remove the downloaded jars with `rm -r {shlex.quote(str(folder))}*` and run the command again, "
+                "which downloads them again. If the error stays, the server or a proxy delivers another file",
             )
 
 
@@ -186,8 +189,8 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         lock = (folder.parent / f"{folder.name}.lock").open("w")
     except OSError as error:
         raise MachineError(
-            f"cache {cache_folder()} cannot be written ({error.strerror})",
-            fix=f"Make it writable, or name another folder with {CACHE_VARIABLE}",
+            f"the folder {cache_folder()}, which keeps downloaded jars, cannot be written ({error.strerror})",
+            fix=f"Make the folder writable, or name another one with {CACHE_VARIABLE}",
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -210,7 +213,8 @@ def _download_jars(jars: JarSet, folder: Path) -> None:
         shutil.rmtree(_find_ivy_cache(folder), ignore_errors=True)
     except OSError as error:
         raise MachineError(
-            f"cache {folder.parent}: {error.strerror or error}", fix="Free space or correct its rights, and run again"
+            f"the folder {folder.parent}, which keeps downloaded jars, cannot be written: {error.strerror or error}",
+            fix="Free space on the disk or correct the folder's rights, and run the command again",
         ) from None
 
 
@@ -246,11 +250,11 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
         done = False
     if not done:
         raise MachineError(
-            f"the jars of {', '.join(jars.modules)} could not be downloaded from Maven Central "
-            f"({_find_cause_of_failure(log)})",
-            fix="Check the network and run again (behind a proxy set "
-            "JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… -Dhttps.proxyPort=…), or "
-            f"copy {partial.parent} from a machine that has it. Ivy's full output is in {log}",
+            f"Spark needs the jars of {', '.join(jars.modules)}, which could not be downloaded from "
+            f"Maven Central ({_find_cause_of_failure(log)})",
+            fix="Check the network and run the command again (behind a proxy, set "
+            "JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT), or copy "
+            f"{partial.parent} from a machine that has it. The download's full output is in {log}",
         )
 
 

@@ -80,7 +80,7 @@ def _read_major_version(java: Path) -> int:
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
     match = _VERSION.search(text) or _VERSION.search(_run_java_version(java))
     if match is None:
-        raise MachineError(f"{java} does not print its version, so it is not a working Java", fix=_REMEDY)
+        raise MachineError(f"{java} does not print a Java version, so it is not a working Java", fix=_REMEDY)
     return int(match["major"])
 
 

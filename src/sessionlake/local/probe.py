@@ -27,7 +27,8 @@ def parse_bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:
         match = _SERVER.fullmatch(part.strip())
         if match is None or not 0 < int(match["port"]) <= _LAST_PORT:
             raise ConfigError(
-                f"kafka.bootstrap_servers = {settings.kafka.bootstrap_servers!r}: {part.strip()!r} is not host:port",
+                f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers!r}, and {part.strip()!r} "
+                "in it is not an address HOST:PORT",
                 fix="Write each address like 127.0.0.1:9092, and separate several with commas",
             )
         found.append((match["host"].strip("[]"), int(match["port"])))
@@ -83,8 +84,8 @@ def request_metadata(config: dict[str, str], seconds: float) -> MetadataFailure 
         client = AdminClient(config | quiet)
     except KafkaException as error:
         raise ConfigError(
-            f"librdkafka rejects kafka.security or kafka.options ({error.args[0].str()})",
-            fix="Correct the setting that the message names",
+            f"librdkafka, Kafka's C client, rejects kafka.security or kafka.options ({error.args[0].str()})",
+            fix="Correct the setting that this message names",
         ) from None
     end = time.monotonic() + seconds
     while True:

@@ -85,9 +85,9 @@ class Book:
         sources = list_source_tables(self.settings.capture)
         if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
-                f"{self.settings.place} has no {', '.join(missing)}",
-                fix="Run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the widgets "
-                "catalog and schema_prefix, and run the jobs",
+                f"{self.settings.place} has no table {', '.join(missing)}",
+                fix="On a laptop, run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the "
+                "widgets catalog and schema_prefix, and run the jobs that fill the tables",
             )
 
     def table(self, name: str) -> DataFrame:
@@ -130,13 +130,14 @@ class Book:
         given = {name: self.parameter(name) for name in ("catalog", "schema_prefix", "checkpoints")}
         if not config:
             raise ConfigError(
-                "the widget config is empty", fix="Set it to the path of the deployed sessionlake.yml, and run again"
+                "the notebook's widget `config` is empty, so it is not known which settings to use",
+                fix="Set the widget to the path of the deployed sessionlake.yml, and run the notebook again",
             )
         document = read_document(Path(config))
         if (targets := document.content.get(TARGETS)) and target not in targets:
             raise ConfigError(
-                f"the widget target is {target!r}, but {config} has the targets {', '.join(targets)}",
-                fix="Set the widget to one of them",
+                f"the notebook's widget `target` is {target!r}, but {config} has the targets {', '.join(targets)}",
+                fix="Set the widget to one of these targets",
             )
         settings = settings_of(read_settings(document, target))
         catalog = given["catalog"] or settings.catalog or "main"

@@ -117,7 +117,7 @@ class Maintenance:
         if table is not None and table not in known:
             raise UsageError(
                 f"maintain: there is no table {table!r}",
-                fix=f"Name one of the tables: {', '.join(known) or 'none yet'}",
+                fix=f"Name one of the tables of this lake: {', '.join(known) or 'none yet'}",
             )
         for name in known if table is None else [table]:
             yield self._maintain_table(name, only_if_worth=False)
@@ -278,8 +278,9 @@ def _read_reader_progress(settings: Settings, name: str, first_version: int | No
         )
     except (OSError, ValueError) as error:
         raise LakeError(
-            f"{checkpoint / 'offsets'}: file {batch}, or the one before, cannot be read ({error!r})",
-            why=f"It says what {name} has read, so it is unknown which files are still needed",
+            f"{checkpoint / 'offsets'}: the checkpoint file {batch}, or the one before, cannot be read ({error!r})",
+            why=f"It says what {name} has read, so maintenance does not know which files are still "
+            "needed. Nothing was removed",
             fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
     return (

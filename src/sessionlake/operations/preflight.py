@@ -123,7 +123,7 @@ def _require_query_id(settings: Settings, layer: str) -> None:
     """Checks that a checkpoint folder, if it exists, has the file with the query's id."""
     folder = Path(settings.checkpoint(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
-        raise LakeError(f"{folder} has no metadata file", fix=build_recovery_hint(layer))
+        raise LakeError(f"the checkpoint {folder} has no file `metadata`", fix=build_recovery_hint(layer))
 
 
 def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:

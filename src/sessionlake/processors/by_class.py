@@ -50,9 +50,9 @@ class KeyedComputation(TableComputation):
     def __init__(self, config: ProcessorSettings, present: Mapping[str, str]) -> None:
         if config.on_error not in (None, OnViolation.FAIL):
             raise ConfigError(
-                f"{config.config_key}.on_error: a processor with a key allows only `fail`",
-                why="It computes a key from all its rows, so it cannot leave out a failed one",
-                fix="Set it to `fail` or remove it",
+                f"{config.config_key}.on_error: a processor that reads a table by key allows only `fail`",
+                why="It computes the result of a key from all its rows, so it cannot leave out a row that failed",
+                fix="Set on_error to `fail` or remove it",
             )
         require_columns(config, (*config.key, *config.order), present)
         require_names(config, _PUBLISHED)
@@ -62,7 +62,9 @@ class KeyedComputation(TableComputation):
         try:
             output = OutputColumns(self._ref.load_keyed().output, self._head)
         except ValueError as error:
-            raise ConfigError(f"{config.config_key}.class: {config.target}.output: {error}") from None
+            raise ConfigError(
+                f"{config.config_key}.class: {config.target}.output: {error}", fix="Correct `output` of the class"
+            ) from None
         self.by, self.keys, self.columns = config.key, (*config.key, ORDINAL), output.column_types[:-1]
         self.comments = {name: f"Key: {name} of {config.source}" for name in config.key} | output.column_comments
         self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}
@@ -87,7 +89,7 @@ class KeyedComputation(TableComputation):
             raise ProcessorError(
                 f"processor {self._config.name} failed: {failed[_ERROR]}",
                 why="Nothing of the batch was committed",
-                fix="Correct the class and run it again",
+                fix="Correct the processor's class and run it again: it repeats the batch",
             )
         return found.drop(_ERROR)
 

@@ -55,7 +55,7 @@ class ProductComputation(TableComputation):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
                 "table",
-                fix="Give the Python product `source=Rows(...)`, or remove `source` from the configuration",
+                fix="Give the product in Python a `source=Rows(...)`, or remove `source` from the configuration",
             )
         self._rows, self._present = self.product.source, present
         self._require_columns(config)
@@ -77,7 +77,8 @@ class ProductComputation(TableComputation):
         require_exact_types(config, "order", rows.order, present)
         if rows.time is not None and present[rows.time] not in _TIMES:
             raise ConfigError(
-                f"{config.config_key}.time: {rows.time} is of type {present[rows.time]}",
+                f"{config.config_key}.time: the column {rows.time} is of type {present[rows.time]}, which "
+                "is not a time",
                 fix="Name a column of timestamps, or of bigints in milliseconds",
             )
         if rows.value is None:
@@ -85,12 +86,13 @@ class ProductComputation(TableComputation):
         kind = present[rows.value].split("(")[0]
         if rows.numbers and kind not in _NUMBERS:
             raise ConfigError(
-                f"{config.config_key}.value: {rows.value} is of type {kind}, not a number",
+                f"{config.config_key}.value: the column {rows.value} is of type {kind}, not a number",
                 fix="Name a column of numbers, or set `of: texts`",
             )
         if not rows.numbers and kind == "binary":
             raise ConfigError(
-                f"{config.config_key}.value: {rows.value} is of type binary, and bytes are not always a text",
+                f"{config.config_key}.value: the column {rows.value} is of type binary, and bytes are not "
+                "always a text",
                 fix="Name a column of another type, or use the column as a key",
             )
         if not rows.numbers:

@@ -98,8 +98,8 @@ def require_columns(config: ProcessorSettings, names: Iterable[str], present: Ma
     """
     if missing := [name for name in names if name not in present]:
         raise ConfigError(
-            f"{config.config_key}: {config.source} has no column {', '.join(missing)}; there are {', '.join(present)}",
-            fix="Name columns that the source has",
+            f"{config.config_key}: {config.source} has no column {', '.join(missing)}; it has {', '.join(present)}",
+            fix="Name columns that the source table has",
         )
 
 
@@ -119,8 +119,8 @@ def require_exact_types(
     for name in names:
         if not _EXACT.fullmatch(present[name]):
             raise ConfigError(
-                f"{config.config_key}.{setting}: {name} is of type {present[name]}",
-                why="Its values cannot be compared exactly",
+                f"{config.config_key}.{setting}: the column {name} is of type {present[name]}",
+                why="Values of this type cannot be compared exactly",
                 fix="Name columns of text, bytes, whole or decimal numbers, booleans, dates or times",
             )
 
@@ -137,4 +137,4 @@ def require_names(config: ProcessorSettings, published: Collection[str]) -> None
     try:
         check_columns(config.key, published, config.output_table)
     except ValueError as error:
-        raise ConfigError(f"{config.config_key}.key: {error}") from None
+        raise ConfigError(f"{config.config_key}.key: {error}", fix="Correct `key`") from None

@@ -68,11 +68,14 @@ def find_processor_settings(settings: Settings, name: str) -> ProcessorSettings:
     processor = next((processor for processor in settings.processors if processor.name == name), None)
     if processor is None:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
-        raise ConfigError(f"processors: no processor is named {name!r}", fix=f"Name one that is configured: {known}")
+        raise ConfigError(
+            f"no processor is named {name!r} in the configuration",
+            fix=f"Name one of the configured processors: {known}",
+        )
     if processor.output_table in {*TABLES, *VIEWS}:
         raise ConfigError(
             f"{processor.config_key}.table: {processor.output_table} is a table of sessionlake itself",
-            fix="Name another table",
+            fix="Choose another name for the processor's table",
         )
     return processor
 
@@ -163,10 +166,11 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         and lake.reader(spark).has_rows(config.output_table)
     ):
         raise LossError(
-            f"{config.output_table} holds rows already, though {config.layer} has not run yet",
-            why="Running it would append all rows again",
-            fix=f"Run `sessionlake rebuild processor:{config.name}`, which computes the table from all of bronze. "
-            "Or name another table",
+            f"processor {config.name}: its table {config.output_table} has rows already, though the "
+            "processor has not run yet",
+            why="It would append the rows of all messages again",
+            fix=f"Run `sessionlake rebuild processor:{config.name}`, which computes the table from all of "
+            "bronze. Or choose another table name for the processor",
         )
 
 
@@ -275,8 +279,9 @@ class _ProcessorBatch:
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(
-                        f"{table}: version {commit.version} has {commit.rows} rows, but the processor yielded {count} "
-                        "in this batch",
+                        f"processor {self._config.name}: version {commit.version} of {table} has {commit.rows} "
+                        f"rows of this batch, but the repeated batch yields {count}",
+                        why="A repeated batch must give the same rows",
                         fix=f"If rows were removed from {MESSAGES} by hand, restore it (RESTORE TABLE). If another "
                         f"program writes to {table}, name another table under processors.{self._config.name}",
                     )

@@ -66,7 +66,8 @@ class KeyedTable:
         self._settings, self._config = settings, config
         if not Lake(settings).exists(spark, config.source):
             raise LakeError(
-                f"{config.source} does not exist yet", fix=f"Run the job that fills it, then {config.layer} again"
+                f"{config.layer}: its source {config.source} does not exist yet",
+                fix="Run what fills that table, then the processor",
             )
         present = Lake(settings).storage.read_column_types(spark, config.source)
         self.computation = (
@@ -101,10 +102,9 @@ class KeyedTable:
         config = self._config
         if (by := self._read_stored_key(spark)) not in (None, self.computation.by):
             raise ConfigError(
-                f"{config.config_key}.key: {config.output_table} was written with the key {', '.join(by or ())}, the "
-                f"configuration has {', '.join(self.computation.by)}",
-                fix=f"Name another `table`. Or drop {config.output_table} and run `sessionlake rebuild "
-                f"{config.rebuild_argument}`",
+                f"{config.config_key}.key: the table {config.output_table} was written with the key "
+                f"{', '.join(by or ())}, but the configuration has the key {', '.join(self.computation.by)}",
+                fix=f"Choose another `table`. Or drop it, and run `sessionlake rebuild {config.rebuild_argument}`",
             )
 
     def _read_stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
@@ -143,8 +143,7 @@ class KeyedTable:
             )
             if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
-                    f"{config.output_table} was computed by another declaration than the present one (hash {logic}), "
-                    "or is incomplete",
+                    f"{config.output_table} was computed with another declaration (hash {logic}), or not completely",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
         lake.prepare_tables(spark, [config.output_table, LEDGER])
@@ -205,9 +204,9 @@ class KeyedTable:
             options = SKIP_REMOVALS
         else:
             raise LakeError(
-                f"{config.config_key}.source: {config.source} does not record which of its rows change",
-                why="It is not append-only and has no change data feed",
-                fix="Name another source. For a table of gold, add it to `gold.change_feed`",
+                f"{config.config_key}.source: the table {config.source} does not record which of its rows change",
+                why="It can have updates, and no change data feed",
+                fix="Name another source. For a table of gold, add its name to `gold.change_feed`",
             )
         return self.lake.stream_table(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
@@ -261,13 +260,14 @@ def start_keyed_processor(
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
             "with that type",
+            why="So earlier versions of the table cannot be compared with later ones",
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
     if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint(config.layer)):
         raise LossError(
-            f"{config.layer} has read versions of {config.source} that are gone",
-            why="The table was restored from a backup",
+            f"{config.layer} has read versions of {config.source} that are gone: the table was restored to an "
+            "older one",
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
@@ -296,7 +296,8 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
     recorded = None if app_id is None else read_last_batch_number(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
-            f"the checkpoint {checkpoint} ends with batch {planned}, the table holds batches up to {recorded}",
+            f"{config.layer}: the checkpoint {checkpoint} ends with batch {planned}, but its table "
+            f"holds batches up to {recorded}",
             fix="Restore the newer checkpoint. Or remove it: all rows are read again, and the table stays the same",
         )
 

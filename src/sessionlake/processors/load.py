@@ -91,12 +91,13 @@ def _create_instance(ref: ProcessorRef, processor_class: Any, base_class: type[A
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target} is not a subclass of "
             f"sessionlake.processors.{base_class.__name__}",
-            fix="Derive it from that class, or name another class",
+            fix="Derive the class from it, or name another class",
         )
     if inspect.isabstract(processor_class):
         missing = " or ".join(sorted(getattr(processor_class, "__abstractmethods__", ())))
         raise ConfigError(
-            f"processors.{ref.name}.class: {ref.target} does not define {missing}", fix="Define what is missing"
+            f"processors.{ref.name}.class: {ref.target} does not define {missing}",
+            fix="Add what is missing to the class",
         )
     try:
         inspect.signature(processor_class).bind(**ref.options)
@@ -110,7 +111,7 @@ def _create_instance(ref: ProcessorRef, processor_class: Any, base_class: type[A
     except Exception as error:
         raise ConfigError(
             f"processors.{ref.name}.options: {ref.target} does not accept them: {type(error).__name__}: {error}",
-            fix="Correct the options",
+            fix="Correct the options, which are arguments of the class's `__init__`",
         ) from error
 
 
@@ -125,20 +126,22 @@ def require_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
         msgspec.msgpack.Decoder(state)
     except (TypeError, NameError) as error:
         raise ConfigError(
-            f"processors.{ref.name}.class: {ref.target}.state, {state.__name__}, cannot be stored: {error}",
+            f"processors.{ref.name}.class: the state class of {ref.target}, {state.__name__}, cannot "
+            f"be stored: {error}",
             fix="Give its fields types that msgspec can encode",
         ) from None
     if not isinstance(processor.version, int) or processor.version < 1:
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target}.version must be an integer from 1 on, "
             f"found {processor.version!r}",
-            fix="Correct the version",
+            fix="Set `version` to a whole number, 1 for a new class",
         )
     try:
         OutputColumns(getattr(processor, "output", {}))
     except ValueError as error:
         raise ConfigError(
-            f"processors.{ref.name}.class: {ref.target}.output: {error}", fix="Correct the output columns"
+            f"processors.{ref.name}.class: {ref.target}.output: {error}",
+            fix="Correct `output` of the class: names and types of the columns",
         ) from None
 
 
@@ -147,7 +150,7 @@ def _require_state_type(ref: ProcessorRef, processor: Processor[Any] | KeyedProc
     if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}",
-            fix="Set `state` to such a class",
+            fix="Make the state a dataclass or a msgspec Struct",
         )
     found: type[Any] = state
     return found
@@ -167,15 +170,14 @@ def _load_entry_point(ref: ProcessorRef) -> Any:
     if ref.target not in known.names:
         raise ConfigError(
             f"processors.{ref.name}.class: no installed package has an entry point {ref.target!r} in the group "
-            f"{GROUP}; there are "
-            f"{', '.join(sorted(known.names)) or 'none'}",
+            f"{GROUP}; there are {', '.join(sorted(known.names)) or 'none'}",
             fix="Name one of them, or a class as `module:Class`",
         )
     try:
         return known[ref.target].load()
     except Exception as error:
         raise ConfigError(
-            f"processors.{ref.name}.class: entry point {ref.target!r} cannot be imported: "
-            f"{type(error).__name__}: {error}",
-            fix="Correct the module that it names",
+            f"processors.{ref.name}.class: the module of the entry point {ref.target!r} cannot be "
+            f"imported: {type(error).__name__}: {error}",
+            fix="Correct that module, or install what it needs",
         ) from error

@@ -112,7 +112,7 @@ class ProcessorMemory:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
             raise LakeError(
-                f"processor {found.processor}: its state cannot be read ({error})",
+                f"processor {found.processor}: its stored state cannot be read ({error})",
                 fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
             ) from None
         return cls(cls.read_due_times(stored), sessions)
@@ -181,12 +181,13 @@ def _decode_stored(stored: bytes) -> _StoredMemory:
     except msgspec.MsgspecError as error:
         kind = "Arrow" if is_chunk(stored) else str(error)
         raise LakeError(
-            f"a processor's state cannot be read ({kind})",
+            f"the stored state of a processor cannot be read ({kind})",
             fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
         ) from None
     if found.format != FORMAT:
         raise LakeError(
-            f"processor {found.processor}: its state is of format {found.format!r}, this version reads {FORMAT!r}",
+            f"processor {found.processor}: its stored state has the format {found.format!r}, but this "
+            f"version of sessionlake reads {FORMAT!r}",
             fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
         )
     return found
@@ -236,7 +237,9 @@ class StateCodec:
         whose = f"processor {self._name}: the state of session {session!r} is of version {version}"
         if version > wanted:
             raise LakeError(
-                f"{whose}, the class is of version {wanted}", fix=f"Use version {version} of the class, or a newer one"
+                f"{whose}, which is newer than the class: it is of version {wanted}",
+                why="An older class cannot read the state of a newer one",
+                fix=f"Use version {version} of the class, or a newer one",
             )
         try:
             if version == wanted:
@@ -249,10 +252,12 @@ class StateCodec:
                 raise LakeError(
                     f"{whose}, which is the version of the class, but its fields are not those of "
                     f"{self._processor.state.__name__} ({error_text})",
-                    fix=f"Raise `version` to {wanted + 1} and write migrate(), or give new fields defaults",
+                    fix=f"Raise the class's `version` to {wanted + 1} and write `migrate`, or give new fields "
+                    "default values",
                 ) from error
             raise LakeError(
                 f"{whose}, the class is of version {wanted} and cannot migrate it ({error_text})",
-                fix="Correct migrate(), run the older class, or start the processor over under another name",
+                fix="Correct the class's `migrate`, use the older version of the class, or start the "
+                "processor over under another name",
             ) from error
         return migrated

@@ -68,10 +68,11 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     if (other := find_changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
-            f"processor {name}: its states were written with a column {other}, which capture.columns no longer has "
-            "with that type",
-            fix=f"Run `sessionlake rebuild processor:{name}`, which computes its table and states from all of bronze "
-            "with the present columns. Or declare the column as before",
+            f"processor {name}: its stored states have a column {other}, which the configuration no "
+            "longer declares with this type",
+            why="A stored state can only be read with the columns with which it was written",
+            fix=f"Declare the column as before. Or run `sessionlake rebuild processor:{name}`, which "
+            "computes its table and states from all of bronze with the present columns",
         )
     ShardState.decode(judging, processor.columns)
     if memory is None:
@@ -79,8 +80,11 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     made_for = read_stored_shard_count(memory)
     if made_for != processor.shards:
         raise LakeError(
-            f"processor {processor.ref.name}: its state is in {made_for} shards, silver.shards is {processor.shards}",
-            fix=f"Set silver.shards back, or move the state with `sessionlake reshard {processor.shards}`",
+            f"processor {processor.ref.name}: its states are stored in {made_for} shards, but "
+            f"silver.shards is {processor.shards}",
+            why="The processor would not find its states",
+            fix=f"Set silver.shards back to {made_for}, or move the states with `sessionlake reshard "
+            f"{processor.shards}`",
         )
     codec = processor.loaded_processor.codec
     for key, kept in ProcessorMemory.decode_memory(memory).sessions.items():

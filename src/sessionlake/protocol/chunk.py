@@ -209,7 +209,8 @@ def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Tabl
         found = (table.schema.metadata or {}).get(_FORMAT_KEY)
         if found != CHUNK_FORMAT:
             raise LakeError(
-                f"A chunk is of format {found!r}, but this version of sessionlake reads {CHUNK_FORMAT!r}",
+                f"rows between two steps of the job have the format {found!r}, but this process reads {CHUNK_FORMAT!r}",
+                why="So processes of different versions of sessionlake run in the same job",
                 fix="Restart the job, so that all its processes run the same version",
             )
     return pa.concat_tables([table.replace_schema_metadata(schema.metadata) for table in tables]).combine_chunks()

@@ -132,8 +132,8 @@ def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
     spell = next((spell for has_kind, spell in _SPELLINGS if has_kind(kind)), None)
     if spell is None:
         raise LakeError(
-            f"publish: column {name} has type {kind}, which has no defined form in JSON",
-            fix="Leave the column out of what is published",
+            f"publish: the column {name} is of type {kind}, which has no defined form in JSON",
+            fix="Publish a table without such a column, or declare the column with another type",
         )
     return [value if value is None else spell(value) for value in column.to_pylist()]
 

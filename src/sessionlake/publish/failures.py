@@ -61,7 +61,8 @@ _CAUSES = (
     ),
     KnownFailure(
         LakeError,
-        "the table was replaced by a new one since the last run. Publish it from the start: {restart_hint}",
+        "the table was dropped and created again since it was published last. Publish it from the start: "
+        "{restart_hint}",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     KnownFailure(

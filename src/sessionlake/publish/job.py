@@ -112,7 +112,8 @@ def start(
     if written == 0 and not first:
         if _has_published_batch(spark, lake, publication.layer):
             raise BrokerError(
-                f"publish: topic {publication.topic} was deleted and created again, without its messages",
+                f"publish: the topic {publication.topic} was deleted and created again, without its messages",
+                why="Readers of the topic have lost the rows that were published before",
                 fix=f"Publish the table from the start: {query.restart_hint}",
             )
         shutil.rmtree(
@@ -134,13 +135,15 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
     other = find_changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
-            f"publish: {publication.table} had a column {other} when it was published last, and no longer has it",
+            f"publish: {publication.table} had a column {other} at the last publication, and no longer has it",
             why="A change feed cannot be read across such a change",
             fix=f"Publish the table from the start: {query.restart_hint}",
         )
     if is_ahead_of_table(spark, lake, publication.table, query.checkpoint):
         raise LossError(
-            f"publish: versions of {publication.table} that were published are gone: it was restored from a backup",
+            f"publish: versions of {publication.table} that were published already are gone, because "
+            "the table was restored to an older version",
+            why="The topic has rows that the table no longer has",
             fix=f"Publish the table from the start: {query.restart_hint}",
         )
 
@@ -241,18 +244,20 @@ def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
         LakeError: the table has no change feed, or does not exist.
     """
     if not lake.exists(spark, table):
-        raise LakeError(f"publish: {table} does not exist yet", fix="Run `sessionlake run all --once`, which fills it")
+        raise LakeError(
+            f"publish: the table {table} does not exist yet", fix="Run `sessionlake run all --once`, which fills it"
+        )
     if lake.storage.read_properties(spark, table).get(CHANGE_FEED) == "true":
         return
     if table.startswith(f"{GOLD}."):
         raise LakeError(
-            f"publish: {table} has no change feed yet",
-            fix="Run `sessionlake run gold --once`, which switches it on when it starts",
+            f"publish: {table} records no changes yet (it has no change feed)",
+            fix="Run `sessionlake run gold --once`, which switches the change feed on when it starts",
         )
     raise LakeError(
-        f"publish: {table} was created without a change feed",
-        fix=f"Switch it on for later versions with `ALTER TABLE {lake.to_sql_identifier(table)} SET TBLPROPERTIES "
-        f"({CHANGE_FEED} = true)`",
+        f"publish: {table} was created without a change feed, so its changes are not recorded",
+        fix="Switch the change feed on for later versions with `ALTER TABLE "
+        f"{lake.to_sql_identifier(table)} SET TBLPROPERTIES ({CHANGE_FEED} = true)`",
     )
 
 
@@ -265,8 +270,8 @@ def _refuse_speculation(spark: SparkSession) -> None:
     if spark.conf.get("spark.speculation", "false") == "true":
         raise MachineError(
             "publish: spark.speculation is on",
-            why="A task that runs twice could reorder the changes of a key",
-            fix="Set `spark.speculation` to false",
+            why="A task that runs twice at the same time could send the changes of a key in another order",
+            fix="Set the Spark option `spark.speculation` to false",
         )
 
 

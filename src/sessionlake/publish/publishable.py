@@ -70,13 +70,14 @@ def require_publishable(settings: Settings, table: str) -> PublishableTable:
     known = list_publishable_tables(settings)
     if table in VIEWS:
         raise UsageError(
-            f"publish: {table} is a view and has no change feed",
-            fix=f"Publish a table, one of {', '.join(known)}. A product can store the view's result as a table",
+            f"publish: {table} is a view, and views have no change feed",
+            fix=f"Publish one of the tables {', '.join(known)}. To publish a view's result, store it in a "
+            "table with `gold.products`",
         )
     if table not in known:
         raise UsageError(
             f"publish: {table!r} is not a table that can be published",
-            why="Only tables with a key and a change feed can",
+            why="Only tables with a key and a change feed can be published",
             fix=f"Publish one of {', '.join(known)}",
         )
     schema, name = table.split(".")

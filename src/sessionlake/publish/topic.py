@@ -33,14 +33,15 @@ def require_allowed_topic_name(settings: Settings, topic: str) -> None:
     """
     if not _NAME.fullmatch(topic) or len(topic) > _MAX_NAME_LENGTH:
         raise UsageError(
-            f"publish: {topic!r} cannot be a topic",
+            f"publish: {topic!r} is not a valid name of a topic",
             fix=f"Use up to {_MAX_NAME_LENGTH} letters, digits, dots, dashes and underscores",
         )
     if re.fullmatch(settings.kafka.topic_pattern, topic):
         raise UsageError(
-            f"publish: topic {topic} matches kafka.topic_pattern ({settings.kafka.topic_pattern})",
-            why="Bronze would capture the published messages, in a loop",
-            fix="Choose a topic that does not match, or narrow the pattern",
+            f"publish: the topic {topic} matches kafka.topic_pattern "
+            f"({settings.kafka.topic_pattern}), so bronze would read it",
+            why="Bronze would capture the published messages, and they would be published again, without end",
+            fix="Choose a topic that does not match, or narrow kafka.topic_pattern",
         )
 
 
@@ -79,19 +80,19 @@ def prepare_topic(settings: Settings, topic: str, *, is_first_run: bool, restart
             written = 0
         else:
             raise BrokerError(
-                f"publish: topic {topic} is gone, with everything that was published to it",
+                f"publish: the topic {topic}, to which the table was published before, does not exist any more",
                 fix=f"Publish the table from the start: {restart_hint}",
             )
     except KafkaException as error:
         raise BrokerError(
-            f"publish: topic {topic} cannot be checked or created: {error.args[0].str()}",
+            f"publish: the topic {topic} cannot be checked or created: {error.args[0].str()}",
             fix="Check the broker and this client's rights on the topic, and run the command again",
         ) from error
     if is_first_run and written:
         raise BrokerError(
-            f"publish: topic {topic} has {written} messages already, but nothing of this table was published from here",
-            why="The topic could keep rows that the table no longer has",
-            fix="Name a new topic, or delete this one and run the command again",
+            f"publish: the topic {topic} has {written} messages already, but this table was never published from here",
+            why="The topic could have rows of another publication that the table does not have",
+            fix="Name a new topic, or delete this one, and run the command again",
         )
     return written
 
@@ -104,7 +105,7 @@ def _create_topic(admin: AdminClient, topic: str) -> None:
         admin.create_topics([NewTopic(topic, config=_COMPACTED)], request_timeout=_TIMEOUT_SECONDS)[topic].result()
     except KafkaException as error:
         raise BrokerError(
-            f"publish: topic {topic} does not exist and cannot be created ({error.args[0].str()})",
+            f"publish: the topic {topic} does not exist and cannot be created ({error.args[0].str()})",
             fix=f"Create it with `kafka-topics.sh --create --topic {topic} --config cleanup.policy=compact`",
         ) from error
 
@@ -128,15 +129,16 @@ def _require_suitable_topic_config(admin: AdminClient, topic: str) -> None:
     if "delete" in config["cleanup.policy"].split(",") and set(limits.values()) != {_UNLIMITED}:
         spelled = ", ".join(f"{name}={value}" for name, value in limits.items())
         raise BrokerError(
-            f"publish: topic {topic} drops messages by age or size (cleanup.policy={config['cleanup.policy']}, "
-            f"{spelled})",
-            why="Later readers would miss rows that have not changed for long",
+            f"publish: the topic {topic} drops messages by age or size "
+            f"(cleanup.policy={config['cleanup.policy']}, {spelled})",
+            why="Readers that start later would miss rows that have not changed for long",
             fix=_suggest_topic_config(topic, "cleanup.policy=compact"),
         )
     if int(config["max.message.bytes"]) < _MIN_MESSAGE_LIMIT:
         raise BrokerError(
-            f"publish: topic {topic} has max.message.bytes={config['max.message.bytes']}, but needs at least "
-            f"{_MIN_MESSAGE_LIMIT}",
+            f"publish: the topic {topic} has max.message.bytes={config['max.message.bytes']}, but "
+            f"needs at least {_MIN_MESSAGE_LIMIT}",
+            why="Kafka would refuse large rows",
             fix=_suggest_topic_config(topic, "max.message.bytes=1048588"),
         )
 

@@ -65,9 +65,11 @@ class PayloadSettings(Section):
     def _check_address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("expected an address such as https://host:port, optionally with a path")
+            raise ValueError(
+                "this is not the address of a server; write it as https://HOST:PORT, optionally with a path"
+            )
         if parts.username or parts.password:
-            raise ValueError("user and password belong in registry_auth")
+            raise ValueError("an address has no user and password here; write them in registry_auth")
         return value and value.rstrip("/")
 
     @property
@@ -130,7 +132,10 @@ class CaptureSettings(Section):
     @model_validator(mode="after")
     def _feeds_fit_together(self) -> Self:
         if self.feeds and "columns" in self.model_fields_set:
-            raise ValueError("columns: beside capture.feeds, each feed declares its columns; remove capture.columns")
+            raise ValueError(
+                "capture.columns cannot be set beside capture.feeds, because each feed declares its own "
+                "columns; remove capture.columns"
+            )
         _refuse_names(self.feeds)
         for feed in self.feeds:
             classes = (
@@ -189,9 +194,15 @@ def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
     for feed in feeds:
         for view in (name.removeprefix("silver.") for name in feed.views):
             if view in views:
-                raise ValueError(f"feeds: {views[view]!r} and {feed.name!r} would both have a view {view}; rename one")
+                raise ValueError(
+                    f"feeds: {views[view]!r} and {feed.name!r} would both have the view {view} in silver; "
+                    "rename one of the feeds"
+                )
             if view in SILVER_NAMES:
-                raise ValueError(f"feeds: {feed.name!r}: silver has a table {view} itself; rename the feed")
+                raise ValueError(
+                    f"feeds: {feed.name!r}: its view in silver would be {view}, which is a table of "
+                    "sessionlake itself; rename the feed"
+                )
             views[view] = feed.name
 
 
@@ -207,8 +218,9 @@ def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
             known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
             if known != column:
                 raise ValueError(
-                    f"feeds: column {column.name!r} is {column.sql} in feed {settings.name!r}, but {known.name!r} is "
-                    f"{known.sql} in feed {owner!r}; give it the same name and type, or another name"
+                    f"feeds: column {column.name!r} is {column.sql} in feed {settings.name!r}, but "
+                    f"{known.name!r} is {known.sql} in feed {owner!r}, and all feeds share one table; use the "
+                    "same name and type in both, or another name"
                 )
     return tuple(column for column, _ in found.values())
 

@@ -26,7 +26,10 @@ def build_keep(
     per = [require_known_column(name, columns, "keep.per") for name in keep.per]
     for column in per:
         if column.sql.startswith("array"):
-            raise ValueError(f"keep.per: column {column.name!r} is {column.sql}, which forms no groups; name another")
+            raise ValueError(
+                f"keep.per: column {column.name!r} is of type {column.sql}, whose values form no groups; "
+                "name a column of another type"
+            )
     descending: list[set[Any]] = [set() for _ in per]
     for text in keep.descending:
         for number, value in _convert_group(text, per, rules, "keep.descending").items():
@@ -61,23 +64,25 @@ def build_check(
         return Check(check.checksum, check.rows, named)
     if keep is None or len(keep.per) != 1:
         raise ValueError(
-            "check.crc32: the best rows of each group are compared, so the feed needs keep with one column in per, as "
-            "in keep: {per: [side], best: price, descending: [bid], rows: 1000}"
+            "check.crc32: a checksum covers the best rows of each group, so the feed needs `keep` "
+            "with one column in `per`, as in keep: "
+            "{per: [side], best: price, descending: [bid], rows: 1000}"
         )
     per = [require_known_column(keep.per[0], columns, "keep.per")]
     if check.rows > keep.rows and "rows" in check.model_fields_set:
         raise ValueError(
-            f"check.rows is {check.rows}, but the table has at most keep.rows = {keep.rows} rows of a group, so the "
-            "checksum of more rows never fits; write a greater keep.rows, or a smaller check.rows"
+            f"check.rows is {check.rows}, but the table keeps at most keep.rows = {keep.rows} rows of "
+            "a group, so a checksum of more rows never fits; raise keep.rows, or lower check.rows"
         )
     groups = tuple(_convert_group(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups)
     for name in check.crc32.columns:
         column = require_known_column(name, columns, "check.crc32.columns")
         if column.sql != "string" and column.sql not in INTEGER_BITS:
             raise ValueError(
-                f"check.crc32.columns: {name!r} is {column.sql}, which does not keep the digits as they were sent; "
-                f"declare one more column for them, as in {name}_text: string, or {name}_text: {{type: string, "
-                "from: digits} if messages have JSON numbers"
+                f"check.crc32.columns: column {name!r} is of type {column.sql}, which does not keep the "
+                "digits as they were sent, and the checksum needs them; declare one more column with the "
+                f"digits, as in {name}_text: string, or {name}_text: {{type: string, from: digits}} if "
+                "messages have JSON numbers"
             )
     return Check(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).load)
 
@@ -99,7 +104,8 @@ def _convert_group(text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSet
     """
     if not per:
         raise ValueError(
-            f"{where}: keep.per is empty, so {text!r} names no group; name the columns of groups in keep.per"
+            f"{where}: {text!r} should name a group, but keep.per names no columns that form groups; "
+            "name them in keep.per"
         )
     found: dict[int, Any] = {}
     for number, column in enumerate(per):
@@ -107,13 +113,16 @@ def _convert_group(text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSet
             found[number] = column.constant(text)
     if not found:
         types = ", ".join(f"{column.name} ({column.sql})" for column in per)
-        raise ValueError(f"{where}: {text!r} fits no column of keep.per, so no row has it; write a value of {types}")
+        raise ValueError(
+            f"{where}: {text!r} cannot be a value of a column of keep.per, so no row would have it; "
+            f"write a value of type {types}"
+        )
     known = _list_groups([column.name for column in per], rules)
     if known is not None and not _is_constant(found, known, per):
         near = get_close_matches(text, known, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         names = ", ".join(column.name for column in per)
-        raise ValueError(f"{where}: no row has {text!r} in {names}{hint} Rows have {', '.join(known)}")
+        raise ValueError(f"{where}: no row can have {text!r} in {names}{hint} Rows have {', '.join(known)}")
     return found
 
 

@@ -61,7 +61,10 @@ def _load_check(named: NamedCheck) -> Any:
     except NamedCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"{where}: {named.target} is no function", fix="Name a function `(groups, checksum) -> bool`")
+        raise ConfigError(
+            f"{where}: {named.target} is not a function",
+            fix="Name a function with the arguments `(groups, checksum)` that returns a bool",
+        )
     return found
 
 
@@ -76,12 +79,12 @@ def _load_decoder(named: NamedDecoder) -> Any:
         decoder = found()
     except Exception as error:
         raise ConfigError(
-            f"{where}: {named.target}() raised {type(error).__name__}: {error}",
+            f"{where}: the class {named.target} cannot be created without arguments: {type(error).__name__}: {error}",
             fix="Give the class an `__init__` that needs no arguments",
         ) from error
     if not callable(getattr(decoder, "decode", None)):
         raise ConfigError(
             f"{where}: {named.target} has no method `decode`",
-            fix="Name a class that implements `sessionlake.feeds.decoder.Decoder`",
+            fix="Name a class that has the methods of `sessionlake.feeds.decoder.Decoder`",
         )
     return decoder

@@ -119,9 +119,11 @@ class OrderSettings(Section):
     def _one_form(self) -> Self:
         given = [name for name in ("after", "first", "rising", "modulo") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"an order has one of after, first, rising and modulo, found {' and '.join(given)}")
+            raise ValueError(
+                f"`order` needs exactly one of the keys after, first, rising and modulo; found {' and '.join(given)}"
+            )
         if self.seq is None and self.model_fields_set != {"modulo"}:
-            raise ValueError("an order has a seq, unless it is modulo alone, for the seq that a decoder class gives")
+            raise ValueError("`order` needs a `seq`. Only `modulo` can stand alone, if a decoder class gives the seq")
         return self
 
     def build(self) -> Order:
@@ -167,15 +169,23 @@ class RowsSettings(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.each is not None and self.at is not None:
-            raise ValueError("rows have each or at, not both")
+            raise ValueError(
+                "rows are found with either `each` (a path to several rows) or `at` (a path to one row), not with both"
+            )
         if self.each is not None and not self.each.gives_elements:
             raise ValueError(
-                f"each: {self.each.text!r} gives one value: end it with [*], or write `at` instead of `each`"
+                f"each: the path {self.each.text!r} leads to one value, but `each` needs several; end it "
+                "with [*], or write `at` instead of `each`"
             )
         if self.at is not None and self.at.gives_elements:
-            raise ValueError(f"at: {self.at.text!r} gives several values: write `each` instead of `at`")
+            raise ValueError(
+                f"at: the path {self.at.text!r} leads to several values, but `at` needs one; write `each` "
+                "instead of `at`"
+            )
         if isinstance(self.row, dict) and OTHERS in self.row and self.row[OTHERS].text != "all":
-            raise ValueError(f'row: "*" is all or left out, found {self.row[OTHERS].text!r}')
+            raise ValueError(
+                f'row: "*" takes all fields of a row, so its value can only be `all`; found {self.row[OTHERS].text!r}'
+            )
         return self
 
 
@@ -190,7 +200,7 @@ class BoundsSettings(Section):
     @model_validator(mode="after")
     def _has_end(self) -> Self:
         if self.above is None and self.below is None:
-            raise ValueError("a range of numbers has above or below, or both")
+            raise ValueError("a range of numbers needs `above`, `below` or both")
         return self
 
 
@@ -283,8 +293,8 @@ class Crc32Settings(Section):
     def _separator_fits(self) -> Self:
         if self.interleaved and isinstance(self.separator, SeparatorSettings) and self.separator.groups is not None:
             raise ValueError(
-                "separator.groups is not used if interleaved is true, because groups then take turns row by row; leave "
-                "out one of them"
+                "separator.groups has no effect if interleaved is true, because the rows of the groups "
+                "then alternate; leave out one of the two"
             )
         return self
 
@@ -320,5 +330,7 @@ class ChecksumSettings(Section):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.crc32 is None) == (self.with_ is None):
-            raise ValueError("a check has crc32 or with: either the text of a CRC32, or a function")
+            raise ValueError(
+                "a check needs exactly one of `crc32` (the text over which a CRC32 is computed) and `with` (a function)"
+            )
         return self

@@ -52,7 +52,7 @@ def _copy_preset(name: Any) -> dict[str, Any]:
     if name not in names:
         near = get_close_matches(str(name), names, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"uses: there is no preset {name!r}{hint} There are {', '.join(names)}")
+        raise ValueError(f"uses: there is no preset {name!r}{hint} The presets are {', '.join(names)}")
     return deepcopy(_read_preset(str(name)))
 
 

@@ -62,11 +62,17 @@ def convert_rule(
     """
     where = f"messages: rule {number}"
     if rule.rows and rule.is_ not in {Kind.SNAPSHOT, Kind.UPDATE}:
-        raise ValueError(f"{where}: a message that is {rule.is_} has no rows")
+        raise ValueError(f"{where}: a rule with `is: {rule.is_}` reads no rows; leave out its rows")
     if (rule.restart or rule.scope) and rule.is_ is not Kind.SNAPSHOT:
-        raise ValueError(f"{where}: restart and scope are of a snapshot, this rule is {rule.is_}")
+        raise ValueError(
+            f"{where}: only a rule with `is: snapshot` can have `restart` and `scope`, and this one "
+            f"has `is: {rule.is_}`"
+        )
     if rule.split is not None and not rule.split.each.gives_elements:
-        raise ValueError(f"{where}: split: {rule.split.each.text!r} gives one value: end it with [*]")
+        raise ValueError(
+            f"{where}: split: the path {rule.split.each.text!r} leads to one value, but `split` needs "
+            "several; end it with [*]"
+        )
     if rule.split is None:
         _refuse_paths_of_parts(rule, feed, where)
     scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
@@ -95,7 +101,7 @@ def _refuse_paths_of_parts(rule: RuleSettings, feed: FeedDefaults, where: str) -
     _refuse_elements([time.path] if time else [], f"{where}: time")
     if isinstance(order, OrderSettings):
         if order.seq is None:
-            raise ValueError(f"{where}: order: the seq is missing")
+            raise ValueError(f"{where}: `order` has no `seq`; write the path to the sequence number")
         _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
     _refuse_elements(rule.scope.values(), f"{where}: scope")
     _refuse_elements([rule.checksum] if rule.checksum else [], f"{where}: checksum")
@@ -107,7 +113,10 @@ def _build_condition(item: tuple[str, Any]) -> Condition:
     name, wanted = item
     if isinstance(wanted, BoundsSettings):
         if name == "body":
-            raise ValueError("when: body is a type of values, which has no numbers; name a path")
+            raise ValueError(
+                "when: `body` can only be compared with a type of values, such as object, so it has no "
+                "range of numbers; name the path to a number"
+            )
         ends = (convert_to_exact_value(wanted.above), convert_to_exact_value(wanted.below))
         return Condition(parse_path(name), Bounds(*ends))
     values = tuple(map(convert_to_exact_value, wanted if isinstance(wanted, list) else [wanted]))
@@ -145,14 +154,16 @@ def _rows(
         by_name = tuple(column for name, column in columns.items() if takes_all and name not in part.row)
         lacking = [column.name for column in key if column.name not in part.row and not takes_all]
         if lacking:
-            raise ValueError(f"{where}: row lacks the key's column {', '.join(lacking)}")
+            raise ValueError(
+                f"{where}: `row` does not set {', '.join(lacking)}, which is part of the key; add it to `row`"
+            )
     else:
         by_name = tuple(columns.values()) if takes_all else key
     delete: bool | tuple[tuple[FeedColumn, Any], ...] = part.delete is True
     if isinstance(part.delete, dict):
         given = {column.name for column, _ in values} | {column.name for column in by_name}
         if lacking := sorted(part.delete.keys() - given):
-            raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which is not a column of `row`")
+            raise ValueError(f"{where}: `delete` uses {', '.join(lacking)}, which `row` does not set; add it to `row`")
         delete = tuple(
             (columns[name], _convert_deleting_value(value, columns[name])) for name, value in part.delete.items()
         )
@@ -174,7 +185,10 @@ def _convert_constant(path: Path, column: FeedColumn) -> Path:
         if isinstance(one, Constant):
             convert_constant(one, column)
         elif one.entries or any(isinstance(step, EachElement) for step in one.steps):
-            raise ValueError(f"column {column.name!r}: {path.text!r} gives several values; name one of them, as in [0]")
+            raise ValueError(
+                f"column {column.name!r}: the path {path.text!r} leads to several values, but one is "
+                "needed; choose one of them, as in [0]"
+            )
     return path
 
 
@@ -190,17 +204,20 @@ def _refuse_elements(paths: Any, where: str) -> None:
     for path in paths:
         if path.needs_element:
             raise ValueError(
-                f"{where}: {path.text!r} begins at an element, but there is no split; write the whole path from the "
-                "message to the value, as in data.sum instead of .sum"
+                f"{where}: the path {path.text!r} begins with a dot, which is only possible after `split`; write the "
+                "whole path from the message to the value, as in data.sum instead of .sum"
             )
         if path.gives_elements:
-            raise ValueError(f"{where}: {path.text!r} gives several values; name one of them, as in [0]")
+            raise ValueError(
+                f"{where}: the path {path.text!r} leads to several values, but one is needed; choose one "
+                "of them, as in [0]"
+            )
 
 
 def require_known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
     """Returns the declared column of this name. Raises ValueError if there is none; `where` says where it is named."""
     if name not in columns:
-        raise ValueError(f"{where}: there is no column {name!r}; declared are {', '.join(columns)}")
+        raise ValueError(f"{where}: the feed declares no column {name!r}; its columns are {', '.join(columns)}")
     return columns[name]
 
 

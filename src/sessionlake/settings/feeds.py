@@ -151,14 +151,15 @@ class FeedSettings(Section):
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
             if self.holds_rows:
                 raise ValueError(
-                    f"feed {self.name!r}: class {found} applies messages in another order than they arrive, so keep, "
-                    "check, expect, scope and a decoder class that needs rows cannot be used with it; set its "
-                    "integrity to none, order or strict"
+                    f"feed {self.name!r}: with integrity {found}, messages are applied in another order than "
+                    "they arrive, so keep, check, expect, scope and a decoder class that needs rows cannot "
+                    "be used; set integrity of this feed to none, order or strict"
                 )
             if not is_counting:
                 raise ValueError(
-                    f"feed {self.name!r}: class {found} remembers every seq, so it needs an order whose seq rises by "
-                    f"one (order: {{seq: PATH}}); set integrity of this feed to none, order or strict"
+                    f"feed {self.name!r}: with integrity {found}, every seq is remembered, so the feed needs "
+                    "an order whose seq rises by one (order: {seq: PATH}); write such an order, or set "
+                    "integrity of this feed to none, order or strict"
                 )
 
     def _validate_hold(self, classes: Collection[Integrity]) -> None:
@@ -166,17 +167,19 @@ class FeedSettings(Section):
         where, instead = f"feed {self.name!r}: starts_with.hold", "or write starts_with: snapshot"
         for found, why in _WITHOUT_HOLD.items():
             if found in classes:
-                raise ValueError(f"{where}: class {found} {why}; set its integrity to order or strict, {instead}")
+                raise ValueError(
+                    f"{where}: integrity {found} {why}; set integrity of this feed to order or strict, {instead}"
+                )
         if any(rule.is_ is Kind.SNAPSHOT and rule.order == "none" for rule in self.messages):
             raise ValueError(
-                f"{where}: a snapshot with order: none has no seq with which held messages can be compared; give it an "
-                f"order, {instead}"
+                f"{where}: with order: none, a snapshot has no seq, so held messages cannot be compared "
+                f"with it; give it an `order`, {instead}"
             )
         for order in self.list_orders():
             if order == "arrival":
                 raise ValueError(
-                    f"{where}: with order: arrival, the seq is the Kafka offset, so that every held message is older "
-                    f"than the snapshot; write order: {{seq: PATH}}, {instead}"
+                    f"{where}: with order: arrival, the seq is the Kafka offset, so every held message is "
+                    f"older than the snapshot; write order: {{seq: PATH}}, {instead}"
                 )
             if self.has_chains or (not isinstance(order, str) and order.modulo):
                 key = "chain" if self.has_chains else "modulo"
@@ -211,7 +214,10 @@ def _build_feed(settings: FeedSettings) -> Feed:
     key = tuple(require_known_column(name, columns, "key") for name in settings.key)
     for column in key:
         if column.sql.startswith(("array", "variant", "float", "double")):
-            raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
+            raise ValueError(
+                f"key: column {column.name!r} is of type {column.sql}, whose values cannot identify a "
+                "row; name a column of another type"
+            )
     _check_decoder(settings)
     _check_chains(settings)
     _check_modulo(settings)
@@ -249,8 +255,8 @@ def _check_chains(settings: FeedSettings) -> None:
     chained = [not isinstance(order, str) and order.chain is not None for order in orders]
     if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
         raise ValueError(
-            "order: some messages have a chain and others do not, so their seqs cannot be compared; give the order of "
-            "every rule a chain, or none"
+            "order: some rules have a `chain` and others do not, so the seqs of their messages "
+            "cannot be compared; give every rule a chain, or none"
         )
 
 
@@ -263,9 +269,9 @@ def _check_modulo(settings: FeedSettings) -> None:
         own = rule.order.modulo if isinstance(rule.order, OrderSettings) else None
         if own != settings.modulo:
             raise ValueError(
-                f"messages: rule {number}: order: modulo is {own or 'missing'}, but order.modulo of the feed is "
-                f"{settings.modulo or 'missing'}; all messages of a session are counted together, so write the same "
-                "modulo in both, or leave it out in both"
+                f"messages: rule {number}: order.modulo is {own or 'missing'}, but order.modulo of the "
+                f"feed is {settings.modulo or 'missing'}, and all messages of a session are counted "
+                "together; write the same modulo in both, or leave it out in both"
             )
 
 
@@ -273,25 +279,40 @@ def _check_decoder(settings: FeedSettings) -> None:
     """Raises ValueError if the feed has neither rules nor a decoder, or keys that do not fit to what it has."""
     if settings.decoder is None:
         if not settings.messages:
-            raise ValueError("a feed has `messages`, or a `decoder`, or `uses` a preset that has one of them")
+            raise ValueError("a feed needs `messages` (its rules), a `decoder` (a class), or `uses` (a preset)")
         if not settings.session:
-            raise ValueError("session: it is missing; write the path to the session id")
+            raise ValueError(
+                "session: the feed does not say which session a message belongs to; write the path to the session id"
+            )
         of_rules = [number for number, rule in enumerate(settings.messages, 1) if rule.checksum is not None]
         if settings.check is not None and settings.check.checksum is None and not of_rules:
-            raise ValueError("check: the path to the checksum is missing")
+            raise ValueError(
+                "check: the feed has a check, but no path to the checksum; write `checksum` in `check` or in the rules"
+            )
         if settings.check is None and of_rules:
-            raise ValueError(f"messages: rule {of_rules[0]}: checksum: the feed has no check that compares it")
+            raise ValueError(
+                f"messages: rule {of_rules[0]}: `checksum` has no effect, because the feed has no `check` "
+                "that compares it; add a check, or leave `checksum` out"
+            )
         if settings.order == "decoder":
-            raise ValueError("order: decoder is for feeds with a decoder; write {seq: path}, or arrival")
+            raise ValueError(
+                "order: `decoder` is only possible in a feed with a decoder class; write {seq: PATH}, or arrival"
+            )
         return
     wrong = [name for name in ("messages", "time", "unavailable") if getattr(settings, name)]
     if wrong:
-        raise ValueError(f"{wrong[0]}: a decoder class reads the messages, so leave out {wrong[0]}, or decoder")
+        raise ValueError(
+            f"{wrong[0]}: the feed has a decoder class, which reads the messages itself; leave out "
+            f"{wrong[0]} or `decoder`"
+        )
     if isinstance(settings.order, OrderSettings) and settings.order.seq is not None:
-        raise ValueError("order: a decoder class gives the seq; write arrival, decoder or {modulo: n}")
+        raise ValueError(
+            "order: the decoder class gives the seq, so `order` can only be arrival, decoder or {modulo: NUMBER}"
+        )
     if paths := [path.text for path in settings.session if not _is_of_record(path)]:
         raise ValueError(
-            f"session: {paths[0]!r} is in the message, which a decoder class reads; use kafka.topic and such"
+            f"session: the path {paths[0]!r} leads into the message, which only the decoder class "
+            "reads; use a path such as kafka.topic or kafka.key"
         )
 
 

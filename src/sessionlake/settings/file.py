@@ -220,8 +220,8 @@ def read_databricks_secret(key: str) -> str:
     scope = os.environ.get(SCOPE_VARIABLE)
     if not scope:
         raise ConfigError(
-            f"`!secret {key}` cannot be read, because {SCOPE_VARIABLE} is not set",
-            fix=f"Set {SCOPE_VARIABLE} to the secret scope that has it",
+            f"`!secret {key}` in the configuration cannot be read, because {SCOPE_VARIABLE} is not set",
+            fix=f"Set {SCOPE_VARIABLE} to the name of the Databricks secret scope that has the secret",
         )
     try:
         from databricks.sdk.runtime import dbutils
@@ -229,8 +229,10 @@ def read_databricks_secret(key: str) -> str:
         return str(dbutils.secrets.get(scope, key))
     except Exception as error:  # noqa: BLE001  (the text of any error could contain the secret)
         raise ConfigError(
-            f"`!secret {key}` cannot be read from scope {scope} ({type(error).__name__})",
-            fix=f"Run `databricks secrets put-secret {scope} {key}`, and grant this principal READ on the scope",
+            f"`!secret {key}` in the configuration cannot be read from the secret scope {scope} "
+            f"({type(error).__name__})",
+            fix=f"Store it with `databricks secrets put-secret {scope} {key}`, and grant READ on the "
+            "scope to the user who runs the job",
         ) from None
 
 

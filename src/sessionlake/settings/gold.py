@@ -163,8 +163,8 @@ class ProductSettings(Section):
     def _refuse_complete(cls, value: object) -> object:
         if value == "complete":
             raise ValueError(
-                "allowed are update and append. With update, each version of the table is a complete result: read the "
-                "table, or an older version with VERSION AS OF"
+                "there is no output `complete`; write update or append. With update, each version of the table is a "
+                "complete result: read the latest version, or an older one with VERSION AS OF"
             )
         return value
 
@@ -179,7 +179,7 @@ class ProductSettings(Section):
         given = self.model_fields_set - {"name", "python", "output", "source"}
         given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
-            raise ValueError(f"the product in Python defines everything else: leave out {', '.join(sorted(given))}")
+            raise ValueError(f"the product in Python says everything else itself: leave out {', '.join(sorted(given))}")
         if self.python is None and not (self.keys and self.aggregates):
             raise ValueError("set keys and aggregates, or name a product in Python with `python: module:NAME`")
         return self
@@ -188,7 +188,7 @@ class ProductSettings(Section):
     def _require_settings_that_fit_source(self) -> Self:
         if self.source is None:
             if unused := sorted(self.model_fields_set & {"time", "order"}):
-                raise ValueError(f"{unused[0]}: only products with a `source` have it")
+                raise ValueError(f"{unused[0]}: only a product with a `source` can have this key; leave it out")
             return self
         for wrong in chain(_find_unsupported_settings(self), _find_missing_settings(self)):
             raise ValueError(wrong)
@@ -207,7 +207,7 @@ class ProductSettings(Section):
             self._require_settings_that_fit_changes()
         if missing := sorted({*self.aggregates.values()} - _KINDS_OF[self.of]):
             raise ValueError(
-                f"{self.of} cannot be aggregated as {', '.join(missing)}; allowed are "
+                f"{self.of} cannot be aggregated as {', '.join(missing)}; use some of "
                 f"{', '.join(sorted(_KINDS_OF[self.of]))}"
             )
         return self
@@ -215,25 +215,27 @@ class ProductSettings(Section):
     def _require_settings_that_fit_changes(self) -> None:
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
         if unknown := [key for key in self.keys if key not in known]:
-            raise ValueError(f"a product of {self.of} can have the keys {', '.join(known)}; found {', '.join(unknown)}")
+            raise ValueError(f"keys: use some of {', '.join(known)} with of: {self.of}; found {', '.join(unknown)}")
         if self.value is not None and self.of is not EventKind.NUMBERS:
-            raise ValueError(f"value {self.value}: without a source, value names a column of numbers; leave out `of`")
+            raise ValueError(f"value: {self.value}: without a `source`, it names a column of numbers; leave out `of`")
         if self.value is not None and (others := sorted({*self.aggregates.values()} - _EXACT_KINDS)):
             raise ValueError(
-                f"decimals of the column {self.value} cannot be aggregated exactly as {', '.join(others)}; allowed are "
-                f"{', '.join(sorted(_EXACT_KINDS))}. Leave out value to aggregate all columns as doubles"
+                f"values of the decimal column {self.value} cannot be aggregated exactly as {', '.join(others)}; use "
+                f"some of {', '.join(sorted(_EXACT_KINDS))}. Or leave out `value` to aggregate all columns as doubles"
             )
         check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError(
-                "with the keys topic and session_id the table has a column partition; give yours another name"
+                "a table with the keys topic and session_id has a column `partition`; give yours another name"
             )
         if {*self.aggregates.values()} & _ORDERED_KINDS and {*self.keys} != {*_NUMBER_KEYS}:
             raise ValueError(
-                f"first and last are defined within one series, so the keys must be {', '.join(_NUMBER_KEYS)}"
+                f"first and last need the points of one series, so the keys must be {', '.join(_NUMBER_KEYS)}"
             )
         if self.retention is not None and (self.bucket is None or "topic" not in self.keys):
-            raise ValueError("retention needs a bucket, and topic among the keys, whose stream time it is measured in")
+            raise ValueError(
+                "`retention` counts from a bucket in the topic's stream time: it needs `bucket` and the key topic"
+            )
 
     @model_validator(mode="after")
     def _require_settings_for_append(self) -> Self:
@@ -276,15 +278,15 @@ class AverageSettings(Section):
     def _require_consistent_settings(self) -> Self:
         standard = STANDARD_AVERAGES.get(self.name)
         if standard is None and self.keys is None:
-            raise ValueError("keys are missing: set topic and metric, and session_id or row_id or both")
+            raise ValueError("keys need topic and metric, and session_id or row_id or both")
         if self.keys is None:
             return self
         if standard is not None and {*self.keys} != {*standard}:
-            raise ValueError(f"the keys of {self.name} must be {', '.join(standard)}")
+            raise ValueError(f"the keys of the standard table {self.name} must be {', '.join(standard)}")
         if unknown := sorted({*self.keys} - {*_NUMBER_KEYS}):
-            raise ValueError(f"averages can have the keys {', '.join(_NUMBER_KEYS)}; found {', '.join(unknown)}")
+            raise ValueError(f"keys of averages: use some of {', '.join(_NUMBER_KEYS)}; found {', '.join(unknown)}")
         if len({*self.keys}) < len(self.keys) or not {"topic", "metric"} <= {*self.keys}:
-            raise ValueError("keys must have topic and metric, and no key twice")
+            raise ValueError("keys must name topic and metric, and each key only once")
         return self
 
     @property
@@ -316,7 +318,7 @@ class TierSettings(Section):
         for (finer, short), (coarser, long) in pairwise(spans):
             if long < short:
                 raise ValueError(
-                    f"{coarser} must be kept at least as long as {finer}, because queries over a range combine both"
+                    f"keep {coarser} at least as long as {finer}, because queries over a range combine both"
                 )
         return self
 
@@ -357,7 +359,7 @@ class GoldSettings(Section):
     def _require_distinct_names(self) -> Self:
         tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
         if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
-            raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
+            raise ValueError(f"two tables of gold have the name {', '.join(repeated)}; rename one")
         return self
 
     @model_validator(mode="after")
@@ -365,7 +367,7 @@ class GoldSettings(Section):
         own = (table.removeprefix("gold.") for table in (*self.declared_tables, *self.processor_tables))
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if unknown := [name for name in self.change_feed if name not in known]:
-            raise ValueError(f"change_feed: gold has no table {', '.join(unknown)}; it has {', '.join(known)}")
+            raise ValueError(f"change_feed: gold has no table {', '.join(unknown)}; its tables are {', '.join(known)}")
         return self
 
     @property

@@ -23,6 +23,6 @@ def require_declared_sources(gold: GoldSettings, capture: CaptureSettings) -> No
     for product in gold.products:
         if product.source is None and product.value is not None and product.value not in decimals:
             raise ValueError(
-                f"gold.products: {product.name}: value: without a source, value names a decimal column of a feed. "
-                f"There is none named {product.value!r}; decimal columns are {', '.join(decimals) or 'none'}"
+                f"gold.products: {product.name}: value: {product.value!r} is not a decimal column of a feed, which a "
+                f"product without `source` needs; decimal columns are {', '.join(decimals) or 'none'}"
             )

@@ -117,7 +117,7 @@ class KafkaSecurity(Section):
     def _require_needed_settings(self) -> Self:
         sasl = self.protocol in {Protocol.SASL_PLAINTEXT, Protocol.SASL_SSL}
         if sasl and self.mechanism is None:
-            raise ValueError(f"{self.protocol} needs mechanism: {', '.join(Mechanism)}")
+            raise ValueError(f"protocol {self.protocol} needs a login: set mechanism to one of {', '.join(Mechanism)}")
         if not sasl:
             self._refuse_settings(
                 ("mechanism", *_LOGIN, *_TOKEN, "scope"),
@@ -136,9 +136,11 @@ class KafkaSecurity(Section):
                 _TLS, f"{self.protocol} uses no certificates; use SSL or SASL_SSL, or leave these out"
             )
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key belong together: set both or neither")
+            raise ValueError("only one of certificate and key is set, but Kafka needs both; set both or neither")
         if self.key_password is not None and self.key is None:
-            raise ValueError("key_password is set without key")
+            raise ValueError(
+                "key_password is set, but there is no key that it opens; set `key`, or leave key_password out"
+            )
         return self
 
     def _require_settings(self, names: Iterable[str], who: str) -> None:
@@ -180,7 +182,9 @@ class KafkaSettings(Section):
             try:
                 value = json.loads(value)
             except ValueError:
-                raise ValueError("options given as text must be one JSON object") from None
+                raise ValueError(
+                    'options is a text that is not one JSON object; write it as \'{"client.id": "lake"}\''
+                ) from None
         if not isinstance(value, dict):
             return value
         spelled = {True: "true", False: "false"}
@@ -191,8 +195,8 @@ class KafkaSettings(Section):
         level = self.options.get(_ISOLATION, _COMMITTED)
         if level != _COMMITTED:
             raise ValueError(
-                f"options has {_ISOLATION}: {level}, which would read messages of aborted transactions; "
-                f"only {_COMMITTED} is allowed, which is the default"
+                f"options has {_ISOLATION}: {level}, which would also read messages of aborted "
+                f"transactions; leave it out, which means {_COMMITTED}"
             )
         return self
 
@@ -201,7 +205,7 @@ class KafkaSettings(Section):
         twice = [key for key in self.options if self.security is not None and _SECURITY_OPTIONS.fullmatch(key)]
         if twice:
             raise ValueError(
-                f"options has {', '.join(sorted(twice))}, which security sets too; set each in one place only"
+                f"options has {', '.join(sorted(twice))}, which kafka.security sets too; set each in one place only"
             )
         return self
 
@@ -228,5 +232,7 @@ class BronzeSettings(Section):
     @model_validator(mode="after")
     def _require_settings_of_source(self) -> Self:
         if self.source is not SourceKind.KAFKA and getattr(self, self.source) is None:
-            raise ValueError(f"source is {self.source}, so bronze.{self.source} must be set")
+            raise ValueError(
+                f"source is {self.source}, but bronze.{self.source} says nothing about it; set bronze.{self.source}"
+            )
         return self

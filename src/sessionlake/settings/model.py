@@ -145,7 +145,7 @@ class RetentionSettings(Section):
         for name, span in spans.items():
             if self.ledger is not None and span is not None and span > self.ledger:
                 raise ValueError(
-                    f"ledger is shorter than {name}: it must be at least as long, because it says how old rows are"
+                    f"ledger is shorter than {name}, but the ledger says how old rows are; keep it at least as long"
                 )
         return self
 
@@ -231,11 +231,12 @@ class Settings(BaseSettings):
     def _require_distinct_processors(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
         for own in value:
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
-                raise ValueError(f"{own.name}: only processors with{'out' if own.key else ''} a key have {min(idle)}")
+                which = "without" if own.key else "with"
+                raise ValueError(f"{own.name}: only a processor {which} a `key` can have {min(idle)}; leave it out")
         for what in ("name", "output_table"):
             if repeated := find_repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
-                raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
+                raise ValueError(f"two processors have the {called} {', '.join(repeated)}; change one")
         return value
 
     @model_validator(mode="after")
@@ -259,13 +260,18 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _require_distinct_tables(self) -> Self:
         if repeated := find_repeated_names((*self.added_tables, *self.capture.feed_views)):
-            raise ValueError(f"two of processors, gold's products and feeds have the name {', '.join(repeated)}")
+            raise ValueError(
+                "processors, gold's products and feeds share one set of names, and two of them have the "
+                f"name {', '.join(repeated)}; rename one"
+            )
         return self
 
     @model_validator(mode="after")
     def _require_home_is_no_file(self) -> Self:
         if self.home.exists() and not self.home.is_dir():
-            raise ValueError(f"home: {self.home} is a file, but must be a folder. Name another with SESSIONLAKE_HOME")
+            raise ValueError(
+                f"home: {self.home} is a file, but must be a folder; name another one with SESSIONLAKE_HOME"
+            )
         return self
 
     @property
@@ -328,7 +334,7 @@ def settings_of(file: SettingsFile) -> Settings:
     except SettingsError as error:
         raise ConfigError(
             f"the settings in environment variables cannot be read: {error}",
-            fix="Write lists and mappings as JSON in environment variables",
+            fix='Write lists and mappings as JSON, as in SESSIONLAKE_KAFKA__OPTIONS=\'{"client.id": "lake"}\'',
         ) from None
 
 
@@ -336,7 +342,8 @@ def _find_config_file(file: str | Path | None) -> Path | None:
     if named := file or os.environ.get(CONFIG_VARIABLE):
         if not Path(named).exists():
             raise ConfigError(
-                f"config file {named} does not exist", fix=f"Name another one with `--config` or {CONFIG_VARIABLE}"
+                f"the configuration file {named} does not exist",
+                fix=f"Name another one with `--config` or {CONFIG_VARIABLE}",
             )
         return Path(named)
     own = Path(os.environ.get(f"{ENV_PREFIX}HOME", "")) / DEFAULT_FILE
@@ -356,7 +363,7 @@ def _refuse_unknown_variables() -> None:
         key = find_key_of_variable(name)
         if key is not None and key[0] not in known:
             raise ConfigError(
-                f"environment variable {name} names an unknown key '{key[0]}'",
+                f"the environment variable {name} sets '{key[0]}', which is not a setting",
                 fix=f"Use one of {', '.join(sorted(known))}",
             )
 

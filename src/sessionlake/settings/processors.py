@@ -97,16 +97,20 @@ def add_product_processors(
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
     every = [*named, *(_make_product_processor(one, gold.trigger) for one in gold.products if one.source is not None)]
     if repeated := find_repeated_names(own.name for own in every):
-        raise ValueError(f"a processor and a product of gold with a source have the name {', '.join(repeated)}")
+        raise ValueError(
+            f"a processor and a product of gold with a source have the same name {', '.join(repeated)}; rename one"
+        )
     if repeated := find_repeated_names(own.output_table for own in every):
-        raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
+        raise ValueError(
+            f"a processor and a product of gold write to the same table {', '.join(repeated)}; rename one of the tables"
+        )
     by_table = {own.output_table: own for own in every}
     sources = {own.output_table: [own.source] if own.key and own.source in by_table else [] for own in every}
     try:
         return tuple(by_table[table] for table in TopologicalSorter(sources).static_order())
     except CycleError as error:
         raise ValueError(
-            f"tables cannot be computed from each other: {' from '.join(reversed(error.args[1]))}"
+            f"tables cannot be computed from each other in a circle: {' from '.join(reversed(error.args[1]))}"
         ) from None
 
 

@@ -45,7 +45,7 @@ class LookupSettings(Section):
     @model_validator(mode="after")
     def _require_one_source(self) -> Self:
         if (self.url is None) == (self.python is None):
-            raise ValueError("a lookup needs either `url`, or `python: module:NAME`")
+            raise ValueError("a lookup needs exactly one of `url` and `python: module:NAME`")
         return self
 
 
@@ -64,21 +64,21 @@ class ReferenceSettings(Section):
     @classmethod
     def _require_known_types(cls, value: dict[str, str]) -> dict[str, str]:
         if not value:
-            raise ValueError("name at least one column, as in {site: string}")
+            raise ValueError("columns is empty; name at least one column, as in {site: string}")
         for name, sql in value.items():
             if not _is_of(sql, _TYPES):
-                raise ValueError(f"{name}: type {sql!r} is not one of {', '.join(_TYPES)}")
+                raise ValueError(f"{name}: there is no type {sql!r}; the types are {', '.join(_TYPES)}")
         return value
 
     @model_validator(mode="after")
     def _require_consistent_settings(self) -> Self:
         check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},")
         if wrong := [name for name, sql in self.keys.items() if not _is_of(sql, _KEY_TYPES)]:
-            raise ValueError(f"{', '.join(wrong)}: the type of a key must be one of {', '.join(_KEY_TYPES)}")
+            raise ValueError(f"{', '.join(wrong)}: a key cannot be of this type; use one of {', '.join(_KEY_TYPES)}")
         if self.lookup and (wrong := [name for name, sql in self.keys.items() if sql not in _LOOKUP_KEY_TYPES]):
             raise ValueError(
-                f"lookup: a lookup receives keys as JSON, which has no {self.keys[wrong[0]]}; the type of {wrong[0]} "
-                f"must be one of {', '.join(_LOOKUP_KEY_TYPES)}"
+                f"lookup: keys are sent as JSON, which has no type {self.keys[wrong[0]]}; give the key "
+                f"{wrong[0]} one of the types {', '.join(_LOOKUP_KEY_TYPES)}"
             )
         return self
 

@@ -27,7 +27,8 @@ def _parse_duration(value: object) -> timedelta:
     factor = _UNIT_MS.get(unit) or _UNIT_MS.get(unit.removesuffix("s"))
     if match is None or factor is None:
         raise ValueError(
-            "a duration is a number and a unit (ms, seconds, minutes, hours, days, weeks), as in '10 minutes'"
+            "this is not a duration; write a number and a unit (ms, seconds, minutes, hours, days, "
+            "weeks), as in '10 minutes'"
         )
     return timedelta(milliseconds=float(match["number"]) * factor)
 
@@ -36,10 +37,11 @@ def _check_regex(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from None
+        raise ValueError(f"this is not a regular expression: {error}") from None
     if why := find_slow_matching(value):
         raise ValueError(
-            f"matching a topic name of up to 249 characters could take hours: {why}; simplify the expression"
+            "this regular expression could take hours to match a topic name of up to 249 characters: "
+            f"{why}; simplify it"
         )
     return value
 

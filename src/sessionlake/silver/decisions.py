@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WITHDRAWN = "withdrawn"
 _PLACE = ("topic", "partition", "session_id", "offset")
-_TRACE = "Run `sessionlake trace TOPIC PARTITION OFFSET` to see what was done with the message"
+_TRACE = "Run `sessionlake trace TOPIC PARTITION OFFSET` to see what became of the message"
 _CHOICES = "--topic, --partition and --offset"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -146,8 +146,8 @@ def record_decision(
     known = read_decisions(reader).get(place)
     if known is not None:
         raise UsageError(
-            f"{_describe_message(place)}: a decision is already recorded: {known}",
-            fix="To replace it, withdraw it first: run the command with --withdraw",
+            f"resolve: {_describe_message(place)}: a decision is already recorded: {known}",
+            fix="To replace it, first take it back: run `sessionlake resolve` with --withdraw",
         )
     # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _list_layers_with_stops(settings)
@@ -197,8 +197,8 @@ def withdraw_decision(
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
-            raise UsageError(f"{meant}: silver has followed the decision, so it cannot be withdrawn", fix=_TRACE)
-        raise UsageError(f"{meant}: there is no decision to withdraw", fix=f"See {DECISIONS} for all decisions")
+            raise UsageError(f"{meant}: silver has acted on the decision, so it cannot be withdrawn", fix=_TRACE)
+        raise UsageError(f"{meant}: there is no decision to withdraw", fix=f"The table {DECISIONS} has all decisions")
     if len(pending) > 1:
         places = "; ".join(map(_describe_message, pending))
         raise UsageError(f"{meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
@@ -227,11 +227,13 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
         if read_unfinished_batch(settings, layer) is not None:
             raise UsageError(
                 f"{layer} was interrupted while it committed a batch",
-                fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
+                fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first, which finishes it",
             )
         waits = layer in stopped and _get_violation_key(stopped[layer]) == key
         if not waits and has_read_message(reader, layer, topic, partition, offset):
-            raise UsageError(f"{_describe_message(key)}: too late to withdraw: {layer} has processed it", fix=_TRACE)
+            raise UsageError(
+                f"{_describe_message(key)}: {layer} has processed it, so it is too late to withdraw", fix=_TRACE
+            )
 
 
 def _list_layers_with_stops(settings: Settings) -> list[str]:
@@ -298,13 +300,13 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
         raise UsageError(
-            f"no layer has stopped at {message_filter}, so there is nothing to decide: {places}",
-            fix="Name a message at which a layer has stopped, as its error does",
+            f"no layer has stopped at {message_filter}, so there is nothing to decide; known stops: {places}",
+            fix=f"Name such a message with {_CHOICES}",
         )
     if SILVER not in mine and len(set(mine.values())) > 1:
         places = "; ".join(map(_describe_message, sorted(set(mine.values()))))
         raise UsageError(
-            f"{message_filter}: processors have stopped at several messages: {places}",
+            f"resolve: {message_filter}: processors have stopped at several messages: {places}",
             fix=f"Choose one with {_CHOICES}",
         )
     place = mine[SILVER] if SILVER in mine else next(iter(mine.values()))
@@ -329,9 +331,9 @@ def _require_not_passed(passed: list[str], key: str, offset: int, decision: Deci
         raise UsageError(f"{key}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
     if passed and decision is Decision.SKIP:
         raise UsageError(
-            f"{key}: offset {offset} was processed as valid and became a violation only later",
-            why="So its message cannot be skipped any more",
-            fix="Choose --accept-gap to continue the session, or --isolate to break it until its next snapshot",
+            f"{key}: offset {offset} was processed as a valid message, and judged a violation only later",
+            why="So the message is in the tables and cannot be skipped",
+            fix="Choose --accept-gap to continue the session, or --isolate to stop it until its next snapshot",
         )
 
 
@@ -343,16 +345,14 @@ def _require_not_in_unfinished_batch(
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
             f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}",
-            fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
+            fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first, which finishes the batch",
         )
 
 
 def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decision: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(
-            f"the table {DECISIONS} does not exist yet",
-            why="There is nothing to decide before silver has run",
-            fix="Run `sessionlake run silver` first",
+            f"there is no table {DECISIONS} yet: silver has not run", fix="Run `sessionlake run silver` first"
         )
     before = _read_recorded_decisions(reader).get(decision.place, [])
     # The last decision must have the latest time, even if the system clock now shows an earlier time.

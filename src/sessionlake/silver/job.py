@@ -253,7 +253,9 @@ def _require_row_count(table: str, commit: TableCommit, row_count: int) -> None:
     """
     if table != EVENTS and commit.rows not in (0, row_count):
         raise LakeError(
-            f"{table}: version {commit.version} holds {commit.rows} rows of a batch that has {row_count}",
+            f"{table}: version {commit.version} has {commit.rows} rows of a batch, but the repeated "
+            f"batch gives {row_count}",
+            why="A repeated batch must give the same rows",
             fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
             "report this as a bug of sessionlake",
         )

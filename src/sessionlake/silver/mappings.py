@@ -35,11 +35,11 @@ def refuse_changed_feeds(
     if changed is not None:
         what = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(
-            f"{doing or layer}: the messages of topic {changed.topic} would be read in another way than before: "
-            f"{changed.text}",
-            why="Its tables would have messages that were read in two ways",
-            fix=f"Run `sessionlake rebuild {what}`, which reads all messages by the present capture.feeds, or set "
-            "capture.feeds as they were",
+            f"{doing or layer}: the feeds in the configuration read the messages of topic "
+            f"{changed.topic} in another way than before: {changed.text}",
+            why="The tables would have messages that were read in two ways",
+            fix=f"Run `sessionlake rebuild {what}`, which reads all messages with the present feeds, or "
+            "set capture.feeds back to what it was",
         )
 
 

@@ -81,5 +81,7 @@ def _read_first_read_options(spark: SparkSession, lake: Lake, layer: str) -> dic
     except LakeError as error:
         name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(
-            f"{layer}: {error}", fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has"
+            f"{layer}: {error.what}",
+            why=error.why,
+            fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has",
         ) from error

@@ -53,7 +53,10 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if not handed_over:
-            raise LakeError(f"there is no state of {layer} in {checkpoint} yet", fix="Run `sessionlake run silver`")
+            raise LakeError(
+                f"{layer} has no stored state in {checkpoint} yet",
+                fix="Run `sessionlake run silver`, which stores one with its first batch",
+            )
         return _read_handed_over_states(spark, settings, layer, handed_over)
     states = read_states(spark, checkpoint, batch)
     if not handed_over:

@@ -130,10 +130,11 @@ def require_continued_times(
         end = last_offsets.get((part.topic, part.partition), BEGINNING)
         if part.messages and part.previous_offset != end:
             raise LakeError(
-                f"{layer}: topic {part.topic}, partition {part.partition}: stream time was known up to offset "
-                f"{part.previous_offset}, but the batch continues after offset {end}",
-                why="Nothing of the batch was committed, because its messages may have been judged with a wrong time",
-                fix="Run it again: at its start, the layer looks up missing stream times in bronze",
+                f"{layer}: topic {part.topic}, partition {part.partition}: the stream time is known up to "
+                f"offset {part.previous_offset}, but the batch begins after offset {end}",
+                why="Without the stream time between them, messages may be judged wrongly. Nothing of the "
+                "batch was committed",
+                fix="Run the layer again: at its start, it looks up missing stream times in bronze",
             )
 
 
@@ -186,8 +187,9 @@ def _read_times_from_bronze(
         last_offset = last_offsets[place]
         if at.last_removed > last_offset:
             raise LakeError(
-                f"{describe_partition_start(place, at)}: stream time up to offset {last_offset} is not known any more",
-                why="The checkpoint is older than the tables, and retention has removed the messages with these times",
+                f"{describe_partition_start(place, at)}, so the stream time up to offset {last_offset}, "
+                "which the checkpoint needs, is not known any more",
+                why="The checkpoint is older than the tables",
                 fix="Restore the newest backup of the checkpoint",
             )
     wanted = spark.createDataFrame(

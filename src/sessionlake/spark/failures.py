@@ -132,7 +132,8 @@ class KnownFailure:
 
 RESULT_TOO_BIG = KnownFailure(
     LakeError,
-    "the rows exceed spark.driver.maxResultSize, the limit for rows sent to the driver",
+    "the rows are larger than spark.driver.maxResultSize, the limit for what Spark collects in one process. "
+    "Ask for fewer rows at once, or raise spark.driver.maxResultSize",
     message_starts=("Job aborted due to stage failure: Total size of serialized results of ",),
 )
 

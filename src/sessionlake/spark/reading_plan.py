@@ -146,8 +146,8 @@ def require_own_columns_only(spark: SparkSession, option: str, condition: str) -
         raise UsageError(f"{option}: {error}") from None
     if walk.tables:
         raise UsageError(
-            f"{option}: {_join_name_parts(min(walk.tables))} is another table",
-            fix="Use only columns of the table itself",
+            f"{option}: the condition reads another table, {_join_name_parts(min(walk.tables))}",
+            fix="Use only columns of the table itself in the condition",
         )
 
 
@@ -166,8 +166,8 @@ def _parse_with_spark(spark: SparkSession, parser_method: str, text: str) -> Any
     session = getattr(spark, "_jsparkSession", None)
     if session is None:
         raise UsageError(
-            "Spark Connect does not give the parsed plan of the statement",
-            why="Without it sessionlake cannot check that the statement only reads",
+            "query: on this cluster, Spark Connect does not show the parsed statement",
+            why="So sessionlake cannot check that the statement only reads",
             fix="Run it on a cluster with dedicated access mode, or with `sessionlake remote query`",
         )
     try:
@@ -230,9 +230,9 @@ class _PlanWalker:
         """
         if class_name not in _ALLOWED:
             raise UsageError(
-                f"the statement has {_strip_package(class_name)}, which may do more than read the lake's tables",
-                why="Only statements that read are run",
-                fix="Leave that part out",
+                f"query: the statement contains {_strip_package(class_name)}, which may do more than read the "
+                "lake's tables, so it was not run",
+                fix="Leave that part out: a plain SELECT always works",
             )
         if class_name == _WITH:
             self._check_with_clause(node, defined_names)
@@ -260,15 +260,17 @@ class _PlanWalker:
             name = _read_lower_case_name(node.multipartIdentifier())
             if class_name == _RELATION and not node.options().isEmpty():
                 raise UsageError(
-                    f"{_join_name_parts(name)}: a query may not set options of a table",
-                    fix="Remove `WITH (…)` after the table's name",
+                    f"query: the statement sets options for the table {_join_name_parts(name)}, which is not "
+                    "allowed, so it was not run",
+                    fix="Remove `WITH (…)` after the table's name in the statement",
                 )
             if not (len(name) == 1 and name[0] in defined_names):
                 self.tables.add(name)
         elif class_name == _ATTRIBUTE and (name := _read_lower_case_name(node.nameParts())) in {(who,) for who in WHO}:
             raise UsageError(
-                f"{name[0]} without a table's name may mean the user that the command runs as",
-                fix=f"For a column write t.{name[0]}",
+                f"query: {name[0]} without a table's name can mean the user who runs the command, so the "
+                "statement was not run",
+                fix=f"For a column of that name, write the table before it, as in t.{name[0]}",
             )
         elif class_name == _FUNCTION:
             self._collect_function(_read_lower_case_name(node.nameParts()))
@@ -287,8 +289,9 @@ class _PlanWalker:
             self.functions.add(called)
         elif len(name) > 1 or called not in SAFE_FUNCTIONS:
             raise UsageError(
-                f"the function {called} may not be called",
-                why="Allowed are Spark's functions that only compute, and the lake's own functions",
+                f"query: the statement calls the function {called}, so it was not run",
+                why="Only Spark's functions that compute from their arguments, and the lake's own functions, "
+                "are allowed",
                 fix="Leave it out of the statement",
             )
 

@@ -46,8 +46,9 @@ _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNo
 _CAUSES = (
     KnownFailure(
         OffsetHoleError,
-        "messages that were not read yet are gone from Kafka: a topic was deleted, recreated, or cut by its retention. "
-        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches it",
+        "messages that were not read yet are gone from Kafka: a topic was deleted, recreated, or cut by its "
+        "retention. Put the messages back into the topic. Or narrow kafka.topic_pattern so that it no longer "
+        "matches the topic: the layer then continues without it",
         conditions=("KAFKA_DATA_LOSS",),
         types=(
             f"{_KAFKA}.UnknownTopicOrPartitionException",
@@ -59,13 +60,14 @@ _CAUSES = (
     ),
     KnownFailure(
         AccessError,
-        "Kafka does not let this client in, or cannot prove its own identity. Correct kafka.security or kafka.options, "
-        "and run `sessionlake doctor` to try them",
+        "Kafka does not let this client in, or this client does not trust Kafka's certificate. Correct "
+        "kafka.security or kafka.options, and run `sessionlake doctor` to try them",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _REFUSALS),
     ),
     KnownFailure(
         BrokerError,
-        "Kafka does not answer at kafka.bootstrap_servers. Start it (`sessionlake broker up`) or correct the address",
+        "Kafka does not answer at kafka.bootstrap_servers. Start Kafka (the embedded broker with `sessionlake "
+        "broker up`), or correct kafka.bootstrap_servers",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _ABSENCES),
         message_starts=(
             "Failed to create new KafkaAdminClient",
@@ -75,13 +77,14 @@ _CAUSES = (
     ),
     KnownFailure(
         LakeError,
-        "the table that it reads was recreated since the last run, and the checkpoint belongs to the former table. "
-        "Restore the former table, or the checkpoint of this one; `sessionlake doctor` compares them",
+        "the source table was dropped and created again since the last run, and the checkpoint belongs to the former "
+        "table. Restore the former table, or the checkpoint of the new one; `sessionlake doctor` compares them",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     KnownFailure(
         LakeError,
-        "columns of the table that it reads have changed while it ran. Run it again: it resumes with the new columns",
+        "columns of the source table were changed while the layer ran. Run the layer again: it resumes with the "
+        "new columns",
         conditions=SCHEMA_CHANGED,
     ),
     KnownFailure(
@@ -142,9 +145,9 @@ _DISK_FULL = KnownFailure(
 _NOTHING_LOST = "The next run repeats everything that was not committed"
 _NO_MEMORY = KnownFailure(
     MachineError,
-    "Spark's heap is full. Give it more with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; the default is 2g) or a "
-    "larger cluster. Or make batches smaller with bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger or "
-    "gold.max_bytes_per_trigger; for a query, ask for fewer rows at once",
+    "Spark has used up the memory of its Java process. Give it more with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; "
+    "the default is 2g) or a larger cluster. Or make batches smaller with bronze.max_offsets_per_trigger, "
+    "silver.max_bytes_per_trigger or gold.max_bytes_per_trigger; for a query, ask for fewer rows at once",
     types=(_HEAP_FULL, "org.apache.spark.memory.SparkOutOfMemoryError"),
 )
 _DAMAGED_FIX = (
@@ -153,7 +156,7 @@ _DAMAGED_FIX = (
 )
 _DAMAGED = KnownFailure(
     LakeError,
-    f"a file of a table, or its log, is damaged. {_DAMAGED_FIX}",
+    f"a file of a table, or of its log, is damaged, so the table cannot be read. {_DAMAGED_FIX}",
     conditions=(
         "FAILED_READ_FILE",
         "CANNOT_READ_FILE_FOOTER",
@@ -269,8 +272,9 @@ def _explain_dead_jvm(error: BaseException) -> MachineError | None:
     if _HEAP_FULL in death:
         return MachineError(f"{_NO_MEMORY.remedy}. The next run repeats everything that was not committed ({death})")
     return MachineError(
-        f"Spark's JVM has ended ({death}). The next run repeats everything that was not committed",
-        fix="If the system has killed it for lack of memory, stop other programs, then run the command again",
+        f"Spark's Java process has ended ({death}). The next run repeats everything that was not committed",
+        fix="If the system has killed it for lack of memory, stop other programs or lower "
+        "driver_memory, then run the command again",
     )
 
 
@@ -294,12 +298,16 @@ def _explain_reader_error(error: Exception) -> SessionlakeError:
     """
     text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
-        return LakeError(f"another process changed a table meanwhile ({text})", fix="Run the command again")
+        return LakeError(
+            f"another process changed a table while this one was writing to it ({text})",
+            why="Nothing of this write was committed",
+            fix="Run the command again",
+        )
     if _is_disk_full(str(error)):
         return MachineError(f"{_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Delta says: {text}")
     return LakeError(
-        f"delta-rs or Arrow cannot read a table ({text})",
-        why="A file of a table, or its log, is damaged",
+        f"a table cannot be read without Spark, by delta-rs or Arrow ({text})",
+        why="A file of the table, or its log, is damaged",
         fix=_DAMAGED_FIX,
     )
 

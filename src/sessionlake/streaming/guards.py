@@ -62,8 +62,8 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
     if not all(of_rebuild) or (begins_empty and has_layer_data(spark, lake, layer)):
         raise LossError(
-            f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data",
-            why="Continuing would write everything twice",
+            f"the checkpoint {checkpoint} of {layer} is new or was removed, but the layer's tables already hold data",
+            why="The layer would start from the beginning and write all rows again",
             fix=build_recovery_hint(layer),
         )
 
@@ -88,7 +88,8 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     for (topic,) in sorted(reader.count_rows_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.find_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
-                f"topic {topic} has class once, but {found.removal_text}",
-                why="Under class once, a session is computed from its first change on",
-                fix="Set the class of the topic back to what it was",
+                f"topic {topic} has the class once (capture.integrity), but {found.removal_text}",
+                why="Under class once, a session's table is computed from its first change on, so all its "
+                "changes are needed",
+                fix="Set the class of the topic back to what it was before",
             )

@@ -93,7 +93,9 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(f"{file} is damaged ({error})", fix=build_recovery_hint(layer)) from None
+        raise LossError(
+            f"the handover {file}, from which {layer} resumes, is damaged ({error})", fix=build_recovery_hint(layer)
+        ) from None
 
 
 def read_active_handover(settings: Settings, layer: str = SILVER) -> Handover | None:
@@ -118,7 +120,7 @@ def require_handover_states(settings: Settings, layer: str) -> None:
         lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
             raise LossError(
-                f"{layer}: the state {find_active_handover_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                f"{layer}: its state {find_active_handover_folder(settings, layer) / f'{lost[0]}.state'} is gone",
                 fix=build_recovery_hint(layer),
             )
 
@@ -180,8 +182,8 @@ def require_prepared_handover(settings: Settings, operation: str, layer: str, re
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
     if not is_handover_prepared(settings, operation, layer) and not is_handover_active(settings, operation, layer):
         raise LossError(
-            f"{layer}: {find_prepared_handover_folder(settings, layer)} is gone or damaged",
-            why="It has the state that the layer resumes from",
+            f"{layer}: the folder {find_prepared_handover_folder(settings, layer)} is gone or damaged",
+            why="It has the state from which the layer would resume after the operation",
             fix=remedy,
         )
 
@@ -233,12 +235,12 @@ def read_last_processed_version(settings: Settings, layer: str, *, reads_change_
         return None
     run = f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
     if read_last_planned_batch(checkpoint) != batch:
-        raise LakeError(f"{layer} has not finished its last batch", fix=run)
+        raise LakeError(f"{layer} was interrupted in its last batch", fix=run)
     if batch is None:
         return begin.bronze_version if begin else None
     version, is_complete = read_version_reached_by_batch(settings, layer, batch, reads_change_feed=reads_change_feed)
     if not is_complete:
-        raise LakeError(f"{layer} has read only a part of one commit of its source table", fix=run)
+        raise LakeError(f"{layer} has read only a part of the last commit of its source table", fix=run)
     return version
 
 
@@ -276,7 +278,7 @@ def read_next_version_after_batch(settings: Settings, layer: str, batch: int) ->
     place = _read_batch_end_offset(settings, layer, number)
     if place.in_initial_snapshot:
         raise LakeError(
-            f"{layer} has read only a part of what the table held when it started",
+            f"{layer} has read only a part of the rows that its source table had at the layer's first start",
             fix=f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first",
         )
     return place.version
@@ -336,8 +338,9 @@ def refuse_changed_shard_count(settings: Settings) -> None:
     made = read_shard_count(settings)
     if made not in (None, settings.silver.shards):
         raise LakeError(
-            f"silver.shards is {settings.silver.shards}, but silver's states have {made} shards",
-            fix=f"Set it back to {made}, or move the states with `sessionlake reshard {settings.silver.shards}`",
+            f"silver.shards is {settings.silver.shards}, but silver's stored states are in {made} shards",
+            fix=f"Set silver.shards back to {made}, or move the states with `sessionlake reshard "
+            f"{settings.silver.shards}`",
         )
 
 

@@ -95,8 +95,9 @@ class Journal(Generic[T]):
             return cls(settings, operation, msgspec.json.decode(stored.inputs, type=kind), stored.done)
         except (OSError, msgspec.MsgspecError) as error:
             raise LossError(
-                f"{operation.find_journal_file(settings)} cannot be read ({error})",
-                why="It says what is left to do of an interrupted operation",
+                f"the journal {operation.find_journal_file(settings)} of an interrupted operation cannot "
+                f"be read ({error})",
+                why="It says which steps of the operation are left to do",
                 fix=operation.damaged,
             ) from None
 
@@ -172,7 +173,10 @@ def read_bronze_version_of_rebuild(settings: Settings, layer: str) -> int | None
                 inputs = {} if stored is None else msgspec.json.decode(stored.inputs, type=dict[str, Any])
             except (OSError, msgspec.MsgspecError) as error:
                 raise LossError(
-                    f"{operation.find_journal_file(settings)} is damaged ({error})", fix=operation.damaged
+                    f"the journal {operation.find_journal_file(settings)} of an interrupted operation is "
+                    f"damaged ({error})",
+                    why="It says which steps of the operation are left to do",
+                    fix=operation.damaged,
                 ) from None
             if "version" in inputs:
                 return int(inputs["version"])

@@ -70,18 +70,26 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
             f"{cut.removal_text}, and {POSITIONS} is gone",
-            why="It has the only sums of the removed entries",
-            fix="Restore it from a backup",
+            why="Only that table has the sums of the removed entries",
+            fix=f"Restore {POSITIONS} from a backup",
         )
     if not has_committed_batch(settings, layer):
         return
     batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
     if not has_ledger:
-        raise LossError(f"{LEDGER} is gone, {batches}", fix=build_repair_hint(LEDGER))
+        raise LossError(
+            f"{LEDGER} is gone, {batches}",
+            why="Without the ledger, sums of all batches would be wrong",
+            fix=build_repair_hint(LEDGER),
+        )
     refuse_lost_files(spark, lake, LEDGER)
     if lacks_ledger_entries(spark, lake, layer):
         remedy = build_repair_hint(LEDGER) if layer in RECOVERED else build_recovery_hint(layer)
-        raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", fix=remedy)
+        raise LossError(
+            f"{LEDGER} has no batch of {layer}, {batches}",
+            why="So entries of the ledger are missing, and sums of all batches would be wrong",
+            fix=remedy,
+        )
     # Every batch of these layers has a row in the ledger, so the last one must be there.
     first_batch = handover.read_first_batch_number_or_none(settings, layer) if layer in {SILVER, GOLD} else None
     if first_batch is not None:
@@ -144,7 +152,9 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
     for table in tables:
         if not lake.exists(spark, table) and has_layer_started(spark, lake, layer):
             raise LossError(
-                f"{table} is gone, though {layer} has processed messages", fix=build_repair_hint(table, RESTORE_OR_MOVE)
+                f"the table {table} is gone, though {layer} has processed messages",
+                why="A new table would lack all earlier rows",
+                fix=build_repair_hint(table, RESTORE_OR_MOVE),
             )
 
 
@@ -194,7 +204,11 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     )
     lacking = next((store for store in stores if not any(store.glob(f"{batch + 1}*"))), None)
     if lacking is not None:
-        raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", fix=build_recovery_hint(layer))
+        raise LossError(
+            f"{layer}: the state store {lacking} has no state of batch {batch}, the last that was committed",
+            why="The layer cannot resume without it",
+            fix=build_recovery_hint(layer),
+        )
 
 
 def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) -> None:
@@ -226,7 +240,9 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
         read_all_columns(read_states(spark, checkpoint, committed))
     except Exception as error:
         raise LossError(
-            f"the states in {checkpoint} cannot be read ({parse_failure(error)})", fix=build_recovery_hint(layer)
+            f"{layer}: the states in the checkpoint {checkpoint} cannot be read ({parse_failure(error)})",
+            why="The layer cannot resume without them",
+            fix=build_recovery_hint(layer),
         ) from error
 
 
@@ -259,7 +275,8 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
         raise LossError(
-            f"{table} needs files that are gone: {named}", fix=build_repair_hint(table, "restore them from a backup")
+            f"{table} needs files that do not exist any more: {named}",
+            fix=build_repair_hint(table, "restore them from a backup"),
         )
 
 
@@ -278,8 +295,8 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
         except Exception as error:
             raise LakeError(
                 f"the log of {table} cannot be read: {parse_failure(error)}",
-                fix=f"Run this again. If the error stays, remove the table ({lake.to_sql_identifier(table)}) and run "
-                "this again, which makes it from the start",
+                fix=f"Run the command again. If the error stays, remove the table ({lake.to_sql_identifier(table)}) "
+                "and run the command again, which makes the table from the start",
             ) from error
 
 
@@ -291,12 +308,14 @@ def refuse_unreadable_rows(spark: SparkSession, lake: Lake, tables: Iterable[str
     """
     for table in tables:
         if not lake.exists(spark, table):
-            raise LossError(f"{table} is gone", fix=build_repair_hint(table))
+            raise LossError(f"the table {table} is gone", fix=build_repair_hint(table))
         refuse_lost_files(spark, lake, table)
         try:
             read_all_columns(lake.read(spark, table))
         except Exception as error:
-            raise LossError(f"{table} cannot be read ({parse_failure(error)})", fix=build_repair_hint(table)) from error
+            raise LossError(
+                f"the rows of {table} cannot be read ({parse_failure(error)})", fix=build_repair_hint(table)
+            ) from error
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
@@ -319,7 +338,10 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
-            raise LossError(f"{table} is gone", fix=build_repair_hint(table))
+            raise LossError(
+                f"the table {table} is gone, though the ledger has batches that wrote to it",
+                fix=build_repair_hint(table),
+            )
     gone = count_removed_rows_by_table(reader)
     for table in tables:
         silent = sum(part.num_rows for part in reader.read_batches(table, IS_SILENCE)) if table == MESSAGES else 0
@@ -328,7 +350,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         if rows < booked[table] - removed:
             expected_rows = f"{booked[table]}{describe_removed_rows(removed)}"
             raise LossError(
-                f"{table} holds {rows} rows, but should hold {expected_rows} by the ledger: rows were removed by hand",
+                f"{table} has {rows} rows, but by the ledger it should have {expected_rows}: rows were removed by hand",
                 fix=build_repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
             )
     return gone

@@ -61,8 +61,8 @@ class Manifest(msgspec.Struct):
 
 
 _RESTORE_MANIFEST = (
-    "Restore the file from a backup. Without one, make sure that the settings are those of the last run, remove the "
-    "file and run again: the batch is then finished with these settings"
+    "Restore the file from a backup. Without one, set the settings of the last run, remove the file and run the layer "
+    "again: it then finishes the batch with these settings"
 )
 
 
@@ -80,7 +80,7 @@ def read_manifest(settings: Settings, layer: str) -> Manifest:
     except (OSError, msgspec.MsgspecError) as error:
         raise LossError(
             f"{layer}: {file} cannot be read ({error})",
-            why="It says which batch is only partly committed, and with which settings it was made",
+            why="The file says which batch is only partly committed, and with which settings",
             fix=(f"{build_recovery_hint(layer)}. Or by hand: " if layer == SILVER else "") + _RESTORE_MANIFEST,
         ) from None
 
@@ -109,6 +109,7 @@ def require_finished_batch(settings: Settings, layer: str) -> None:
     if half is not None:
         raise LakeError(
             f"{layer} was interrupted while it committed batch {half.batch}",
+            why="Some of its tables have the batch, others do not",
             fix=f"Run `sessionlake run {layer} --once` first, which finishes the batch",
         )
 
@@ -150,10 +151,11 @@ def record_commit(
 
 def _build_changed_settings_error(layer: str, batch: int, before: str, now: str) -> LakeError:
     return LakeError(
-        f"{layer} was interrupted while it committed batch {batch}, and its settings have changed since (config_hash "
-        f"{before}, now {now})",
-        why="All tables must get the batch with the same settings",
-        fix="Restore the former settings, finish the batch with `--once`, then change them",
+        f"{layer} was interrupted while it committed batch {batch}, and its settings were changed "
+        f"since then (config_hash {before}, now {now})",
+        why="All tables must get a batch with the same settings",
+        fix=f"Set the former settings, finish the batch with `sessionlake run {layer} --once`, then "
+        "change the settings",
     )
 
 

@@ -81,7 +81,7 @@ def _read_schemas_of_format(capture: CaptureSettings, kind: PayloadFormat) -> Pa
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",
-                fix="Correct the file, or name another one",
+                fix="Correct the schema in the file, or name another file",
             ) from None
     return payload
 
@@ -122,8 +122,8 @@ def _parse_descriptor_set(content: bytes, file: Path) -> Definition:
         found = None
     if not found:
         raise ConfigError(
-            f"capture.payload: {file} is no descriptor set",
-            fix="Make one from the .proto file: "
-            "`protoc --include_imports --descriptor_set_out=capture.desc capture.proto`",
+            f"capture.payload: the file {file} is not a descriptor set of Protobuf",
+            fix="Make one from the .proto file with `protoc --include_imports "
+            "--descriptor_set_out=capture.desc capture.proto`",
         )
     return tuple(one.SerializeToString() for one in found)

@@ -73,7 +73,7 @@ def _read_query_id(rows: DataFrame) -> str:
     found = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not found:  # without the id, Delta could not recognise a repeated batch
         raise LakeError(
-            "Spark does not say which query a batch belongs to (sql.streaming.queryId)",
+            "Spark does not say which query a batch belongs to (sql.streaming.queryId is missing)",
             why="Without it, a repeated batch would be written twice. Nothing was written",
             fix="Run the layer again; if the error stays, use a supported version of Spark",
         )
@@ -196,7 +196,9 @@ class LayerQuery:
         """
         if not self.is_active and self.wait(0):
             raise SessionlakeError(
-                f"{self.layer}: its query was stopped, but not by sessionlake", fix="Run the layer again"
+                f"{self.layer}: its streaming query was stopped from outside, not by sessionlake",
+                why="What was committed stays; nothing is lost",
+                fix="Run the layer again",
             )
 
     def drain(self) -> None:

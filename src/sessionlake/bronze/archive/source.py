@@ -72,10 +72,10 @@ def find_next_position(folder: Path, position: Mapping[str, Any], max_bytes: int
     old, expected = len(names) - len(new), position.get("there", position["files"])  # old positions lack "there"
     if old > expected:
         raise LakeError(
-            f"bronze: a file was added to {folder} with a name that sorts before {position['last']}, which was read "
-            f"already. Up to that name there were {expected} files, and now there are {old}",
+            f"bronze: a file was added to {folder} with a name that sorts before {position['last']}, "
+            f"which bronze has read already (files up to that name: {expected} before, {old} now)",
             why="Files are read in the order of their names, so bronze would never read the added file",
-            fix=f"Rename the added file so that its name sorts after {position['last']}",
+            fix=f"Rename the added file so that its name sorts after {position['last']}, and run bronze again",
         )
     mine = list(_list_files_up_to_size(folder, new, max_bytes))
     if not mine:
@@ -102,9 +102,9 @@ def plan_members_of_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[s
         raise LossError(
             f"bronze: a batch was planned with {expected} files in {folder} up to {end['last']}, but now there are "
             f"{len(mine)}",
-            why="A repeated batch must read the same files",
-            fix=f"Put back files that are gone. To skip a file instead, create an empty file with its name and {SKIP}. "
-            "Rename files that were added later so that they sort after that one",
+            why="Bronze stopped during this batch, and must read the same files when it repeats it",
+            fix="Put back files that are gone. If a file shall be skipped instead, create an empty file with its "
+            f"name and {SKIP}. Rename files that were added later so that they sort after {end['last']}",
         )
     found = (member for n, name in enumerate(mine) for member in list_members(folder / name, start["files"] + n))
     return list(_group_members_by_task(found))

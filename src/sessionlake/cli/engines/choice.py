@@ -37,7 +37,10 @@ def run_statement(
     """
     if engine is EngineName.SPARK or create_storage(settings).needs_spark:
         if engine is EngineName.SAIL:
-            raise UsageError("query: Sail does not read tables in a catalog", fix="Leave out --engine")
+            raise UsageError(
+                "query: the engine Sail does not read tables in a catalog",
+                fix="Leave out --engine: Spark then runs the statement",
+            )
         return run_with_spark(statement())
     if not is_installed():
         return _fall_back(statement(), engine, run_with_spark, say, "the package pysail is not installed")
@@ -60,7 +63,7 @@ def _fall_back(
 ) -> Answer:
     if engine is EngineName.SAIL:
         raise UsageError(
-            f"query: Sail does not run this statement, because {why}",
+            f"query: the engine Sail does not run this statement, because {why}",
             why="Its answer could differ from Spark's",
             fix="Leave out --engine, or use --engine spark",
         )

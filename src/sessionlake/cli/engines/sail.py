@@ -218,7 +218,8 @@ def _read_bounded(stream: pa.RecordBatchReader) -> pa.Table:
             raise UsageError(
                 f"query: the result has more than {RESULT_BYTES >> 20} MiB",
                 why="It is kept in memory until it is complete",
-                fix="Add a LIMIT or a condition, or write the table to files with `sessionlake export`",
+                fix="Add a LIMIT or a condition to the statement, or write the table to files with "
+                "`sessionlake export`",
             )
     return pa.Table.from_batches(batches, stream.schema)
 

@@ -256,9 +256,12 @@ def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
         if not isinstance(node, dict) or part not in node:
             known = ", ".join(node) if isinstance(node, dict) else "nothing"
             raise ConfigError(
-                f"${{{path}}} refers to nothing: there is no {part!r}, there is {known}", fix="Correct the reference"
+                f"${{{path}}} in the bundle refers to nothing: there is no {part!r}, there is {known}",
+                fix="Correct the reference",
             )
         node = node[part]
     if path in seen:
-        raise ConfigError(f"${{{path}}} refers to itself", fix="Give the variable a value")
+        raise ConfigError(
+            f"the bundle's variable ${{{path}}} refers to itself", fix="Give the variable a value in databricks.yml"
+        )
     return _resolve_references(node, config, (*seen, path))

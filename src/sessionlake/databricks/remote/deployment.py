@@ -71,11 +71,13 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
     if not fitting:
         visible = f". There is {_describe_deployments(jobs)}" if jobs else ""
         raise RemoteError(
-            f"{client.config.host} has no job sessionlake-…{wanted} that {me} may see{visible}",
-            fix="Deploy it (databricks bundle deploy), or ask for the right to see it",
+            f"the workspace {client.config.host} has no job sessionlake-…{wanted} that {me} may see{visible}",
+            fix="Deploy the bundle (`databricks bundle deploy`), or ask an administrator for the right "
+            "to view its jobs",
         )
     raise RemoteError(
-        f"{client.config.host} has several deployments{wanted}: {_describe_deployments(fitting)}",
+        f"the workspace {client.config.host} has several deployments of sessionlake{wanted}: "
+        f"{_describe_deployments(fitting)}",
         fix="Choose one with --target",
     )
 
@@ -95,7 +97,8 @@ def choose_job(jobs: Mapping[str, DeployedJob], short_name: str) -> DeployedJob:
     """
     if short_name not in jobs:
         raise RemoteError(
-            f"there is no job sessionlake-{short_name} in this deployment", fix=f"Name one of {', '.join(jobs)}"
+            f"there is no job sessionlake-{short_name} in this deployment",
+            fix=f"Name one of the jobs {', '.join(jobs)}",
         )
     return jobs[short_name]
 

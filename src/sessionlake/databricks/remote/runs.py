@@ -116,9 +116,9 @@ def start_run(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = 
     """
     if not_ascii := [word for word in words if not word.isascii()]:
         raise UsageError(
-            f"a run's parameters must be ASCII, found {', '.join(map(repr, not_ascii))}",
-            why="Databricks accepts no other characters in a job's parameters",
-            fix="Write them in ASCII",
+            f"remote run: the command has characters that are not ASCII: {', '.join(map(repr, not_ascii))}",
+            why="Databricks accepts only ASCII in a job's parameters",
+            fix="Write the command without them",
         )
     return int(client.jobs.run_now(job.id, python_params=list(words) or None).response.run_id or 0)
 
@@ -170,7 +170,7 @@ def read_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
     if not last:
         reason = make_run_status(found).message or "The run gives no reason"
         raise RemoteError(
-            f"run {run} has no tasks, so it has run nothing",
+            f"the run {run} has no tasks, so it has run nothing",
             why=reason,
             fix="Start the job again with `sessionlake remote run`",
         )

@@ -72,8 +72,8 @@ def find_warehouse_id(client: WorkspaceClient, name_or_id: str | None, bundle_na
             return str(fitting[0].id)
     names = ", ".join(sorted(f"{one.name} ({one.id})" for one in warehouses)) or "none"
     raise UsageError(
-        f"it is not clear which SQL warehouse to use. There are: {names}",
-        fix="Choose one with --warehouse or DATABRICKS_WAREHOUSE_ID",
+        f"query: the workspace has several SQL warehouses, and none was chosen: {names}",
+        fix="Choose one with --warehouse ID or DATABRICKS_WAREHOUSE_ID",
     )
 
 

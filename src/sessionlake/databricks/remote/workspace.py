@@ -45,15 +45,19 @@ def open_workspace(profile: str | None) -> Iterator[WorkspaceClient]:
     except ValueError as error:
         raise RemoteError(
             f"no Databricks workspace is configured ({error})",
-            fix="Run `databricks auth login` and name its profile with --profile or DATABRICKS_CONFIG_PROFILE, or set "
-            "DATABRICKS_HOST and DATABRICKS_TOKEN",
+            fix="Run `databricks auth login`, and name its profile with --profile or "
+            "DATABRICKS_CONFIG_PROFILE. Or set DATABRICKS_HOST and DATABRICKS_TOKEN",
         ) from error
     try:
         yield WorkspaceClient(config=config)
     except DatabricksError as error:
         raise RemoteError(
-            f"{config.host} rejects the request: {error.error_code or type(error).__name__}: {error}",
-            fix="Correct what the message names: the login of --profile, your rights, or the arguments",
+            f"the workspace {config.host} rejects the request: {error.error_code or type(error).__name__}: {error}",
+            fix="Correct what this message names: the login of --profile, your rights in the workspace, "
+            "or the command's arguments",
         ) from error
     except (RequestException, TimeoutError) as error:
-        raise RemoteError(f"{config.host} cannot be reached: {error}", fix="Check host and network") from error
+        raise RemoteError(
+            f"the workspace {config.host} cannot be reached: {error}",
+            fix="Check the address in the profile (--profile) or in DATABRICKS_HOST, and the network",
+        ) from error

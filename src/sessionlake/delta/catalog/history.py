@@ -113,9 +113,11 @@ def choose_first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
     if since == 0 and (others <= {"OPTIMIZE"} or all(operation.startswith("VACUUM") for operation in others)):
         return {"startingVersion": 0}
     raise LakeError(
-        f"{name} cannot be read in commit order by a new stream",
-        why="Some of its files may have been rewritten, and its first commits were removed. The stream would read "
-        "messages in another order",
+        f"a new stream cannot read {name} in the order of its commits",
+        why="The table's first commits were removed from its history, and its files may have been "
+        "rewritten since, so the stream would read messages in another order",
+        fix="If the layer has run before, restore its checkpoint from a backup, or run `sessionlake rebuild silver` "
+        f"(for a processor `sessionlake rebuild processor:NAME`), which computes its tables from all of {name}",
     )
 
 

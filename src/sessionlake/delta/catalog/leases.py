@@ -93,7 +93,7 @@ class LeaseRow:
     def build_claimed_error(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
-        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {until}"
+        fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
         return make_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
@@ -186,9 +186,9 @@ class HeldLease:
                     self._renewed = begun
                     return
         raise LakeError(
-            f"{self.name}: its lease could not be renewed",
+            f"{self.name}: this process could not renew its lease in {LEASES}, which allows it to write",
             why=f"Other processes change {LEASES} at the same time",
-            fix="Run the command again",
+            fix="Run the command again: it resumes after what was committed",
         )
 
     def release_lease(self, *, settled: bool = True) -> None:
@@ -228,8 +228,8 @@ class HeldLease:
                     _warn_about_takeover(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes try to get its lease in {self._settings.place} at the same time",
-            why="Only one process may write at a time",
+            f"{self.name}: several processes in {self._settings.place} try to get its lease at the same time",
+            why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
         )
 
@@ -251,7 +251,7 @@ class HeldLease:
         if stored_lease is not None and stored_lease.holder is not None:
             then = f"another process {stored_lease.doing} now ({stored_lease})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {until}, and {then}",
+            f"{self.name}: this process had to renew its lease, which allows it to write, before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
             fix="Leave the other process running, or stop it and run the command again",
         )

@@ -342,9 +342,8 @@ class CatalogStorage(TableStorage):
 
     def purge_vectors(self, table: str) -> int:
         raise UsageError(
-            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}",
-            why="In a catalog, the platform removes deletion vectors",
-            fix=f"Run `ALTER TABLE {self.to_sql_identifier(table)} DROP FEATURE deletionVectors` in SQL",
+            f"maintain --purge-vectors: {table} is in a catalog, whose platform removes deletion vectors",
+            fix=f"Run `ALTER TABLE {self.to_sql_identifier(table)} DROP FEATURE deletionVectors` in SQL instead",
         )
 
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
@@ -389,6 +388,7 @@ class CatalogStorage(TableStorage):
 def _require_session(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
         raise LakeError(
-            f"The tables of catalog {settings.catalog} can only be read by Spark", fix="Pass a Spark session as `spark`"
+            f"the tables of catalog {settings.catalog} can only be read by Spark, and no Spark session was given",
+            fix="Pass a Spark session as the argument `spark`",
         )
     return spark

@@ -174,8 +174,9 @@ def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
         return rows
     if unknown := held.keys() - columns:
         raise LakeError(
-            f"The rows have columns that the table lacks: {', '.join(sorted(unknown))}",
-            fix="Remove them from the rows, or add them to the table",
+            f"the rows to write have columns that the table lacks: {', '.join(sorted(unknown))}",
+            why="Nothing was written",
+            fix="Remove these columns from the rows, or add them to the table",
         )
     return rows.select(
         *((F.col(quote(name)) if name in held else F.lit(None)).cast(sql).alias(name) for name, sql in columns.items())

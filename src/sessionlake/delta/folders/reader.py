@@ -108,8 +108,9 @@ class FolderReader(TableReader):
         except DeltaError as error:
             said = str(error).partition("\n")[0]  # further lines name places in delta-rs' source
             raise LakeError(
-                f"{table} cannot be read by delta-rs ({said})",
-                fix="Run `sessionlake doctor`, which says what is missing. `sessionlake query` may still read it",
+                f"{table} cannot be read without Spark, by delta-rs ({said})",
+                fix="Run `sessionlake doctor`, which says whether files are missing. `sessionlake query "
+                "--engine spark` may still read the table",
             ) from error
 
 

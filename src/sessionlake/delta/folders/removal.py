@@ -70,7 +70,7 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
         raise
     if gone and not replace_files(table, gone, left, "DELETE", changes_rows=True):
         raise LakeError(
-            f"{folder}: other commits have replaced files while rows were removed",
+            f"{folder}: another process replaced files of the table while rows were being removed from them",
             why="Nothing was removed from this table",
             fix="Run the command again",
         )
@@ -93,7 +93,12 @@ def purge_vectors(folder: Path) -> int:
         marked = [file for file in table.data_files if len(file.deleted_rows)]
         if _rewrite_without_vectors(table, marked):
             return len(marked)
-    raise LakeError(f"{folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
+    raise LakeError(
+        f"{folder}: rows could not be removed, because other processes wrote to the table during "
+        f"each of {_ATTEMPTS} attempts",
+        why="Nothing was removed from this table",
+        fix="Run the command again",
+    )
 
 
 def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> bool:

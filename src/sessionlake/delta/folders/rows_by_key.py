@@ -281,9 +281,10 @@ class RowLookup:
         )
         if not len(at) == rows.num_rows == source.num_rows:
             raise LakeError(
-                f"{source.num_rows} rows were combined into {rows.num_rows} rows",
-                why="A MERGE needs exactly one row for each key",
-                fix="Report this as a bug",
+                f"an upsert of {source.num_rows} rows gave {rows.num_rows} rows after rows of the same "
+                "key were combined",
+                why="It needs exactly one row for each key. Nothing was written",
+                fix="Report this as a bug of sessionlake",
             )
         return rows.take(pa.array(at[np.argsort(asked)]))
 
@@ -309,7 +310,11 @@ def read_found_rows(
         rows = one.read_columns(others.names)
         size += rows.nbytes
         if max_bytes is not None and size > max_bytes:
-            raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {max_bytes} bytes")
+            raise TooLargeError(
+                f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {max_bytes} bytes, "
+                "the limit for one read into memory",
+                fix="Read fewer keys at once",
+            )
         parts.append(pa.table([get_column_or_nulls(rows, column, len(one.rows)) for column in others], schema=others))
     given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found_rows)])))
     rest = pa.concat_tables(parts)

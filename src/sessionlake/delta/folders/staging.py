@@ -87,8 +87,9 @@ class StagedFiles:
             gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
                 raise LakeError(
-                    f"{place.folder}: other commits have replaced its rows while the new rows were written",
-                    why="The table has the other commits' rows, and none of the new ones",
+                    f"{place.folder}: another process replaced the rows of this table while new rows were "
+                    "written to it",
+                    why="The table has the rows of the other process, and none of the new ones",
                     fix="Run the command again",
                 )
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
@@ -114,7 +115,12 @@ class StagedFiles:
             if write(open_writable(delta)):
                 self._files = []
                 return
-        raise LakeError(f"{place.folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
+        raise LakeError(
+            f"{place.folder}: the new rows could not be committed, because other processes wrote to "
+            f"the table during each of {_ATTEMPTS} attempts",
+            why="Nothing was written",
+            fix="Run the command again",
+        )
 
     def discard_files(self) -> None:
         """Deletes the new files, unless they were committed."""
@@ -140,8 +146,9 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
             raise LakeError(
-                f"{location.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}",
-                fix="Remove them from the rows, or add them to the table",
+                f"{location.folder}: the rows to write have columns that the table lacks: {', '.join(sorted(unknown))}",
+                why="Nothing was written",
+                fix="Remove these columns from the rows, or add them to the table",
             )
         files = writer.write_files(rows.to_batches())
     elif isinstance(rows, UnappliedMap):

@@ -166,8 +166,9 @@ def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
             raise LakeError(
                 f"{file.full_path}: its deletion vector marks {len(file.deleted_rows)} rows as deleted, but "
                 f"Delta's log says {(add.get('deletionVector') or {}).get('cardinality', 0)}",
-                why="The deletion vector or the log is damaged",
-                fix="Restore the table from a backup, or rebuild it",
+                why="So the deletion vector or the log is damaged, and it is unknown which rows are deleted",
+                fix="Restore the table from a backup, or compute it again: `sessionlake recover silver` or "
+                "`sessionlake recover gold`",
             )
         if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.full_path).num_rows

@@ -114,9 +114,10 @@ def open_writable(delta: DeltaTable) -> WritableTable:
     """
     if why := find_spark_only_feature(delta):
         raise LakeError(
-            f"the table in {find_table_folder(delta)} has {why}",
-            why="A commit that ignores this would damage the table, so only Spark may write to it",
-            fix="Undo the change to the table's properties, or copy its rows to a new table",
+            f"the table in {find_table_folder(delta)} has {why}, which sessionlake does not support",
+            why="A commit that ignores it would damage the table, so only Spark may write to the table",
+            fix="Take back the change to the table's properties (ALTER TABLE … UNSET TBLPROPERTIES), or "
+            "copy the rows to a new table",
         )
     return WritableTable(
         delta, find_table_folder(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration

@@ -205,7 +205,10 @@ class TableReader(ABC):
                 rows = rows.filter(pc.is_in(_join_columns(rows, names), value_set=wanted))
             size += rows.nbytes
             if max_bytes is not None and size > max_bytes:
-                raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
+                raise TooLargeError(
+                    f"{table}: the selected rows have more than {max_bytes} bytes, the limit for one read into memory",
+                    fix="Select fewer rows or columns",
+                )
             found.append(rows)
         if found:
             return pa.concat_tables(found)

@@ -103,7 +103,10 @@ class SparkReader(TableReader):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > max_bytes:
-            raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
+            raise TooLargeError(
+                f"{table}: the selected rows have more than {max_bytes} bytes, the limit for one read into memory",
+                fix="Select fewer rows or columns",
+            )
         return found
 
     def _select_sessions(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:

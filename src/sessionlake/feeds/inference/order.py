@@ -158,7 +158,7 @@ def choose_order(
 
     Args:
         messages: The messages that have rows.
-        every: All messages, also those that are ignored.
+        every: All messages, also those that are ignored. Of these, some may have no numbers, such as replies.
         session_of: Returns the session of a message.
         is_snapshot: Returns True for a message that is a snapshot. It need not follow the message before it.
         is_split: True if `messages` are parts of messages, and `every` are the messages themselves.
@@ -180,7 +180,8 @@ def choose_order(
         or _propose_counted_order(pairs, moving)
         or _propose_rising_order(pairs, moving)
     )
-    chained = _propose_chained_order(every)
+    numbered = [one for one in every if any(path in one.scalars for path in paths)]
+    chained = _propose_chained_order(every) or _propose_chained_order(numbered)
     # A number of the message is the same in all of its parts, so it counts messages and not those of a session.
     is_of_message = is_split and found is not None and not found["seq"].startswith(".")
     if found is None or (chained is not None and ("rising" in found or is_of_message)):

@@ -61,6 +61,8 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
         return None
     table, session, messages = parts
     order = _choose_order(table, messages, sample.messages, session)
+    if not _tells_numbered_kinds(kinds, order):
+        order = Choice(None)
     rules = _rules(kinds, table, order, session.setting)
     found = _build_proposal(sample, table, session, order, rules)
     found.settings = head | found.settings
@@ -98,8 +100,7 @@ def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Ite
         rules = [
             _split_rule(rule, split, has_others=bool(others)) for rule in _rules(kinds, table, order, session.setting)
         ]
-        path, _ = split.condition
-        rules += [{"when": {path: "absent"}, "is": "ignore"}] if others and split.path else []
+        rules += _ignore_messages_without_parts(split, others, order.setting)
         proposal = _build_proposal(sample, table, session, order, rules)
         proposal.settings = _build_head(name, topics) | proposal.settings
         proposal.notes.insert(0, f"a message can hold several sessions, so it is read part by part: {split.each}")
@@ -113,6 +114,29 @@ def _split_rule(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict
     rest = {key: setting for key, setting in rule.items() if key not in ("when", "rows")}
     rows = {"rows": rule["rows"]} if "rows" in rule else {}
     return ({"when": when} if when else {}) | rest | {"split": {"each": split.each}} | rows
+
+
+def _ignore_messages_without_parts(
+    split: Split, others: Sequence[Sampled], order: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Returns the rules for messages without parts. If they lack a number of the chain, they are no part of it."""
+    if not others or not split.path:
+        return []
+    rule: dict[str, Any] = {"when": {split.path: "absent"}, "is": "ignore"}
+    seq = order["seq"] if order is not None and "chain" in order else None
+    if seq is None or all(seq in one.scalars for one in others):
+        return [rule]
+    return [{"when": {split.path: "absent", seq: "absent"}, "is": "ignore", "order": "none"}, rule]
+
+
+def _tells_numbered_kinds(kinds: Sequence[KindGroup], order: Choice) -> bool:
+    """Returns False if a kind has messages with a number of a chain, and others without one.
+
+    Then no rule can say which of its messages are part of the chain.
+    """
+    if order.setting is None or "chain" not in order.setting:
+        return True
+    return all(len({order.setting["seq"] in one.scalars for one in group.messages}) == 1 for group in kinds)
 
 
 def _build_head(name: str, topics: Sequence[str]) -> dict[str, Any]:
@@ -223,7 +247,11 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
             _add_deletes(rule["rows"], find_deleting_values(table, group, table.rows[number]))
         rules.append(rule)
     needed = [[*rule["when"].items()][:1] for rule in rules if "when" in rule]
-    return _sort_rules([*rules, *_build_ignoring_rules(ignored, needed)])
+    seq = order.setting["seq"] if order.setting is not None and "chain" in order.setting else None
+    others = [group for group in ignored if seq is not None and not all(seq in one.scalars for one in group.messages)]
+    numbered = [group for group in ignored if not any(group is one for one in others)]
+    unnumbered = [rule | {"order": "none"} for rule in _build_ignoring_rules(others, needed)]
+    return _sort_rules([*rules, *_build_ignoring_rules(numbered, needed), *unnumbered])
 
 
 def _add_deletes(parts: list[dict[str, Any]], values: dict[str, Any] | bool) -> None:

@@ -94,11 +94,13 @@ class FinalRowAppender:
             final_name, begin = progress.final_table.table_name, f"{one[START]:%Y-%m-%d %H:%M:%SZ}"
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{final_name}: {where}: silver changed the bucket of {begin} after its rows had become final",
-                why=f"{final_name} may have wrong rows. Possible causes: a session moved to another topic-partition "
-                "while some of its messages were held back, or session_timeout was shortened",
-                fix=f"Let silver catch up, then run `sessionlake rebuild {product.table_name}`, which rebuilds both "
-                "tables",
+                f"{final_name}: {where}: silver changed a row of the bucket of {begin} after gold had "
+                "stored the bucket's rows as final",
+                why=f"Final rows are never changed, so {final_name} may have wrong rows. Possible causes: a "
+                "session moved to another topic-partition while some of its messages were held back, or "
+                "session_timeout was shortened",
+                fix="Wait until silver has read all of bronze (`sessionlake status`), then run `sessionlake "
+                f"rebuild {product.table_name}`, which rebuilds both tables",
             )
 
     def append_final_rows(self, spark: SparkSession, stream_times: PartitionTimes, txn: Txn) -> Iterator[TableOutput]:

@@ -74,8 +74,8 @@ def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) ->
     chosen = tuple(declared) if declaration.columns is None else declaration.columns
     if unknown := [name for name in chosen if name not in declared]:
         raise ConfigError(
-            f"{where}.columns: {', '.join(unknown)} is not declared in capture.columns",
-            fix=f"Use some of {', '.join(declared)}",
+            f"{where}.columns: {', '.join(unknown)} is not a column of capture.columns or of a feed",
+            fix=f"Use some of the declared columns: {', '.join(declared)}",
         )
     joined = [name for join in joins for name in join.on if name not in JOINABLE_COLUMNS]
     own = (*CHANGE_COLUMNS, *((name, declared[name]) for name in dict.fromkeys((*chosen, *joined))))
@@ -115,14 +115,15 @@ def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> R
     if reference is None:
         declared = ", ".join(known) or "none"
         raise ConfigError(
-            f"{where}.join: gold.references declares no table {declaration.reference}; it declares {declared}",
-            fix="Declare the reference table, or name another one",
+            f"{where}.join: gold.references declares no reference table {declaration.reference}; it "
+            f"declares {declared}",
+            fix="Declare the reference table under `gold.references`, or correct the name in `join`",
         )
     if {*declaration.keys} != {*reference.key_names}:
         raise ConfigError(
-            f"{where}.join.keys names {', '.join(declaration.keys) or 'nothing'}, but the keys of {reference.name} are "
-            f"{', '.join(reference.key_names)}",
-            fix="Name each key of the reference table once",
+            f"{where}.join.keys names the keys {', '.join(declaration.keys) or 'nothing'}, but the "
+            f"reference table {reference.name} has the keys {', '.join(reference.key_names)}",
+            fix="Name each key of the reference table exactly once",
         )
     types = dict.fromkeys(JOINABLE_COLUMNS, "string") | {c.name: c.sql for c in settings.capture.declared}
     for name, sql in reference.keys:
@@ -130,15 +131,17 @@ def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> R
         if types.get(column) != sql:
             found = types.get(column, "no column")
             raise ConfigError(
-                f"{where}.join.keys: {name} of {reference.name} is {sql}, but {column} is {found}",
+                f"{where}.join.keys: the key {name} of the reference table {reference.name} is of type "
+                f"{sql}, but {column} is of type {found}",
+                why="Only values of the same type can be equal",
                 fix=f"Join on a column of type {sql}, of {', '.join(f'{key} {kind}' for key, kind in types.items())}",
             )
     values = dict(reference.columns)
     take = {name: name for name in values} if declaration.take is None else declaration.take
     if unknown := [name for name in take.values() if name not in values]:
         raise ConfigError(
-            f"{where}.join.take: {reference.name} has no column {', '.join(unknown)}",
-            fix=f"Use some of {', '.join(values)}",
+            f"{where}.join.take: the reference table {reference.name} has no column {', '.join(unknown)}",
+            fix=f"Take some of its columns {', '.join(values)}",
         )
     return ReferenceJoin(
         reference,

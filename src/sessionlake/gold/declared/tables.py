@@ -150,7 +150,7 @@ def _refuse_existing_table_names(tables: Iterable[str]) -> None:
     for table in tables:
         if table in {*TABLES, *VIEWS}:
             raise ConfigError(
-                f"gold declares a table {table}, but every lake has a table or view of this name",
+                f"gold declares a table {table}, but sessionlake has a table or view of this name itself",
                 fix="Choose another name for the declared table",
             )
 
@@ -196,7 +196,7 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
         raise ConfigError(f"{where}: {error}") from error
     if not isinstance(found, Product):
         raise ConfigError(
-            f"{where}: {target} is not a `sessionlake.gold.Product`", fix="Name an instance of this class"
+            f"{where}: {target} is not a `sessionlake.gold.Product`", fix="Name an instance of this class in `python`"
         )
     if found.name != declared.name:
         raise ConfigError(
@@ -205,34 +205,34 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
         )
     if found.output != declared.output:
         raise ConfigError(
-            f"{where}: {target} has output {found.output!r}, but the configuration says {declared.output.value!r}",
-            why="Commands that do not load the Python object read the configuration only",
-            fix=f"Use the same output in both, one of {', '.join(OutputMode)}",
+            f"{where}: {target} has the output {found.output!r}, but the configuration says {declared.output.value!r}",
+            why="Commands that do not load Python code read only the configuration, so both must agree",
+            fix=f"Write the same `output` in both, one of {', '.join(OutputMode)}",
         )
     if vague := [name for name, one in found.aggregates.items() if type(one).__repr__ is object.__repr__]:
         raise ConfigError(
-            f"{where}: the aggregates {', '.join(vague)} have no __repr__",
+            f"{where}: the classes of these aggregates have no __repr__: {', '.join(vague)}",
             why="Gold compares the __repr__ of aggregates to know when to rebuild the table",
-            fix="Make the class a dataclass, or write a __repr__ with everything that decides its results",
+            fix="Make each a dataclass, or write a __repr__ that shows everything that decides its results",
         )
     if found.below is not None and found.below not in STANDARD:
         names = ", ".join(product.table_name for product in STANDARD)
         raise ConfigError(
-            f"{where}: {target} is computed from {found.below.table_name}, which is not a standard table",
-            fix=f"Use one of {names}",
+            f"{where}: {target} is computed from {found.below.table_name}, which is not a standard table of gold",
+            fix=f"Compute it from one of {names}",
         )
     if found.retention_ms is not None and (found.bucket_ms is None or "topic" not in found.keys):
         raise ConfigError(
-            f"{where}: {target} has a retention_ms, but no bucket_ms or no key `topic`",
-            why="Rows expire by their bucket and their topic's stream time",
+            f"{where}: the product {target} has a retention_ms, but no bucket_ms or no key `topic`",
+            why="A row expires when its topic's stream time is retention_ms after the row's bucket",
             fix="Set bucket_ms and add `topic` to the keys, or leave retention_ms out",
         )
     spans = map(_to_timedelta, (found.bucket_ms, found.lateness_ms, found.retention_ms))
     if found.output == OutputMode.APPEND and (lacks := describe_missing_for_append(found.keys, *spans)):
-        raise ConfigError(f"{where}: {target}: {lacks}")
+        raise ConfigError(f"{where}: {target}: {lacks}", fix="Correct the product in Python")
     _refuse_equal_column_names(found, f"{where}: {target}")
     for wrong in _find_declaration_faults(found, declared):
-        raise ConfigError(f"{where}: {target} {wrong}")
+        raise ConfigError(f"{where}: {target} {wrong}", fix="Correct the product in Python")
     return found
 
 

@@ -177,8 +177,8 @@ class GoldShardState:
         missing = [name for name, has in zip(self.metrics, used, strict=False) if has and name not in metrics]
         if missing:
             raise LakeError(
-                f"gold has points of {', '.join(missing)}, which capture.columns no longer declares as numbers",
-                fix=f"Declare them again. {LAST_RESORT}",
+                f"gold's state has points of {', '.join(missing)}, which capture.columns no longer declares as numbers",
+                fix=f"Declare the columns again as before. {LAST_RESORT}",
             )
         place = np.array([metrics.index(name) if name in metrics else -1 for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
@@ -330,15 +330,16 @@ def _decode_fields(content: bytes) -> dict[str, Any]:
         return msgspec.msgpack.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise LakeError(
-            f"gold's state cannot be read ({error})", fix=f"Restore its checkpoint from a backup. {LAST_RESORT}"
+            f"gold's state cannot be read ({error})",
+            fix=f"Restore gold's checkpoint from a backup. {LAST_RESORT}",
         ) from None
 
 
 def _require_format(found: Mapping[str, Any], format_: str) -> None:
     if found.get("format") != format_:
         raise LakeError(
-            f"gold's state is of format {found.get('format')!r}, this version reads {format_!r}",
-            fix=f"Run the version that wrote it, or restore a checkpoint of this version. {LAST_RESORT}",
+            f"gold's state has the format {found.get('format')!r}, but this version of sessionlake reads {format_!r}",
+            fix=f"Run the version that wrote the state, or restore a checkpoint of this version. {LAST_RESORT}",
         )
 
 

@@ -67,9 +67,11 @@ def replace_all_rows(spark: SparkSession, lake: Lake, table: str, rows: DataFram
     lake.storage.replace_with_spark(rows, table, txn.build_writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
-            f"Delta skipped the new rows of {table}: a process with a higher lease number than this one has written it",
-            why=f"This process holds the lease, so {LEASES} was dropped, and numbers started again at 1",
-            fix=f"Drop {table}; the next start of gold creates and rebuilds it",
+            f"Delta skipped the new rows of {table}, because a process with a higher lease number "
+            "than this process has written to it",
+            why=f"This process holds the lease, so {LEASES} was dropped at some time, and its numbers "
+            "started again at 1",
+            fix=f"Drop the table {table}: the next start of gold creates it again and fills it",
         )
     lake.set_clustering_keys(spark, table)
 

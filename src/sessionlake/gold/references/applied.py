@@ -50,7 +50,10 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
         LakeError: the table is missing, has other columns or types, or is too large.
     """
     if not reader.exists(reference.table_name):
-        raise LakeError(f"{reference.table_name} does not exist", fix="Run `sessionlake run gold`, which creates it")
+        raise LakeError(
+            f"{reference.table_name} does not exist",
+            fix="Run `sessionlake run gold`, which creates the table when it starts",
+        )
     try:
         return _read_table_as_declared(
             reader,
@@ -60,9 +63,9 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
         )
     except TooLargeError as error:
         raise LakeError(
-            f"{error}",
+            error.what,
             why="Gold holds the rows of a reference table in memory",
-            fix=f"Remove rows from {reference.table_name} that no change needs any more",
+            fix=f"Remove rows that no change needs any more from {reference.table_name}",
         ) from error
 
 
@@ -96,8 +99,9 @@ def _read_table_as_declared(
         return rows.cast(schema)
     except pa.ArrowException as error:
         raise LakeError(
-            f"{table} has other types than the configuration: {error}",
-            fix="Correct the types in `gold.references`, or recreate the table with the declared types",
+            f"{table} has other types than `gold.references` declares: {error}",
+            fix="Correct the types in `gold.references`. Or drop the table: the next start of gold "
+            "creates it with the declared types",
         ) from error
 
 

@@ -73,7 +73,7 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
     if not callable(getattr(found, "fetch", None)):
         raise ConfigError(
             f"{where}.lookup.python: {settings.python} has no method `fetch`",
-            fix="Name an object that implements `sessionlake.gold.references.lookup.Lookup`",
+            fix="Name an object that has the methods of `sessionlake.gold.references.lookup.Lookup`",
         )
     return cast("Lookup", found)
 
@@ -136,7 +136,8 @@ def _create_connection_pool(settings: LookupSettings) -> PoolManager:
         import urllib3
     except ImportError:
         raise MachineError(
-            "lookups need the package urllib3, which is not installed", fix="Run `pip install 'sessionlake[lookups]'`"
+            "a lookup over HTTP needs the package urllib3, which is not installed",
+            fix="Run `pip install 'sessionlake[lookups]'`",
         ) from None
     retries = urllib3.Retry(
         total=settings.attempts - 1,

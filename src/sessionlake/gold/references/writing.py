@@ -73,7 +73,7 @@ def write_reference_rows(
             key, why = next(iter(plan.refused.items()))
             raise UsageError(
                 f"{reference.table_name}: the rows of key {', '.join(map(repr, key))} cannot be written: {why}",
-                fix="Correct these rows and run the command again; nothing was written",
+                fix="Correct these rows and run the command again. Nothing was written",
             )
         counts = (plan.written.num_rows, plan.removed.num_rows)
         if any(counts):
@@ -104,7 +104,8 @@ def read_reference_rows_file(reference: ReferenceTable, file: Path) -> pa.Table:
         rows = _read_csv_or_parquet(reference, file)
     except (OSError, pa.ArrowException) as error:
         raise UsageError(
-            f"{file} cannot be read: {error}", fix="Check that the file exists and has the format that its name says"
+            f"the file {file} cannot be read: {error}",
+            fix="Check that the file exists and has the format that its name says",
         ) from None
     return _convert_to_table_columns(reference, rows, str(file))
 
@@ -124,11 +125,15 @@ def _convert_to_table_columns(reference: ReferenceTable, rows: pa.Table, where: 
     missing = [name for name in schema.names if name not in {*rows.column_names, FROM, TO}]
     unknown = [name for name in rows.column_names if name not in schema.names]
     if repeated := [name for name, often in Counter(rows.column_names).items() if often > 1]:
-        raise UsageError(f"{where} has the columns {', '.join(repeated)} twice", fix="Name each column once")
+        raise UsageError(
+            f"{where} has two columns of the name {', '.join(repeated)}", fix="Name each column once, and start again"
+        )
     if missing or unknown:
         wrong = [f"lacks the columns {', '.join(missing)}"] * bool(missing)
         wrong += [f"has the unknown columns {', '.join(unknown)}"] * bool(unknown)
-        raise UsageError(f"{where} {' and '.join(wrong)}", fix=f"Use the columns {', '.join(schema.names)}")
+        raise UsageError(
+            f"{where} {' and '.join(wrong)}", fix=f"Use the columns of the reference table: {', '.join(schema.names)}"
+        )
     try:
         columns = [
             rows[f.name].cast(f.type) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type)
@@ -147,7 +152,8 @@ def _read_csv_or_parquet(reference: ReferenceTable, file: Path) -> pa.Table:
         return parquet.read_table(file)
     if file.suffix != ".csv":
         raise UsageError(
-            f"{file} has an unknown file type", fix=f"Use a file that ends with {' or '.join(_FILE_TYPES)}"
+            f"the file {file} has a type that cannot be read",
+            fix=f"Use a file that ends with {' or '.join(_FILE_TYPES)}",
         )
     types = dict(zip(reference.column_names, reference.arrow_schema().types, strict=True))
     # Only an empty field is null: `NA` may be a country, and `null` a name.
@@ -165,7 +171,7 @@ def find_declared_reference(references: Sequence[ReferenceTable], name: str) -> 
     if found is None:
         declared = ", ".join(one.name for one in references) or "none"
         raise UsageError(
-            f"gold.references declares no table {name}; it declares {declared}",
-            fix="Declare the table, or name another one",
+            f"gold.references declares no reference table {name}; it declares {declared}",
+            fix="Declare the table in the configuration, or name another one",
         )
     return found

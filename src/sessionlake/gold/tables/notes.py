@@ -86,7 +86,9 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
         found = _read_stored_logic(spark, lake, product)
         if found not in (None, product.logic_hash):
             raise LakeError(
-                f"{product.table_name} was computed by another declaration (hash {found}, now {product.logic_hash})",
+                f"{product.table_name} was computed with another declaration than the configuration has "
+                f"now (hash {found}, now {product.logic_hash})",
+                why="So its rows may be other ones than the present declaration gives",
                 fix=f"Run `sessionlake rebuild {product.table_name}`, which computes it again",
             )
     for product in find_skipped_tables(spark, lake, products):
@@ -110,10 +112,10 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     except LakeError as error:
         raise LakeError(
             f"{error}",
-            why=f"The configuration did not declare {product.table_name} for a while, so the table lacks changes. "
-            "Rebuilt, it would have all changes that are left, but start later than now",
-            fix=f"Remove it from the configuration. Or accept the later start, and run `sessionlake rebuild "
-            f"{product.table_name} --shorten-gold`",
+            why=f"The configuration did not declare {product.table_name} for a while, so the table lacks changes of "
+            "that time. A rebuild would have all changes that are left, but would start later than the table does now",
+            fix=f"Remove {product.table_name} from the configuration. Or accept the later start: run "
+            f"`sessionlake rebuild {product.table_name} --shorten-gold`",
         ) from error
 
 
@@ -160,11 +162,12 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
     lacking = sorted({*(read_maintained_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
-            f"the configuration does not declare {', '.join(lacking)}, or not as it was when gold last ran",
-            why="Gold still maintains the table, and its states cannot be moved without the same declaration",
-            fix="Restore the declaration of the table, and run the command again. If you do not want the table any "
-            f"more, first set gold.shards back to {read_stored_shards(spark, lake)} and run `sessionlake run gold "
-            "--once`. Then set the new number and run the command again",
+            f"gold has the tables {', '.join(lacking)}, which the configuration does not declare, or "
+            "not as it did when gold last ran",
+            why="Their states are to be moved to other shards, which needs the same declaration",
+            fix="Restore the declarations and run the command again. If you do not want such a table any "
+            f"more, first set gold.shards back to {read_stored_shards(spark, lake)} and run "
+            "`sessionlake run gold --once`, then set the new number and run the command again",
         )
 
 

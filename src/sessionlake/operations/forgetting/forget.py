@@ -106,16 +106,17 @@ class Forgetting:
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(
-                f"forget: there is no bronze in {self._settings.place}",
-                fix="Set SESSIONLAKE_HOME to the home that holds the session",
+                f"forget: {self._settings.place} has no messages, because bronze has not run there",
+                fix="Set SESSIONLAKE_HOME to the home that has the session",
             )
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             journal = self._start_journal(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
             raise UsageError(
-                f"forget: the forgetting of another session was interrupted (receipt {journal.inputs.receipt}), "
-                "and must be finished first",
+                f"forget: another session is not forgotten completely yet (receipt {journal.inputs.receipt} in "
+                "bronze.erasures)",
+                why="Only one session can be forgotten at a time",
                 fix="Run `sessionlake forget --resume`, or `sessionlake forget --cancel` if nothing was erased yet",
             )
         return self._finish(journal)
@@ -143,9 +144,9 @@ class Forgetting:
         erased = stored is not None and sum(item.messages for item in remaining) < stored.messages
         if journal.done or erased:
             raise LakeError(
-                f"forget --cancel: messages of the session are erased already (receipt {inputs.receipt}), which "
-                "cannot be undone",
-                fix="Run `sessionlake forget --resume`, which finishes the forgetting",
+                f"forget --cancel: messages of the session are already erased (receipt {inputs.receipt} "
+                "in bronze.erasures), which cannot be undone",
+                fix="Run `sessionlake forget --resume`, which erases the rest",
             )
         delete_receipt(self._spark, self._lake, inputs.receipt)
         journal.remove_journal()
@@ -159,7 +160,7 @@ class Forgetting:
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             raise UsageError(
-                f"forget {option}: no forgetting was interrupted, so there is nothing to {purpose}",
+                f"forget {option}: no forgetting is unfinished, so there is nothing to {purpose}",
                 fix="Run `sessionlake forget --session ID` to forget a session",
             )
         return journal
@@ -243,8 +244,7 @@ class Forgetting:
         if keyed:
             first = keyed[0]
             raise UsageError(
-                f"forget: the rows of {first.output_table} are grouped by {', '.join(first.key)}, so they may be made "
-                "of several sessions",
+                f"forget: rows of {first.output_table}, grouped by {', '.join(first.key)}, may mix several sessions",
                 fix=f"Remove {first.config_key} from the configuration, drop the table, forget the session, then add "
                 f"the processor again and run `sessionlake rebuild {first.rebuild_argument}`",
             )
@@ -260,14 +260,14 @@ class Forgetting:
         if topic is None and len(topics) > 1:
             raise UsageError(
                 f"forget: session {session!r} is in several topics ({', '.join(topics)})",
-                fix="Choose one with --topic",
+                fix="Choose one with --topic NAME",
             )
         if topic not in (None, *topics) or not topics:
             where = "" if topic is None else f" of topic {topic}"
             raise UsageError(
                 f"forget: {MESSAGES} has no message of session {session!r}{where}",
                 why="The session does not exist, or is forgotten already",
-                fix="Check its id: silver.sessions lists all sessions",
+                fix='Look for its id with `sessionlake query "SELECT topic, session_id FROM silver.sessions"`',
             )
         return topic or topics[0]
 

@@ -83,12 +83,12 @@ def refuse_shared_messages(spark: SparkSession, lake: Lake, topic: str, session_
     more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
     first = shared[0]
     raise UsageError(
-        f"forget: {len(shared)} messages of session {session_id!r} also have other sessions "
-        f"({', '.join(map(repr, others[:_SHOWN]))}{more}); the first is at partition {first['partition']}, offset "
-        f"{first['offset']} of topic {topic}",
-        why="Bronze erases whole messages, so these sessions would lose data. Nothing was changed",
-        fix="Let retention remove the topic's old messages (`retention` in the configuration), or have the producer "
-        "send one session per message",
+        f"forget: {len(shared)} messages of session {session_id!r} have rows of other sessions too "
+        f"({', '.join(map(repr, others[:_SHOWN]))}{more}); the first is at partition "
+        f"{first['partition']}, offset {first['offset']} of topic {topic}",
+        why="Bronze erases whole messages, so these other sessions would lose data. Nothing was changed",
+        fix="Let retention remove the topic's old messages (`retention` in the configuration), or "
+        "change the producer to send one session per message",
     )
 
 

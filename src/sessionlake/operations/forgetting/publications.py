@@ -51,9 +51,10 @@ def require_publications_can_send(spark: SparkSession, lake: Lake, tables: Itera
                 require_change_feed(spark, lake, table)
             except SessionlakeError as error:
                 raise LakeError(
-                    f"forget: {reader.name} must send the removal of the session's rows, and cannot ({error})",
-                    fix="Correct this first. If the publication is not used any more, remove "
-                    f"{settings.checkpoint(reader.name)}",
+                    f"forget: the publication {reader.name} must send to Kafka that the session's rows are "
+                    f"removed, and cannot ({error})",
+                    fix="Correct the cause, and run `sessionlake forget --resume`. If the publication is not "
+                    f"used any more, remove its checkpoint {settings.checkpoint(reader.name)}",
                 ) from error
 
 
@@ -74,10 +75,12 @@ def wait_until_removals_sent(settings: Settings, removals: Mapping[str, int], ti
                 if time.monotonic() > deadline:
                     topic = reader.name.removeprefix(f"publish-{table}-")
                     raise LakeError(
-                        f"forget: {reader.name} has not yet sent the removal of the session's rows",
+                        f"forget: the publication {reader.name} has not sent to Kafka yet that the session's rows "
+                        "are removed",
+                        why="Readers of its topic would keep the rows",
                         fix=f"Run `sessionlake publish {table} --topic {topic} --once`, or, if the publication is not "
-                        f"used any more, remove {settings.checkpoint(reader.name)}. Then run `sessionlake forget "
-                        "--resume`, which continues from here",
+                        f"used any more, remove its checkpoint {settings.checkpoint(reader.name)}. Then run "
+                        "`sessionlake forget --resume`, which continues from here",
                     )
                 time.sleep(_POLL_SECONDS)
 

@@ -52,7 +52,7 @@ def require_handover_states(spark: SparkSession, settings: Settings, layer: str,
             pass
     except Exception as error:
         raise LossError(
-            f"{layer}: its states cannot be read ({parse_failure(error)})",
+            f"forget: the stored states of {layer} cannot be read ({parse_failure(error)})",
             why="So the session cannot be removed from them. Nothing was changed",
             fix=build_recovery_hint(layer),
         ) from error

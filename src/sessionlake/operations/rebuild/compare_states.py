@@ -75,7 +75,9 @@ def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     of_states, last = read_last_batches(spark, settings)
     if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint(SILVER)):
         raise LakeError(
-            "silver has processed batches, but its checkpoint holds no state", fix=build_recovery_hint(SILVER)
+            "silver has processed batches, but its checkpoint has no state of them",
+            why="So the stored states cannot be compared with the rebuilt ones",
+            fix=build_recovery_hint(SILVER),
         )
     if of_states < 0:
         died = ", and silver has not finished its first batch: run `sessionlake run silver --once`"

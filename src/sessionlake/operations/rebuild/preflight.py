@@ -63,7 +63,8 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
     where = "" if selection.topic is None else f" of topic {selection.topic}"
     if of_topic.isEmpty():
         raise UsageError(
-            f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
+            f"rebuild silver: {MESSAGES}@v{version} has no message{where}",
+            fix='`sessionlake query "SELECT topic FROM ops.topics"` shows the topics that bronze has',
         )
     keys = [session.encode() for session in selection.sessions]
     if lake.settings.capture.feeds:  # the Kafka key does not name the session
@@ -75,7 +76,7 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
         if key not in known:
             raise UsageError(
                 f"rebuild silver: {MESSAGES}@v{version} has no message of session {session!r}{where}",
-                fix="Check its id: silver.sessions lists all sessions",
+                fix='Look for its id with `sessionlake query "SELECT topic, session_id FROM silver.sessions"`',
             )
 
 
@@ -95,7 +96,8 @@ def choose_bronze_version(spark: SparkSession, lake: Lake, version: int | None) 
     latest = lake.latest_version(spark, MESSAGES)
     if version is not None and not 0 <= version <= latest:
         raise LakeError(
-            f"rebuild silver: {MESSAGES} has no version {version}", fix=f"Choose a version from 0 to {latest}"
+            f"rebuild silver: {MESSAGES} has no version {version}; its latest is {latest}",
+            fix=f"Choose a version from 0 to {latest}",
         )
     return latest if version is None else version
 
@@ -111,9 +113,9 @@ def _require_same_columns(column_difference: str | None) -> None:
     """
     if column_difference is not None:
         raise LakeError(
-            f"{column_difference}, so single sessions cannot be rebuilt",
-            why="The sessions that are kept would lack the new columns",
-            fix="Run `sessionlake rebuild silver` without --topic and --sessions",
+            f"rebuild silver: {column_difference}, so single sessions cannot be rebuilt",
+            why="The rows of all other sessions would lack the new columns",
+            fix="Run `sessionlake rebuild silver` without --topic and --sessions, which rebuilds all sessions",
         )
 
 
@@ -126,9 +128,9 @@ def _require_complete_ledger(reader: TableReader) -> None:
     cut = [entry for table, entry in sorted(read_removed_rows_without_limits(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
-            f"{cut[0].removal_text}, so single sessions cannot be rebuilt",
-            why="Rebuilt sessions would be complete, although the table is recorded as shortened",
-            fix="Run `sessionlake rebuild silver` without --topic and --sessions",
+            f"rebuild silver: {cut[0].removal_text}, so single sessions cannot be rebuilt",
+            why="The rebuilt sessions would have the removed rows again, though they are recorded as removed",
+            fix="Run `sessionlake rebuild silver` without --topic and --sessions, which rebuilds all sessions",
         )
 
 
@@ -157,7 +159,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     of_states, last = read_last_batches(spark, lake.settings)
     if of_states != last:
         raise LakeError(
-            "silver has not finished its last batch",
+            "rebuild silver: silver was interrupted in its last batch, so single sessions cannot be rebuilt",
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )
     bronze = lake.read(spark, MESSAGES, version)
@@ -170,6 +172,8 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     unread = read_unread_silences(spark, lake.settings, SILVER, ends)
     if held != read or not unread.isdisjoint(select_silences(bronze)):
         raise LakeError(
-            f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",
+            f"rebuild silver: silver has not read exactly the messages of {MESSAGES}@v{version}, so "
+            "single sessions cannot be rebuilt",
+            why="They would be ahead of or behind the other sessions",
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )

@@ -206,7 +206,7 @@ def cancel_publishing(
     journal, command = Journal.read_journal(lake.settings, operation, PublishPlan), operation.finish
     if journal is None:
         raise UsageError(
-            f"{command} --cancel: no rebuild was interrupted, so there is nothing to cancel",
+            f"{command} --cancel: no such rebuild is unfinished, so there is nothing to cancel",
             fix=f"Run `sessionlake {command}` to start a rebuild",
         )
     txn = journal.inputs.txn
@@ -215,8 +215,8 @@ def cancel_publishing(
         what = f"{', '.join(replaced)} was replaced already" if replaced else f"the query of {layer} was ended for it"
         raise LakeError(
             f"{command} --cancel: {what}, which cannot be undone",
-            fix=f"Run `sessionlake {command}`, which finishes it, or `sessionlake {command} --start-over`, which "
-            "builds everything again",
+            fix=f"Run `sessionlake {command}`, which finishes the rebuild, or `sessionlake {command} "
+            "--start-over`, which builds everything again",
         )
     journal.remove_journal()  # first, because the publication cannot be finished once the prepared states are discarded
     handover.discard_prepared_handover(lake.settings, layer)

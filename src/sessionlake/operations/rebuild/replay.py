@@ -157,7 +157,10 @@ def _open_started_lake(spark: SparkSession, settings: Settings) -> Lake:
     """Returns the lake. Raises a `LakeError` if it has no bronze or no ledger."""
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
-        raise LakeError(f"there is no silver in {settings.place} yet", fix="Run `sessionlake run all`")
+        raise LakeError(
+            f"silver has not run in {settings.place} yet, so there is nothing to rebuild",
+            fix="Run `sessionlake run all`, or name another home with SESSIONLAKE_HOME",
+        )
     return lake
 
 
@@ -177,7 +180,7 @@ def require_complete_bronze(reader: TableReader, target: str = "silver") -> None
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
             f"{describe_partition_start(*gone[0])}{more}",
-            why=f"So {target} cannot be built from what is left. Nothing was changed",
+            why=f"So {target} cannot be built from the messages that are left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
@@ -275,7 +278,8 @@ def _append_slice_rows(
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
-                f"{table}: the rebuild wrote {written} rows instead of {count}",
+                f"{table}: the rebuild should have written {count} rows, but wrote {written}",
+                why="So the new table is not right, and does not replace the old one",
                 fix="Report this as a bug of sessionlake",
             )
 

@@ -156,8 +156,9 @@ class SliceReader(Generic[R]):
         violation = build_stop_error([*reports])
         if violation is not None:
             raise LakeError(
-                f"{self.doing} with this configuration stops at {violation.violation_text}",
-                why="The messages were judged with other settings before. Nothing was changed",
+                f"{self.doing}, with the present configuration, stops at {violation.violation_text}",
+                why="Silver did not stop there before, so it judged the messages with other settings. "
+                "Nothing was changed",
                 fix="Use the former configuration (ops.ledger has the config_hash of each batch; the present one is "
                 f"{hash_settings_of_layers(settings)}), or set capture.on_violation to isolate or record",
             )

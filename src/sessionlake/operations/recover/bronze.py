@@ -85,14 +85,15 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     lake = Lake(settings)
     if settings.bronze.source is not SourceKind.KAFKA:
         raise LakeError(
-            f"bronze reads {settings.bronze.source}, and only a checkpoint of Kafka can be made again",
-            fix="Restore the checkpoint from a backup. Without one, capture into another home: the source still has "
-            "its messages",
+            f"recover bronze: bronze.source is {settings.bronze.source}, and only a checkpoint for "
+            "Kafka can be made again",
+            fix="Restore the checkpoint from a backup. Without a backup, capture into another home "
+            "(SESSIONLAKE_HOME), if the source still has its messages",
         )
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: there is no bronze in {settings.place}",
+            f"recover bronze: {settings.place} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])

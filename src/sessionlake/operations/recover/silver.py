@@ -53,7 +53,8 @@ def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
-            f"recover silver: there is no silver in {settings.place}", fix="Start it with `sessionlake run silver`"
+            f"recover silver: silver has not run in {settings.place}, so there is nothing to recover",
+            fix="Start silver with `sessionlake run silver`, or name another home with SESSIONLAKE_HOME",
         )
     refuse_lost_ledger(spark, settings, LAYER)
     finished = rebuild_silver_tables(spark, settings) if find_interrupted_rebuild(settings) is not None else None

@@ -95,7 +95,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"bronze skip: there is no bronze in {settings.place}",
+            f"bronze skip: {settings.place} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
@@ -125,18 +125,22 @@ def _find_next_offset_before_skip(topic_register: TopicRegister, decision: SkipD
     name = f"topic {decision.topic}, partition {decision.partition}"
     positions = topic_register.list_next_offsets()
     if place not in positions:
-        raise UsageError(f"{name}: bronze does not read it", fix="See in ops.topics which topics bronze reads")
+        raise UsageError(
+            f"bronze skip: bronze does not read {name}",
+            fix='`sessionlake query "SELECT topic, state FROM ops.topics"` shows which topics bronze reads',
+        )
     start, end = positions[place] + shift, topic_register.read_kafka_ends()[place] + shift
     if decision.first < start:
         raise UsageError(
-            f"{name}: bronze has already passed offset {decision.first}, and reads offset {start} next",
-            why="So there is nothing to skip",
-            fix=f"Give an offset from {start} on, or run `sessionlake run bronze`",
+            f"bronze skip: {name}: bronze has already passed offset {decision.first}, and reads offset {start} next",
+            why="Only a message that bronze has not passed can be skipped",
+            fix=f"Give an offset from {start} on. If bronze is not stopped at a message, there is nothing "
+            "to skip: run `sessionlake run bronze`",
         )
     if decision.last >= end:
         raise UsageError(
-            f"{name}: Kafka has no message at offset {decision.last}",
-            fix=f"Give an offset up to {end - 1}, its last one",
+            f"bronze skip: {name}: Kafka has no message at offset {decision.last}; its last one is at {end - 1}",
+            fix=f"Give an offset up to {end - 1}",
         )
     return start
 
@@ -171,9 +175,10 @@ def _commit_until_skipped(
             if not is_about_unreadable_message(error):
                 raise
             raise UsageError(
-                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {earlier[0]} and "
-                f"{earlier[1] - 1} cannot be read either",
-                fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
+                f"bronze skip: topic {decision.topic}, partition {decision.partition}: another message that cannot be "
+                f"read is before this one, between offsets {earlier[0]} and {earlier[1] - 1}",
+                why="Bronze would stop there again",
+                fix="Run `sessionlake run bronze --once`, whose error names that message. Skip it first",
             ) from error
         ranges = read_stored_ranges_of_batch(spark, lake, {decision.place: earlier})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.

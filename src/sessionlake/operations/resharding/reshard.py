@@ -84,8 +84,9 @@ def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report:
     plan = journal.inputs
     if plan.shards != shards:
         raise UsageError(
-            f"a resharding to {plan.shards} shards was interrupted, and must be finished first",
-            fix=f"Run `sessionlake reshard {plan.shards}`",
+            f"reshard: moving the states to {plan.shards} shards was interrupted, and must be finished first",
+            why="Layers can have different numbers of shards until then",
+            fix=f"Run `sessionlake reshard {plan.shards}`, which finishes it",
         )
     for layer in plan.layers:
         journal.run_step(layer, partial(_replace_layer_states, spark, settings, plan, layer, report))
@@ -108,8 +109,8 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
     journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
         raise UsageError(
-            "reshard --cancel: no resharding was interrupted, so there is nothing to cancel",
-            fix="Run `sessionlake reshard N` to start one",
+            "reshard --cancel: no resharding is unfinished, so there is nothing to cancel",
+            fix="Run `sessionlake reshard NUMBER` to move the states to another number of shards",
         )
     plan = journal.inputs
     moved = [layer for layer in plan.layers if handover.is_handover_active(settings, plan.name, layer)]
@@ -132,10 +133,10 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
     layers = [layer for layer in list_layers(settings) if read_configured_shards(settings, layer) == shards]
     if not layers:
         raise UsageError(
-            f"silver.shards is {settings.silver.shards} and gold.shards is {settings.gold.shards}, so no layer is "
-            f"configured with {shards} shards",
-            why="Jobs start with the number in the configuration",
-            fix=f"Set silver.shards, gold.shards or both to {shards} first",
+            f"reshard: {shards} shards are asked for, but silver.shards is {settings.silver.shards} "
+            f"and gold.shards is {settings.gold.shards}",
+            why="Layers start with the number in the configuration, and would refuse states with another number",
+            fix=f"First set silver.shards, gold.shards or both to {shards} in the configuration",
         )
     name, changed, former = uuid.uuid4().hex[:12], list[str](), dict[str, int]()
     for layer in layers:
@@ -159,8 +160,9 @@ def _read_former_shards(spark: SparkSession, settings: Settings, layer: str) -> 
         return shards
     if layer in (SILVER, GOLD):
         raise LakeError(
-            f"the number of shards of {layer}'s states is unknown: an older version of sessionlake made them",
-            fix=f"Run `sessionlake run {layer} --once` first, with {layer}.shards set to their number",
+            f"reshard: an older version of sessionlake wrote the states of {layer} and did not store "
+            "their number of shards",
+            fix=f"First run `sessionlake run {layer} --once` with {layer}.shards set to their number, which stores it",
         )
     return handover.read_shard_count(settings)  # a processor that has read nothing yet
 
