@@ -21,11 +21,11 @@ from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.history.missing import explain_absent
+from sessionlake.history.missing import explain_absent_message
 from sessionlake.history.status import layer_statuses
 from sessionlake.kafka import transactions
 from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsentOffsets, find_missing_offset_runs
+from sessionlake.ledger.absent import AbsentOffsetFinder, find_missing_offset_runs
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake_lab.simulate.readback import read_all_messages
@@ -115,7 +115,7 @@ def test_aborted_messages_are_no_rows_and_no_duplicates_and_their_offsets_are_no
     reader = written.lake.reader(written.world.spark)
     _check_offsets(reader, allow_gaps=False)
     _check_row_counts(written.world.spark, written.lake)
-    assert "Kafka used it for a transaction" in (explain_absent(reader, written.topic, 0, 4) or "")
+    assert "Kafka used it for a transaction" in (explain_absent_message(reader, written.topic, 0, 4) or "")
     noted = rows_of(written.world.spark, written.lake, "ops.absent_offsets", ("topic", eq, written.topic))
     assert [(row["first"], row["last"], row["reason"]) for row in noted] == [
         (2, 6, "transaction"),
@@ -232,7 +232,7 @@ def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_tr
     ):
         record_transaction_gaps(spark, written.lake, {place: (2, 6)}, empty, {}, Txn("a", 0))
     record_transaction_gaps(spark, written.lake, {place: (4, 6)}, empty, {}, Txn("a", 0))
-    assert AbsentOffsets(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
+    assert AbsentOffsetFinder(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
 
 
 @pytest.mark.soak

@@ -87,7 +87,7 @@ def start_kafka_job(
     silences = SilenceWriter(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
-        CheckpointGenerations(settings.checkpoint(LAYER), LAYER),
+        CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER),
         book,
         source=lambda start: (
             _read_kafka_stream(spark, settings, start, book, forgotten),

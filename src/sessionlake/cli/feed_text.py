@@ -1,4 +1,4 @@
-"""Writes what feeds make of messages: lines for people, or one JSON object a message for programs."""
+"""Prints how feeds read messages: lines for people, or one JSON object a message for programs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _SHOWN_VALUE = 300
 _RESCUED = "_rescued"
 
 
-def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, again: str) -> None:
-    """Tries messages one by one, and writes the result of each at once. Writes a summary at the end.
+def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, try_command: str) -> None:
+    """Tries messages one by one, and prints the result of each at once. Prints a summary at the end.
 
     Args:
         trial: The trial that reads the messages.
         lines: The messages.
-        shown: Which messages to write.
+        shown: Which messages to print.
         form: The format. JSON has a last line `{"summary": …}`.
-        again: The command that tries the same messages again.
+        try_command: The command that tries the same messages again.
     """
     for line in lines:
         outcome = trial.read(line.record, is_bare=line.is_bare)
@@ -43,12 +43,12 @@ def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: 
     if form is FeedFormat.JSON:
         write_text(to_json_line({"summary": _create_summary_object(trial)}))
     else:
-        for text in _format_summary_lines(trial, again):
+        for text in _format_summary_lines(trial, try_command):
             write_text(text)
 
 
-def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
-    """Writes the results of tests: for each file its differences, and a line with counts.
+def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+    """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
         results: For each file its name, the number of its frames, and what is not as expected.
@@ -72,7 +72,7 @@ def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: F
 # -- one message
 
 
-def _describe_place(line: Line) -> str:
+def _describe_origin(line: Line) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
@@ -80,7 +80,7 @@ def _describe_place(line: Line) -> str:
 
 
 def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
-    place, found = _describe_place(line), outcome.found
+    place, found = _describe_origin(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
@@ -119,7 +119,7 @@ def _format_event(event: Event) -> str:
 
 
 def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
-    """Yields the changed rows as a table: a change per line, a column for each column that a change sets."""
+    """Yields the changed rows as lines of a text table, with one column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
         return
@@ -209,7 +209,7 @@ def _create_summary_object(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
+def _format_summary_lines(trial: Trial, try_command: str) -> Iterator[str]:
     totals, tables = trial.totals, trial.tables
     refused = totals.refused.total() + totals.unmatched.total()
     read = totals.messages - refused - totals.ignored
@@ -234,7 +234,7 @@ def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
             "the feed has `starts_with: anything`, or holds more of them"
         )
-    yield f"next: {_describe_next_step(totals, again)}"
+    yield f"next: {_describe_next_step(totals, try_command)}"
 
 
 def _describe_rule_kind(trial: Trial, name: str, number: int) -> str:
@@ -247,11 +247,11 @@ def _describe_followed_messages(totals: Totals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 
-def _describe_next_step(totals: Totals, again: str) -> str:
+def _describe_next_step(totals: Totals, try_command: str) -> str:
     if not totals.messages:
         return "send messages, or name another file; there were none"
     if totals.unmatched.total() == totals.messages:
-        return f"correct `topics` of the feed, then run `{again}` again"
+        return f"correct `topics` of the feed, then run `{try_command}` again"
     if totals.failed:
-        return f"correct the feed, then run `{again} --show refused`"
+        return f"correct the feed, then run `{try_command} --show refused`"
     return "`sessionlake run all` reads the topic with this feed"

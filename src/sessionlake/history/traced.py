@@ -1,4 +1,4 @@
-"""The path of one message through the layers, as `history.trace` finds it and `sessionlake trace` shows it."""
+"""What `sessionlake trace` shows: the path of one message through the layers."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class TracedPart:
-    """What a message says of one session, and what silver made of it.
+    """What a message says about one session, and what silver decided about that part.
 
     Attributes:
-        session_id, type, seq, ts: As in `TracedMessage`.
+        session_id, type, seq, ts: The part's session, type, seq and event time (ms); None if the part is malformed.
         judgement: What silver decided.
         tables: The merge of the deciding batch into `session_rows` and `sessions`; None if it is not merged yet.
         changes: The part's rows of `session_changes`, in order. `set` has the columns that the message set.

@@ -129,7 +129,7 @@ class AverageWriter:
             rows = read_payload_rows(parts, [AveragesOutput.CHANGED.build_payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
-            merged = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.second_write)
+            merged = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
             version = merged.version
         else:
             version = self.lake.latest_version(self.spark, series.table_name)

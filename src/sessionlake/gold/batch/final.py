@@ -234,7 +234,7 @@ def _read_stream_times_of_partial_version(spark: SparkSession, lake: Lake) -> di
     """
     from pyspark.sql import functions as F
 
-    batch = read_last_committed_batch(lake.settings.checkpoint(GOLD))
+    batch = read_last_committed_batch(lake.settings.checkpoint_path(GOLD))
     if batch is None:
         return {}
     version, is_complete = handover.read_version_reached_by_batch(lake.settings, GOLD, batch)
@@ -283,11 +283,14 @@ def _select_candidate_rows(
     if not until:
         return rows.limit(0)
     return rows.where(
-        reduce(or_, (reduce(and_, map(_to_spark_condition, some)) for some in _build_range_conditions(since, until)))
+        reduce(
+            or_,
+            (reduce(and_, map(_convert_to_spark_condition, some)) for some in _build_range_conditions(since, until)),
+        )
     )
 
 
-def _to_spark_condition(condition: Condition) -> Column:
+def _convert_to_spark_condition(condition: Condition) -> Column:
     from pyspark.sql import functions as F
 
     name, compare, value = condition

@@ -142,7 +142,7 @@ def _create_rolling_average(settings: Settings, declaration: AverageSettings) ->
         declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
         + _describe_feed_restriction(declaration.feed),
-        topics=None if declaration.feed is None else settings.capture.feed_topics(declaration.feed),
+        topics=None if declaration.feed is None else settings.capture.find_feed_topics(declaration.feed),
     )
 
 
@@ -183,7 +183,7 @@ def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTab
 def build_declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
     tables = list_declared_gold_tables(settings)
-    own = {table.table_name: _create_schema(table) for table in tables if table.table_name not in TABLES}
+    own = {table.table_name: _create_table_schema(table) for table in tables if table.table_name not in TABLES}
     own |= {final.table_name: _create_final_schema(final) for final in find_final_tables(tables)}
     return own | build_reference_schemas(settings)
 
@@ -354,7 +354,7 @@ def _create_event_source(
     if capture is not None and declared.value is not None:
         found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)
     if capture is not None and declared.feed is not None:
-        found = FeedEvents(found, capture.feed_topics(declared.feed))
+        found = FeedEvents(found, capture.find_feed_topics(declared.feed))
     return found
 
 
@@ -370,7 +370,7 @@ def _to_timedelta(ms: int | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def _create_schema(table: GoldTable) -> TableSchema:
+def _create_table_schema(table: GoldTable) -> TableSchema:
     if isinstance(table, EnrichedTable):
         return build_enriched_schema(table)
     keys = table.row_keys

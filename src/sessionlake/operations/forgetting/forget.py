@@ -106,7 +106,7 @@ class Forgetting:
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(
-                f"forget: {self._settings.place} has no messages, because bronze has not run there",
+                f"forget: {self._settings.location} has no messages, because bronze has not run there",
                 fix="Set SESSIONLAKE_HOME to the home that has the session",
             )
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
@@ -368,7 +368,7 @@ class Forgetting:
 
     def _remove_archived_files(self) -> None:
         """Removes checkpoints archived by this forgetting or earlier rebuilds, and files of processes that died."""
-        checkpoints = Path(self._settings.checkpoint(""))
+        checkpoints = Path(self._settings.checkpoint_path(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
         shutil.rmtree(states.get_owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states

@@ -33,7 +33,7 @@ def search_lake(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, A
         `found`, and the files `unread` because they are damaged.
     """
     settings = lake.settings
-    checkpoints = Path(settings.checkpoint(""))
+    checkpoints = Path(settings.checkpoint_path(""))
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
     searched = [search_folder(folder, session_id, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
