@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -20,9 +19,11 @@ from sessionlake.cli.show import write_text
 from sessionlake.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from sessionlake.cli.feed_trial import JudgedTrial
     from sessionlake.feeds.feed import Feed
     from sessionlake.feeds.lines import Line
     from sessionlake.feeds.payload import PayloadReader
+    from sessionlake.feeds.trial import Trial
     from sessionlake.settings.model import Settings
 
 feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
@@ -64,15 +65,9 @@ def feed_try(
     """
     settings = load_config(config)
     from sessionlake.cli.feed_text import show_trial
-    from sessionlake.feeds.trial import Trial
 
     feeds = require_configured_feeds(settings)
     only = None if name is None else _require_feed(feeds, name)
-    max_bytes = settings.capture.max_message_bytes
-    unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
-    create_trial = partial(
-        Trial, feeds, unbound=unbound, max_bytes=max_bytes, payload=_create_payload_reader(settings, feeds)
-    )
     if file is None:
         if topic is None:
             raise UsageError(
@@ -81,19 +76,47 @@ def feed_try(
             )
         _require_matching_feed(feeds, only, topic)
         lines = _read_last_messages(settings, topic, last)
-        trial = create_trial(only=only)
-        show_trial(trial, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
+        trial, judged = _create_trial(settings, feeds, only)
+        show_trial(trial, judged, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
     else:
         if topic is not None:
             _require_matching_feed(feeds, only, topic)
         bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
-        trial = create_trial(only=only, bare=bare)
+        trial, judged = _create_trial(settings, feeds, only, bare, is_live=file == _STDIN)
         with open_messages_file(file) as content:
-            show_trial(
-                trial, _read_messages_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}"
-            )
+            lines = _read_messages_file(content, topic, bare, settings.capture.max_message_bytes)
+            show_trial(trial, judged, lines, shown, form, f"sessionlake feed try {file}")
     if trial.totals.failed:
         raise typer.Exit(1)
+
+
+def _create_trial(
+    settings: Settings, feeds: Sequence[Feed], only: Feed | None, bare: Feed | None = None, *, is_live: bool = False
+) -> tuple[Trial, JudgedTrial]:
+    """Returns what reads the messages by the feeds, and what judges them as silver does.
+
+    Args:
+        settings: The settings.
+        feeds: The configured feeds.
+        only: The feed that reads all messages; None to choose by topic.
+        bare: The feed of messages whose line names no topic; None to choose by topic.
+        is_live: True to judge each message as soon as it is read.
+    """
+    from sessionlake.cli.feed_trial import BLOCK, JudgedTrial
+    from sessionlake.feeds.trial import Trial
+
+    trial = Trial(
+        feeds,
+        only=only,
+        bare=bare,
+        unbound={feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"},
+        max_bytes=settings.capture.max_message_bytes,
+        payload=_create_payload_reader(settings, feeds),
+    )
+    chosen = only or bare
+    return trial, JudgedTrial.create(
+        settings.capture, None if chosen is None else chosen.name, block=1 if is_live else BLOCK
+    )
 
 
 @feed_app.command("test")

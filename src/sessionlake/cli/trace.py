@@ -114,7 +114,8 @@ def _describe_message(trace: Trace) -> str:
         kind = "without an event"
     times = f"Kafka time {format_time(message.timestamp)}"
     ingested = f", ingested {format_time(message.ingested_at)}" if message.ingested_at else ""
-    return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
+    erased = "; the parts of forgotten sessions are erased" if message.has_erased_parts else ""
+    return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}{erased}"
 
 
 def _describe_commit(commit: BatchCommit) -> str:

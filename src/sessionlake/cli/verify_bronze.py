@@ -73,7 +73,7 @@ def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
     if result.gone:
         yield f"not compared: {result.gone} messages that maintain.retention has removed from bronze"
     if comparison.erased:
-        yield f"not compared: {comparison.erased} messages of sessions that were forgotten"
+        yield f"not compared: {comparison.erased} messages with sessions that were forgotten"
     if overlap.unread:
         yield f"not compared: {overlap.unread} offsets in Kafka that bronze has not read"
 

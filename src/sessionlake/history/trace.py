@@ -40,6 +40,7 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.erased import PARTS_ERASED_HEADER
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
@@ -85,7 +86,8 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     _require_complete_tables(reader, silver)
     contents = decode_message_parts(raw, settings)
     first, *others = [_trace_part(reader, settings, place, content, silver) for content in contents]
-    message = _create_traced_message(raw, contents[0], explain_feed_reading(raw, settings))
+    reading = None if contents[0].erased else explain_feed_reading(raw, settings)
+    message = _create_traced_message(raw, contents[0], reading)
     outcome = first.judgement, first.tables, first.changes, first.session
     return Trace(topic, partition, offset, bronze, message, silver, *outcome, others)
 
@@ -188,6 +190,7 @@ def _create_traced_message(bronze_row: Row, content: MessageContent, reading: Fe
         value_bytes=len(bronze_row["value"] or b""),
         ingested_at=bronze_row["ingested_at"],
         reading=reading,
+        has_erased_parts=any(header["key"] == PARTS_ERASED_HEADER for header in bronze_row["headers"] or ()),
     )
 
 

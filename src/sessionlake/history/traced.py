@@ -44,13 +44,13 @@ class TracedMessage:
     """A message as bronze stores it, with its content decoded by the current configuration.
 
     Attributes:
-        key: The message's Kafka key.
-        session_id: Id of the message's session.
+        key, session_id: The message's Kafka key, and the id of its session.
         type, seq, ts: The message's type, seq and event time (ms); None if the message is malformed.
         timestamp: The message's Kafka timestamp.
         value_bytes: Size of the message's value in bytes.
         ingested_at: When bronze read the message; None if it is not known.
         reading: How its feed reads it; None if the message has the form of sessionlake.
+        has_erased_parts: True if the parts of forgotten sessions are erased in the message.
     """
 
     key: bytes | None
@@ -62,6 +62,7 @@ class TracedMessage:
     value_bytes: int
     ingested_at: datetime | None
     reading: FeedReading | None = None
+    has_erased_parts: bool = False
 
 
 @dataclass(frozen=True)
