@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows
+from sessionlake.delta.commit import append_and_read_commit
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -23,6 +23,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
 )
 from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
@@ -245,26 +246,29 @@ class _SilverBatchWriter:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
-            append_rows(spark, self._lake, table, rows, txn)
-            outputs.append(TableOutput(table, self._read_committed_version(spark, table, count), count))
+            commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+            _require_row_count(table, commit, count)
+            outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs), rows_by_table
 
-    def _read_committed_version(self, spark: SparkSession, table: str, row_count: int) -> int:
-        """Returns the table version of the batch's commit, after checking that it has the expected number of rows.
 
-        A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked:
-        it may come from a merge.
-        """
-        commit = self._lake.last_commit(spark, table)
-        if table != EVENTS and commit.rows not in (0, row_count):
-            raise LakeError(
-                f"{table}: version {commit.version} has {commit.rows} rows of a batch, but the repeated "
-                f"batch gives {row_count}",
-                why="A repeated batch must give the same rows",
-                fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
-                "report this as a bug of sessionlake",
-            )
-        return commit.version
+def _require_row_count(table: str, commit: TableCommit, row_count: int) -> None:
+    """Checks that a batch's commit has the expected number of rows.
+
+    A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked: it
+    may come from a merge.
+
+    Raises:
+        LakeError: The commit has another number of rows.
+    """
+    if table != EVENTS and commit.rows not in (0, row_count):
+        raise LakeError(
+            f"{table}: version {commit.version} has {commit.rows} rows of a batch, but the repeated "
+            f"batch gives {row_count}",
+            why="A repeated batch must give the same rows",
+            fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
+            "report this as a bug of sessionlake",
+        )
 
 
 def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str) -> Rows:
