@@ -26,7 +26,7 @@ from support.lakes import assert_silver_is_the_truth, rows_of
 
 
 @pytest.mark.soak
-def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str, Any]) -> None:
+def test_checkpoints_that_are_gone_are_begun_again(spark: Any, location: dict[str, Any]) -> None:
     run = Pipeline(spark, location)
     run.arrive(FIRST)
     run.stream()

@@ -14,7 +14,7 @@ from spark.test_retention import (  # noqa: F401 - pytest runs what is imported 
 from support.retention import Aging
 
 
-def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on(
+def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_reported_from_there_on(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = Aging(spark, location)
