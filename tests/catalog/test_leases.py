@@ -221,7 +221,7 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
     for number in (4, 5, 6):
         write(number, Txn(of_stream, number))
     write(7, Txn(of_merges, 7).add_fencing_token(2))
-    block_transaction(spark, lake, [SESSIONS], Txn.before_lease_holder(of_merges, 3))
+    block_transaction(spark, lake, [SESSIONS], Txn.build_txn_before_lease_holder(of_merges, 3))
     write(8, Txn(of_merges, 8).add_fencing_token(2))
     write(9, Txn(of_merges, 0).add_fencing_token(3))
     assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]

@@ -25,7 +25,7 @@ from sessionlake.history.missing import explain_absent
 from sessionlake.history.status import layer_statuses
 from sessionlake.kafka import transactions
 from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsentOffsets, find_missing_offset_runs
+from sessionlake.ledger.absent import AbsentOffsetFinder, find_missing_offset_runs
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake_lab.simulate.readback import read_all_messages
@@ -232,7 +232,7 @@ def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_tr
     ):
         record_transaction_gaps(spark, written.lake, {place: (2, 6)}, empty, {}, Txn("a", 0))
     record_transaction_gaps(spark, written.lake, {place: (4, 6)}, empty, {}, Txn("a", 0))
-    assert AbsentOffsets(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
+    assert AbsentOffsetFinder(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
 
 
 @pytest.mark.soak

@@ -70,7 +70,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return counting
 
     def counted(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
-        before = kind.read_with_count
+        before = kind.read_rows_and_count
 
         def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> tuple[pa.Table, int]:
             found, known = before(reader, table, *conditions, **how)
@@ -81,7 +81,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     for kind in (FolderReader, SparkReader):
         monkeypatch.setattr(kind, "read_batches", batches(kind))
-        monkeypatch.setattr(kind, "read_with_count", counted(kind))
+        monkeypatch.setattr(kind, "read_rows_and_count", counted(kind))
     return rows
 
 

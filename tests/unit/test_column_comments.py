@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.home import FolderStorage
-from sessionlake.delta.schemas.ddl import build_create_statements, columns_ddl, quote_sql_string
+from sessionlake.delta.schemas.ddl import build_columns_ddl, build_create_statements, quote_sql_string
 from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -65,7 +65,7 @@ def test_files_of_rows_have_no_comments(tmp_path: Path):
 
 def test_names_and_comments_are_quoted():
     columns = (Column("a`b", "int", "it's \\ so"), Column("c", "string", ""))
-    assert columns_ddl(columns) == "`a``b` int COMMENT 'it\\'s \\\\ so', `c` string COMMENT ''"
+    assert build_columns_ddl(columns) == "`a``b` int COMMENT 'it\\'s \\\\ so', `c` string COMMENT ''"
     assert quote_sql_string("'") == "'\\''"
 
 

@@ -237,7 +237,7 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
     assert [name for name, _ in FINAL.column_types] == names
     gold = GoldSettings.model_validate({"products": [YAML]})
     found = build_declared_gold_schemas(Settings(home=tmp_path, gold=gold))["gold.own_final"]
-    assert (found.append_only, found.statistics_columns) == (
+    assert (found.is_append_only, found.statistics_columns) == (
         True,
         ("topic", "session_id", "partition", "window_start", "_batch"),
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_topic_update
 from sessionlake.errors import OffsetHoleError
-from sessionlake.ledger.absent import AbsentOffsets
+from sessionlake.ledger.absent import AbsentOffsetFinder
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.topics import (
@@ -210,7 +210,7 @@ def test_a_later_generation_lies_beyond_every_offset_of_the_earlier_ones_in_any_
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.booleans())
 def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(incarnations, together):
     rows, booked = histories(incarnations)
-    log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
+    log = OffsetLog(absent=AbsentOffsetFinder(unused_offsets=find_unused_offsets(rows)))
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
@@ -225,7 +225,7 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     if len(ranges) < 3:
         return
     lost = data.draw(st.integers(1, len(ranges) - 2))
-    log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
+    log = OffsetLog(absent=AbsentOffsetFinder(unused_offsets=find_unused_offsets(rows)))
     for item in ranges[:lost]:
         log.require_consecutive_ranges([item], allow_gaps=False, layer="silver")
         log.record_committed_ranges([item])

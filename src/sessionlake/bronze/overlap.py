@@ -47,7 +47,9 @@ def find_overlap(
     taken = {(span.topic, span.partition): (span.first, span.last) for span in bronze_ranges}
     ours = sorted({topic for topic, _ in taken})
     recreated_topics = tuple(
-        name for name in ours if name in kafka_topics and _is_recreated(known_topics.get(name), kafka_topics[name])
+        name
+        for name in ours
+        if name in kafka_topics and _was_topic_recreated(known_topics.get(name), kafka_topics[name])
     )
     ranges: dict[TopicPartition, tuple[int, int]] = {}
     unread = 0
@@ -63,6 +65,6 @@ def find_overlap(
     return KafkaOverlap(ranges, unread, tuple(name for name in ours if name not in kafka_topics), recreated_topics)
 
 
-def _is_recreated(topic: Topic | None, seen_topic: SeenTopic) -> bool:
+def _was_topic_recreated(topic: Topic | None, seen_topic: SeenTopic) -> bool:
     change = None if topic is None else find_topic_change(topic, seen_topic)
     return change is not None and change.state is TopicState.RECREATED

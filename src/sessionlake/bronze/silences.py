@@ -110,8 +110,8 @@ class SilenceWriter:
         due = [place for place, lasted in lasting.items() if self._is_silence_due(place, ends[place], lasted)]
         silent = self._book.select_fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []
-        for places in _split_into_batches_of_items(sorted(silent)):
-            last_messages = self._read_last_messages({place: ends[place] for place in places})
+        for places in _split_into_groups(sorted(silent)):
+            last_messages = self._read_times_of_last_messages({place: ends[place] for place in places})
             for place, (last_offset, highest, has_kafka_time) in last_messages.items():
                 self._last_offsets[place] = ends[place], last_offset
                 if self._is_silence_due(place, ends[place], lasting[place]):
@@ -135,7 +135,7 @@ class SilenceWriter:
         silent = [silence for silence, end in silences if ends.get(silence.place) == end]
         if not silent:
             return
-        values = [encode_silences(group) for group in _split_into_batches_of_items(silent)]
+        values = [encode_silences(group) for group in _split_into_groups(silent)]
         written = _read_current_moment()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
@@ -223,7 +223,7 @@ class SilenceWriter:
         after = self._after or lasted
         return written <= after < lasted or written <= 2 * after < lasted
 
-    def _read_last_messages(
+    def _read_times_of_last_messages(
         self, end_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, tuple[int, int, bool]]:
         """Returns for each topic-partition the offset of its last message, a time in ms since 1970, and a flag.
@@ -257,5 +257,5 @@ def _read_current_moment() -> ClockReading:
     return ClockReading.read_clocks()
 
 
-def _split_into_batches_of_items(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _split_into_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

@@ -108,7 +108,7 @@ class ArchiveSource:
         The stream has the columns of `bronze.messages` without `ingested_at`, and `file, member, start, damage,
         detail`.
         """
-        archives.register_source(spark)
+        archives.register_archive_source(spark)
         options = {
             "path": self._path,
             "position": json.dumps(_read_checkpoint_position(checkpoint)),
@@ -121,7 +121,7 @@ class ArchiveSource:
         before = _read_checkpoint_position(checkpoint)
         return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
 
-    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
+    def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows of an archive stream unchanged: they already have the columns of `bronze.messages`."""
         del last_offsets
         return rows
@@ -190,7 +190,7 @@ class KinesisSource:
         del checkpoint
         return False
 
-    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
+    def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts Kinesis records to messages, numbered after the last offset of each topic-partition."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F

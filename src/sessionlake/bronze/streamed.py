@@ -71,7 +71,7 @@ class StreamSource(Protocol):
     def has_unread_messages(self, checkpoint: Path) -> bool:
         """Returns True if the source has messages that the checkpoint has not read. The query must then run again."""
 
-    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
+    def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
 
         The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row stands
@@ -144,13 +144,13 @@ class _StreamedQuery(LayerQuery):
         """
         while True:
             ended = super().wait(seconds)
-            if not ended or not self._once or self._stopped or not self._has_more_messages():
+            if not ended or not self._once or self._stopped or not self._has_unread_messages():
                 return ended
             self.start_query()
             if seconds is not None:
                 return False
 
-    def _has_more_messages(self) -> bool:
+    def _has_unread_messages(self) -> bool:
         checkpoint = Path(self.checkpoint)
         return read_last_planned_batch(checkpoint) != read_last_committed_batch(
             checkpoint
@@ -215,7 +215,7 @@ class _StreamedBatchWriter:
                 read_receipts(lake.reader(spark)),
             )
         log = self._log
-        with stored_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
+        with stored_on_disk(self._source.convert_batch_to_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _list_offset_extents(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)

@@ -165,7 +165,7 @@ class _KafkaBronzeComparison:
         """
         from pyspark.sql import functions as F
 
-        kafka = self._read_kafka(offset_ranges)
+        kafka = self._read_kafka_hashes(offset_ranges)
         complete_from = self._find_complete_kafka_offsets(
             offset_ranges
         )  # after Kafka was read: retention may have moved it
@@ -175,7 +175,7 @@ class _KafkaBronzeComparison:
             kafka, hash_messages(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()
         )
 
-    def _read_kafka(self, offset_ranges: OffsetRanges) -> pa.Table:
+    def _read_kafka_hashes(self, offset_ranges: OffsetRanges) -> pa.Table:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 

@@ -30,7 +30,7 @@ from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature, list_features, open_writable
-from sessionlake.delta.schemas.ddl import columns_ddl
+from sessionlake.delta.schemas.ddl import build_columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, format_interval
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
@@ -156,7 +156,9 @@ class FolderStorage(TableStorage):
         from deltalake import DeltaTable, Schema
         from pyspark.sql.types import StructType
 
-        declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.list_definitions(self._settings))).json())
+        declared = Schema.from_json(
+            StructType.fromDDL(build_columns_ddl(schema.list_definitions(self._settings))).json()
+        )
         wanted = {**schema.build_properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
         with self.commit_lock(table):
@@ -195,10 +197,10 @@ class FolderStorage(TableStorage):
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
         """Returns the table's latest commit, from its log; `NO_COMMIT` if there is no table."""
-        return history.last_commit(self.path(table))
+        return history.read_last_commit(self.path(table))
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
-        return history.latest_version(self.path(table))
+        return history.read_latest_version(self.path(table))
 
     def describe_version(self, table: str, version: int) -> TableDescription:
         delta = open_table(self.path(table), version)
@@ -211,7 +213,7 @@ class FolderStorage(TableStorage):
         )
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        return history.latest_commits(self.path(table), count)
+        return history.read_latest_commits(self.path(table), count)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         created = open_table(self.path(table)).metadata().created_time

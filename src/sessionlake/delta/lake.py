@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.home import FolderStorage
-from sessionlake.delta.schemas.ddl import columns_ddl
+from sessionlake.delta.schemas.ddl import build_columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, SILVER
 from sessionlake.delta.schemas.properties import APPEND_ONLY
@@ -170,7 +170,7 @@ class Lake:
         """
         for table in tables:
             if self.exists(spark, table):
-                self._evolve_table(spark, table)
+                self._adapt_table_to_configuration(spark, table)
                 self.storage.set_retention(spark, table)
             else:
                 self.storage.create_table(spark, table, self._schemas[table])
@@ -203,7 +203,7 @@ class Lake:
 
         Existing columns stay, even undeclared ones.
         """
-        self._add_columns(spark, table, self.storage.read_column_types(spark, table))
+        self._add_declared_columns(spark, table, self.storage.read_column_types(spark, table))
 
     def overwrite_table(
         self,
@@ -226,7 +226,7 @@ class Lake:
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
         self.storage.require_claims()
-        append_only = self._schemas[table].append_only
+        append_only = self._schemas[table].is_append_only
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "false")
         self.storage.overwrite_table(table, rows, txn, metadata, columns=columns)
@@ -269,10 +269,10 @@ class Lake:
         self.storage.register_tables(spark, found)
         return found
 
-    def _evolve_table(self, spark: SparkSession, table: str) -> None:
+    def _adapt_table_to_configuration(self, spark: SparkSession, table: str) -> None:
         present = self.storage.read_column_types(spark, table)
         self._require_columns(table, present)
-        self._add_columns(spark, table, present)
+        self._add_declared_columns(spark, table, present)
 
     def _require_columns(self, table: str, present: Mapping[str, str]) -> None:
         conflict = self._find_column_conflict(table, present)
@@ -292,7 +292,7 @@ class Lake:
             table: the table's two-level name.
             present: Spark SQL types of the table's columns, by name.
         """
-        wanted, where = dict(self._schemas[table].list_column_types(self.settings)), self._declared_in(table)
+        wanted, where = dict(self._schemas[table].list_column_types(self.settings)), self._name_declaring_setting(table)
         for name, sql in present.items():
             if name not in wanted:
                 return f"{table}: column {name} ({sql}) is in the table but not in {where}"
@@ -300,7 +300,7 @@ class Lake:
                 return f"{table}: column {name} is {sql} in the table and {wanted[name]} in {where}"
         return None
 
-    def _declared_in(self, table: str) -> str:
+    def _name_declaring_setting(self, table: str) -> str:
         own = self._find_processor_of_table(table)
         declared = "capture.feeds" if self.settings.capture.feeds else "capture.columns"
         return declared if own is None else f"the output of processor {own.name}"
@@ -320,9 +320,9 @@ class Lake:
     def _find_processor_of_table(self, table: str) -> ProcessorSettings | None:
         return next((own for own in self.settings.processors if own.output_table == table), None)
 
-    def _add_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
+    def _add_declared_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
         wanted = self._schemas[table].list_definitions(self.settings)
         added = [column for column in wanted if column.name not in present]
         if added:
             with self.storage.commit_lock(table):
-                spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} ADD COLUMNS ({columns_ddl(added)})")
+                spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} ADD COLUMNS ({build_columns_ddl(added)})")

@@ -9,7 +9,7 @@ from operator import eq, ge, le
 
 from sessionlake.delta.schemas.names import ABSENT
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.ledger.absent import AbsenceReason, AbsentOffsets, count_offsets_in_runs
+from sessionlake.ledger.absent import AbsenceReason, AbsentOffsetFinder, count_offsets_in_runs
 from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -28,7 +28,7 @@ def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
     for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
         low, high = wanted.get((topic, partition), (first, last + 1))
         wanted[topic, partition] = min(low, first), max(high, last + 1)
-    known = AbsentOffsets(reader).find_absent_runs(wanted)
+    known = AbsentOffsetFinder(reader).find_absent_runs(wanted)
     return {
         span: missing and missing - count_offsets_in_runs(known[span[1:3]], span.first, span.last + 1)
         for span, missing in found.items()

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGE
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import AccessError, BrokerError, ConfigError
 from sessionlake.kafka.clients import build_consumer_config, require_broker
-from sessionlake.ledger.absent import AbsentOffsets, count_offsets_in_runs
+from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_runs
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.progress import ReadOffsets, read_change_progress, read_layer_offsets
 from sessionlake.ledger.topics import READ_STATES, Topic, parse_topics, select_latest_generations
@@ -209,7 +209,7 @@ def _count_unread_messages(reader: TableReader, source: KafkaEnds, next_offsets:
     wanted = {
         place: (next_offsets.get(place, 0), end) for place, end in source.items() if end > next_offsets.get(place, 0)
     }
-    known = AbsentOffsets(reader).find_absent_runs(wanted)
+    known = AbsentOffsetFinder(reader).find_absent_runs(wanted)
     return sum(end - first - count_offsets_in_runs(known[place], first, end) for place, (first, end) in wanted.items())
 
 

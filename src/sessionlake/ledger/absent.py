@@ -46,7 +46,7 @@ class AbsenceReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class AbsentOffsets:
+class AbsentOffsetFinder:
     """Finds the offsets of topic-partitions at which there is no message, and never will be.
 
     Attributes:

@@ -192,7 +192,7 @@ class LedgerReader:
         Args:
             conditions: conditions on the columns `layer`, `app_id`, `batch_id` and `committed_at` only.
         """
-        for batch in self._read_rows(conditions, self._columns):
+        for batch in self._read_ledger_rows(conditions, self._columns):
             yield from self._drop_excluded_batches(batch)
 
     def read_entries_since_rebuild(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
@@ -201,7 +201,7 @@ class LedgerReader:
         Args:
             conditions: further conditions, on the column `layer` only.
         """
-        batches = self._read_rows(conditions, self._columns)
+        batches = self._read_ledger_rows(conditions, self._columns)
         first = list(_take_batches_until_row_limit(_AT_ONCE, batches))
         # If all rows are in memory, the rebuilds are found among them, without another read.
         since = (
@@ -214,9 +214,9 @@ class LedgerReader:
 
     def read_last_rebuilds(self) -> LastRebuilds:
         """Returns the last rebuild of each layer, by the layer's name. Layers that were never rebuilt are missing."""
-        return find_last_rebuilds(self._read_rows([("app_id", starts_with, REBUILD)], ENTRY))
+        return find_last_rebuilds(self._read_ledger_rows([("app_id", starts_with, REBUILD)], ENTRY))
 
-    def _read_rows(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _read_ledger_rows(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._copies_and_later_entries is None:
             for when in self._sums.ledger_conditions:
                 for batch in self._reader.read_batches(
@@ -338,7 +338,7 @@ def _read_copies_and_later_entries(
         if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
             return None
     since = ("committed_at", ge, copies["until"][0].as_py())
-    entries, known = reader.read_with_count(LEDGER, since, columns=_list_ledger_columns_for_sums(columns))
+    entries, known = reader.read_rows_and_count(LEDGER, since, columns=_list_ledger_columns_for_sums(columns))
     if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_entries_already_summed(reader, sums):
         return None
     late = [convert_entries_to_sums(batch, columns) for batch in entries.to_batches()]

@@ -142,7 +142,7 @@ class Ledger:
             entry: the entry.
             txn: Delta transaction of the append; None to use the entry's own.
         """
-        row = _convert_to_row(entry, max(datetime.now(UTC), self._find_earliest_commit_time(spark, entry)))
+        row = _convert_entry_to_row(entry, max(datetime.now(UTC), self._find_earliest_commit_time(spark, entry)))
         append_rows(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
     def _find_earliest_commit_time(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
@@ -174,7 +174,7 @@ def _compute_time_after_last_commit(entries: Iterator[pa.RecordBatch]) -> dateti
     return max((time for time in times if time is not None), default=_NEVER) + timedelta(microseconds=1)
 
 
-def _convert_to_row(entry: LedgerEntry, committed_at: datetime) -> Row:
+def _convert_entry_to_row(entry: LedgerEntry, committed_at: datetime) -> Row:
     return {
         "layer": entry.layer,
         "app_id": entry.txn.app_id,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.ledger.absent import AbsentOffsets, count_offsets_in_runs
+from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_runs
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.progress import read_last_offsets
 
@@ -29,14 +29,16 @@ class OffsetLog:
         absent: finds offsets that have no message. It is asked only if a batch lacks offsets.
     """
 
-    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, absent: AbsentOffsets | None = None) -> None:
+    def __init__(
+        self, ends: Mapping[tuple[str, int], int] | None = None, absent: AbsentOffsetFinder | None = None
+    ) -> None:
         self._ends = dict(ends or {})
-        self._absent = absent or AbsentOffsets()
+        self._absent = absent or AbsentOffsetFinder()
 
     @classmethod
     def create_empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
         """Returns the offset log of a layer that has read nothing yet."""
-        return cls({}, AbsentOffsets(lake.reader(spark)))
+        return cls({}, AbsentOffsetFinder(lake.reader(spark)))
 
     @classmethod
     def load_from_ledger(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
@@ -50,7 +52,7 @@ class OffsetLog:
                 none.
         """
         reader = lake.reader(spark)
-        return cls(read_last_offsets(reader, layer, before), AbsentOffsets(reader))
+        return cls(read_last_offsets(reader, layer, before), AbsentOffsetFinder(reader))
 
     @property
     def last_offsets(self) -> Mapping[tuple[str, int], int]:

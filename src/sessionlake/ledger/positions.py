@@ -202,7 +202,7 @@ def _sum_rows_by_key(rows: pa.Table) -> pa.Table:
     found: dict[tuple[Any, ...], Row] = {}
     for head in heads:
         own = {name: head[f"{name}_{how}"] for name, how in kept}
-        found[_read_key(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
+        found[_read_group_key(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
     for name, (places, fields) in _LISTS.items():
         by = [*_KEY, *places]
         items, ordered = _unnest_list_column(rows, name), "last" in fields.values()
@@ -211,11 +211,11 @@ def _sum_rows_by_key(rows: pa.Table) -> pa.Table:
         parts = items.group_by(by, use_threads=not ordered).aggregate(list(fields.items()))
         for part in sorted(parts.to_pylist(), key=itemgetter(*places)):
             item = {place: part[place] for place in places}
-            found[_read_key(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})
+            found[_read_group_key(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})
     return pa.Table.from_pylist([found[key] for key in sorted(found)], rows.schema)
 
 
-def _read_key(row: Row) -> tuple[Any, ...]:
+def _read_group_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in _KEY)
 
 

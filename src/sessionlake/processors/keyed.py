@@ -200,7 +200,7 @@ class KeyedTable:
             entry = {CHANGE_FEED: "true"}
         if entry.get(CHANGE_FEED) == "true":
             options = {"readChangeFeed": "true"}
-        elif entry.get(APPEND_ONLY) is not None or (config.source in TABLES and TABLES[config.source].append_only):
+        elif entry.get(APPEND_ONLY) is not None or (config.source in TABLES and TABLES[config.source].is_append_only):
             options = SKIP_REMOVALS
         else:
             raise LakeError(

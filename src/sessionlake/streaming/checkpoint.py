@@ -127,7 +127,7 @@ class DeltaOffset:
         return self.index == _BOUNDARY
 
     @property
-    def last_version(self) -> int:
+    def last_read_version(self) -> int:
         """The last version of the table that the stream has read completely or in part."""
         return self.version - self.is_at_version_start
 
@@ -162,7 +162,7 @@ def choose_starting_options(checkpoint: str | Path) -> dict[str, int]:
         return {}
     with suppress(OSError, ValueError):
         place = read_delta_offset(checkpoint, 0)
-        return {} if place.in_initial_snapshot else {"startingVersion": place.last_version}
+        return {} if place.in_initial_snapshot else {"startingVersion": place.last_read_version}
     return {}
 
 

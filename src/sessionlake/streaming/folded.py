@@ -64,10 +64,10 @@ def collect_reports(frame: DataFrame, report_kind: str, max_collected_bytes: int
     is_small = fits | (F.col("kind") == report_kind)
     rows = frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect()
     collected = ((row["kind"], None if row["payload"] is None else bytes(row["payload"])) for row in rows)
-    return split_reports(frame, collected, report_kind)
+    return separate_reports(frame, collected, report_kind)
 
 
-def split_reports(
+def separate_reports(
     frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report_kind: str
 ) -> tuple[FoldedBatch, list[bytes]]:
     """Separates the reports from other payloads that were collected into the driver.

@@ -259,7 +259,7 @@ def read_version_reached_by_batch(
     place = _read_batch_end_offset(settings, layer, batch)
     if place.in_initial_snapshot:
         return place.version, False
-    return place.last_version, reads_change_feed or place.is_at_version_start
+    return place.last_read_version, reads_change_feed or place.is_at_version_start
 
 
 def read_next_version_after_batch(settings: Settings, layer: str, batch: int) -> int:

@@ -58,7 +58,7 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    return None if capture.format is PayloadFormat.JSON else _read_schemas_of_format(capture, capture.format)
+    return None if capture.format is PayloadFormat.JSON else _build_payload_of_format(capture, capture.format)
 
 
 def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
@@ -68,10 +68,10 @@ def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
     kind = capture.payload_format
-    return None if kind is PayloadFormat.JSON else _read_schemas_of_format(capture, kind)
+    return None if kind is PayloadFormat.JSON else _build_payload_of_format(capture, kind)
 
 
-def _read_schemas_of_format(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
+def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
     found = capture.payload
     payload = Payload(kind, _read_schemas(kind, found), found.header, found.message)
     for schema, file in _list_schema_files(found).items():

@@ -14,7 +14,7 @@ from sessionlake.settings.section import milliseconds
 from sessionlake.spark.callbacks import create_callback_thread_closer
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.errors import explain_layer_error
-from sessionlake.streaming.stores import close_stores
+from sessionlake.streaming.stores import close_state_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,7 +124,7 @@ class LayerQuery:
         Raises:
             SessionlakeError: The query cannot start.
         """
-        self._release()
+        self._end_batches()
         self._spark, run = frame.sparkSession, _BatchRunner(batch, txn)
         self._run = run
         self._raised = None
@@ -163,7 +163,7 @@ class LayerQuery:
         """
         if self._query is not None:
             self._query.stop()
-            self._release()
+            self._end_batches()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until the streaming query ends.
@@ -180,10 +180,10 @@ class LayerQuery:
         try:
             ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001)) or seconds is None
         except Exception as error:
-            self._release()
+            self._end_batches()
             raise self._explain_query_error(error) from error
         if not self.query.isActive:
-            self._release()
+            self._end_batches()
         if self._raised is not None:
             raise self._explain_query_error(self._raised) from self._raised
         return bool(ended)
@@ -213,11 +213,11 @@ class LayerQuery:
             self.wait()  # raises the same error with an explanation
             raise
 
-    def _release(self) -> None:
+    def _end_batches(self) -> None:
         if self._run is not None:
             self._raised, self._run = self._run.finish_batches(), None
             if self._spark is not None and self._query is not None:
-                close_stores(self._spark, self._query, Path(self.checkpoint))
+                close_state_stores(self._spark, self._query, Path(self.checkpoint))
 
     def _explain_query_error(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):

@@ -93,7 +93,7 @@ class _SessionLister:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in _iterate_rows(batch):
+            for row in _iterate_row_dicts(batch):
                 names = [
                     {"topic": topic, "rest": rest}
                     for topic, rest in self.resharder.list_sessions(**_convert_to_state_row(row))
@@ -109,14 +109,14 @@ class _StateSplitter:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in _iterate_rows(batch):
+            for row in _iterate_row_dicts(batch):
                 for shard, part in self.resharder.split_state(
                     **_convert_to_state_row(row), targets=row["targets"]
                 ).items():
                     yield pa.RecordBatch.from_pylist([{"shard": shard, "chunk": part}], _PACKED)
 
 
-def _iterate_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _iterate_row_dicts(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yields the rows of a record batch as dictionaries by column name. Converts one at a time to save memory."""
     for number in range(batch.num_rows):
         yield from batch.slice(number, 1).to_pylist()

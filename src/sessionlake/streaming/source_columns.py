@@ -28,7 +28,7 @@ def find_changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint:
     if place is None:
         return None
     try:
-        before = lake.read(spark, table, place.last_version).dtypes
+        before = lake.read(spark, table, place.last_read_version).dtypes
     except LakeError:
         return None
     now = set(lake.read(spark, table).dtypes)
@@ -41,7 +41,7 @@ def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: s
     Returns False if the table was dropped and created again, or if no batch was planned yet.
     """
     place = read_last_planned_offset(checkpoint)
-    if place is None or place.last_version <= lake.latest_version(spark, table):
+    if place is None or place.last_read_version <= lake.latest_version(spark, table):
         return False
     return read_table_id(spark, lake, table) == place.table
 
@@ -55,7 +55,7 @@ def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoin
     if place is None:
         return read_last_planned_batch(checkpoint) is None
     try:
-        return bool(lake.read(spark, table, place.last_version).columns)
+        return bool(lake.read(spark, table, place.last_read_version).columns)
     except LakeError:
         return False
 

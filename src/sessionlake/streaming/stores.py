@@ -31,7 +31,7 @@ _STORE = "default"
 """Spark's name for the only store of an operator and partition."""
 
 
-def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -> None:
+def close_state_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -> None:
     """Closes the state stores of an ended query. Does nothing if they are not in this process's JVM.
 
     Args:
@@ -48,7 +48,7 @@ def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -
     with suppress(Py4JError, OSError):  # the JVM has ended too, or its platform lacks these classes
         place = query._jsq.streamingQuery().resolvedCheckpointRoot()  # noqa: SLF001 (as Spark names its stores)
         run = jvm.java.util.UUID.fromString(query.runId)
-        for operator, partition in _list_store_numbers(checkpoint / "state"):
+        for operator, partition in _list_state_store_numbers(checkpoint / "state"):
             store = state.StateStoreId(f"{place}/state", operator, partition, _STORE)
             state.StateStore.unload(state.StateStoreProviderId(store, run))
 
@@ -87,7 +87,7 @@ def _is_local_spark(spark: SparkSession) -> bool:
     return spark.sparkContext.master.startswith(_ONE_PROCESS)
 
 
-def _list_store_numbers(stores: Path) -> list[tuple[int, int]]:
+def _list_state_store_numbers(stores: Path) -> list[tuple[int, int]]:
     """Returns a pair of operator number and partition number for every state store that has a folder."""
     found = (folder.relative_to(stores).parts for folder in stores.glob("*/*"))
     return [(int(one), int(other)) for one, other in found if one.isdecimal() and other.isdecimal()]

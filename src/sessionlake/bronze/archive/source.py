@@ -130,7 +130,7 @@ def _read_batches(checked_member: CheckedMember, files: OpenArchives) -> Iterato
         yield _build_record_batch(part, checked_member.member)
 
 
-def register_source(spark: SparkSession) -> None:
+def register_archive_source(spark: SparkSession) -> None:
     """Registers the streaming data source that reads a folder of archives with a Spark session.
 
     Its options are `path` (the folder), `position` (JSON of the position at which the stream resumes) and `limit`
@@ -145,7 +145,7 @@ def register_source(spark: SparkSession) -> None:
             super().__init__(len(members))
             self.members = members
 
-    class Reader(DataSourceStreamReader):
+    class ArchiveStreamReader(DataSourceStreamReader):
         def __init__(self, folder: Path, end: Position, limit: int) -> None:
             self._folder, self._end, self._limit = folder, end, limit
 
@@ -162,7 +162,7 @@ def register_source(spark: SparkSession) -> None:
         def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
             return read_members_as_batches(partition.members)
 
-    class Archives(DataSource):
+    class ArchiveDataSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return NAME
@@ -170,12 +170,12 @@ def register_source(spark: SparkSession) -> None:
         def schema(self) -> str:
             return DDL
 
-        def streamReader(self, schema: object) -> Reader:  # noqa: N802  (the name that Spark calls)
+        def streamReader(self, schema: object) -> ArchiveStreamReader:  # noqa: N802  (the name that Spark calls)
             del schema
             asked = self.options
-            return Reader(Path(asked["path"]), json.loads(asked["position"]), int(asked["limit"]))
+            return ArchiveStreamReader(Path(asked["path"]), json.loads(asked["position"]), int(asked["limit"]))
 
-    spark.dataSource.register(Archives)
+    spark.dataSource.register(ArchiveDataSource)
 
 
 def _list_files_up_to_size(folder: Path, names: list[str], limit: int) -> Iterator[str]:

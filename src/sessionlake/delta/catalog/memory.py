@@ -187,18 +187,18 @@ class CachingReader(TableReader):
     ) -> dict[tuple[Any, ...], Any]:
         return self._choose_reader(table, conditions).find_highest_values(table, column, by, *conditions)
 
-    def read_with_count(
+    def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        all_rows, known = self._find_cached_rows(table, ()), self._cached_table(table)
+        all_rows, known = self._find_cached_rows(table, ()), self._find_own_cached_table(table)
         if all_rows is not None:
             found, rows = _filter_rows(all_rows, conditions), all_rows.num_rows
         elif known is None:
-            return self._source.read_with_count(table, *conditions, columns=columns)
+            return self._source.read_rows_and_count(table, *conditions, columns=columns)
         else:
             cached = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
             commits = known.commits
-            found, rows = cached or self._source.read_with_count(table, *conditions)
+            found, rows = cached or self._source.read_rows_and_count(table, *conditions)
             if cached is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
@@ -208,7 +208,7 @@ class CachingReader(TableReader):
         held = self._find_cached_rows(table, conditions)
         return self._source if held is None else _InMemoryReader(self._source, held)
 
-    def _cached_table(self, table: str) -> CachedTable | None:
+    def _find_own_cached_table(self, table: str) -> CachedTable | None:
         return find_cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
     def _find_cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
@@ -218,7 +218,7 @@ class CachingReader(TableReader):
 
         Returns None if rows of the table are not cached.
         """
-        known = self._cached_table(table)
+        known = self._find_own_cached_table(table)
         if known is None:
             return None
         if known.is_small is None:
@@ -279,10 +279,10 @@ class _InMemoryReader(TableReader):
         found = _filter_rows(self._rows, conditions)
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
-    def read_with_count(
+    def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        return self._source.read_with_count(table, *conditions, columns=columns)
+        return self._source.read_rows_and_count(table, *conditions, columns=columns)
 
 
 def _filter_rows(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:

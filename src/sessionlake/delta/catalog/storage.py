@@ -121,7 +121,7 @@ class CatalogStorage(TableStorage):
         def retire_lease_token(token: int) -> None:
             for table, app_id in written:
                 if self.exists(session, table):
-                    self._retire_transaction(session, table, Txn.before_lease_holder(app_id, token))
+                    self._retire_transaction(session, table, Txn.build_txn_before_lease_holder(app_id, token))
 
         with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire_lease_token):
             yield

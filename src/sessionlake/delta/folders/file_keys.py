@@ -84,7 +84,7 @@ class FileKeyCache:
             for name in gone:
                 self._evict_file(name)
 
-    def read_parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
+    def read_key_indexes(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
         """Yields indexes that together have all keys of a file. Reads the keys if they are not cached.
 
         Args:
@@ -108,11 +108,11 @@ class FileKeyCache:
         self._add_to_cache(name, tuple(new), size)
 
     def read_footer(self, path: Path, names: Sequence[str]) -> ParquetFooter:
-        """Returns the footer of a file, from the cache or from the file. Call `read_parts` for the file before.
+        """Returns the footer of a file, from the cache or from the file. Call `read_key_indexes` for the file before.
 
         Args:
             path: full path of the file.
-            names: the key columns that `read_parts` got.
+            names: the key columns that `read_key_indexes` got.
         """
         name = path, tuple(names)
         known = self._find_cached_keys(name)

@@ -91,7 +91,7 @@ class FileStatistics:
         for name, kind in self._kinds.items():
             column = batch.column(name)
             self._nulls[name] += column.null_count
-            if not _is_type_with_bounds(kind):
+            if not _has_type_with_min_and_max(kind):
                 continue
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary.take(column.indices.unique())
@@ -118,7 +118,7 @@ class FileStatistics:
             if (kind := self._kinds.get(name)) is None:
                 continue
             self._nulls[name] += 0 if stats is None else stats.null_count
-            if not _is_type_with_bounds(kind) or (stats is not None and stats.null_count == group.num_rows):
+            if not _has_type_with_min_and_max(kind) or (stats is not None and stats.null_count == group.num_rows):
                 continue
             if stats is None or not stats.has_min_max or pa.types.is_floating(kind):
                 self._bounds_known = False  # missing for very long texts; and a footer does not report NaN
@@ -170,7 +170,7 @@ class FileStatistics:
         return shortened(value) if isinstance(value, str) else value
 
 
-def _is_type_with_bounds(kind: pa.DataType) -> bool:
+def _has_type_with_min_and_max(kind: pa.DataType) -> bool:
     """True if Delta's log stores minimum and maximum for columns of this type.
 
     It does not for bytes and nested types.

@@ -13,18 +13,18 @@ from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableComm
 _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 
-def last_commit(folder: Path) -> TableCommit:
+def read_last_commit(folder: Path) -> TableCommit:
     """Returns version and number of written rows of the table's latest commit; `NO_COMMIT` without a table."""
     newest = max(_list_commit_files(folder), default=None)
     return NO_COMMIT if newest is None else read_commit_file(newest)
 
 
-def latest_version(folder: Path) -> int:
+def read_latest_version(folder: Path) -> int:
     """Returns the version of the table's latest commit."""
     return max((int(entry.stem) for entry in _list_commit_files(folder)), default=NO_COMMIT.version)
 
 
-def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
+def read_latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
     """Returns the latest `count` commits, oldest first; fewer if the log has fewer."""
     return [_read_logged_commit(file) for file in sorted(_list_commit_files(folder))[-count:]]
 

@@ -69,7 +69,7 @@ class FolderReader(TableReader):
             with self._open_for_reading(table) as delta:
                 yield from _read_rows(delta, conditions, columns)
 
-    def read_with_count(
+    def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         with self._open_for_reading(table) as delta:

@@ -139,7 +139,7 @@ class _FileMatch:
         """
         rows = np.concatenate([self.confirmed.rows, self.candidates[candidate_positions]])
         source = np.concatenate([self.confirmed.key_places, key_places])
-        there = np.flatnonzero(~_mask_contained(rows, self.confirmed.file.deleted_rows))
+        there = np.flatnonzero(~_mask_rows_in_sorted(rows, self.confirmed.file.deleted_rows))
         there = there[np.argsort(rows[there])]
         return replace(self.confirmed, rows=rows[there], key_places=source[there])
 
@@ -197,7 +197,7 @@ class KeyIndexCache:
     ) -> _FileMatch | None:
         """Returns what the indexes of a data file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
-        for first, index in self._known.read_parts(file.full_path, names, schema):
+        for first, index in self._known.read_key_indexes(file.full_path, names, schema):
             by_head = isinstance(index, PrefixIndex)
             at, place = index.find_rows(search.prefixes if by_head else search.keys)
             (near if by_head else rows).append(at + first)
@@ -213,7 +213,7 @@ class KeyIndexCache:
         return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
-def _mask_contained(rows: Int64s, sorted_rows: Int64s) -> Bools:
+def _mask_rows_in_sorted(rows: Int64s, sorted_rows: Int64s) -> Bools:
     """Returns a boolean for each element of `rows`: True if `sorted_rows`, which is ascending, contains it."""
     place = np.searchsorted(sorted_rows, rows)
     return np.append(sorted_rows, -1)[place] == rows

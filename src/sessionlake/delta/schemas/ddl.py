@@ -30,7 +30,7 @@ def _build_pattern_condition(pattern: str) -> str:
     return f"topic RLIKE {anchored}"
 
 
-def columns_ddl(columns: Iterable[Column]) -> str:
+def build_columns_ddl(columns: Iterable[Column]) -> str:
     """Returns columns in the form of SQL (name, type and comment), for `CREATE TABLE` and `ADD COLUMNS`."""
     return ", ".join(
         f"{quote(column.name)} {column.sql} COMMENT {quote_sql_string(column.comment)}" for column in columns
@@ -48,7 +48,7 @@ def build_create_statements(
         columns: all columns of the table, including the declared capture columns.
         properties: Delta properties of the table.
     """
-    listed = columns_ddl(columns)
+    listed = build_columns_ddl(columns)
     by = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
     # Delta cuts CLUSTER BY out of CREATE TABLE by position, and miscounts characters beyond U+FFFF.
     is_miscounted = max(identifier + listed) > _LAST_OF_BMP

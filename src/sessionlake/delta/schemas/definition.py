@@ -120,7 +120,7 @@ class TableSchema:
         return tuple((column.name, column.sql) for column in self.list_definitions(settings))
 
     @property
-    def append_only(self) -> bool:
+    def is_append_only(self) -> bool:
         """True if rows of the table are only appended, and never change."""
         return self.writes is WriteMode.APPEND
 
@@ -136,7 +136,7 @@ class TableSchema:
             keep: how long files of old versions stay readable.
         """
         found = _LOG | {RETENTION: format_interval(keep)}
-        found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.is_merged else {}
+        found |= {APPEND_ONLY: "true"} if self.is_append_only else _MERGED if self.is_merged else {}
         if self.statistics_columns:
             found[STATISTICS_COLUMNS] = join_names(self.statistics_columns)
         if self.change_feed:

@@ -40,21 +40,21 @@ _WRITES = {
 
 def write_tables_page() -> str:
     """Returns the reference page of all tables as Markdown: a section for each table, with all its columns."""
-    return "\n".join([_HEAD, *_write_sections()])
+    return "\n".join([_HEAD, *_render_table_sections()])
 
 
-def _write_sections() -> Iterator[str]:
+def _render_table_sections() -> Iterator[str]:
     names = sorted(TABLES, key=lambda table: _ORDER.index(table.partition(".")[0]))
     for schema, tables in groupby(names, key=lambda table: table.partition(".")[0]):
         yield f"## {schema}\n"
         for table in tables:
-            yield from _write_table(table, TABLES[table])
+            yield from _render_table_section(table, TABLES[table])
 
 
 _ORDER = ("bronze", "silver", "gold", "ops")
 
 
-def _write_table(name: str, schema: TableSchema) -> Iterator[str]:
+def _render_table_section(name: str, schema: TableSchema) -> Iterator[str]:
     file = f"{schema.written_by.replace('.', '/')}.py"
     yield f"### {name}\n"
     yield f"{schema.comment}.\n"
@@ -65,11 +65,11 @@ def _write_table(name: str, schema: TableSchema) -> Iterator[str]:
     if schema.change_feed:
         yield "- Change data feed: on"
     yield "\n| column | type | meaning |\n|---|---|---|"
-    yield from map(_write_row, schema.definitions)
+    yield from map(_render_column_row, schema.definitions)
     yield ""
 
 
-def _write_row(column: Column) -> str:
+def _render_column_row(column: Column) -> str:
     name, kind = (f"`{column.name}`", f"`{column.sql}`")
     if column.name == DECLARED:
         name, kind = "each of `capture.columns`, or of all feeds", "as declared"

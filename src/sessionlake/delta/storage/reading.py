@@ -132,7 +132,7 @@ class TableReader(ABC):
         """Yields the rows of a table that meet all conditions, as record batches. Times are in UTC."""
 
     @abstractmethod
-    def read_with_count(
+    def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         """Returns the rows of a table that meet all conditions, and the number of all its rows.

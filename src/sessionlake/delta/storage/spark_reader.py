@@ -118,7 +118,7 @@ class SparkReader(TableReader):
         named = sessions.select(names).group_by(names).aggregate([])
         return frame.join(F.broadcast(to_spark_frame(self._spark, named)), names, "left_semi")
 
-    def read_with_count(
+    def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}

@@ -31,7 +31,7 @@ class Txn:
     version: int
 
     @classmethod
-    def build_last_of_app(cls, app_id: str) -> Txn:
+    def build_last_txn_of_app(cls, app_id: str) -> Txn:
         """Returns the transaction with the highest possible version.
 
         Once it is committed, Delta skips all others of `app_id`.
@@ -39,7 +39,7 @@ class Txn:
         return cls(app_id, _LAST)
 
     @property
-    def second_write(self) -> Txn:
+    def txn_of_second_write(self) -> Txn:
         """The transaction for a second write of the same batch to the same table."""
         return Txn(f"{self.app_id}:changed", self.version)
 
@@ -54,7 +54,7 @@ class Txn:
         return Txn(f"{self.app_id}:claimed", token * _BATCHES + self.version + 1) if token else self
 
     @classmethod
-    def before_lease_holder(cls, app_id: str, token: int) -> Txn:
+    def build_txn_before_lease_holder(cls, app_id: str, token: int) -> Txn:
         """Returns a transaction newer than those of all earlier lease holders, and older than those of this holder.
 
         Args:

@@ -131,7 +131,7 @@ class Product:
 
         If the product's source is another table (`Rows`), these are columns of that table.
         """
-        own = {name for one in self._merging_aggregates.values() for name in one.input_columns}
+        own = {name for one in self._mergeable_aggregates.values() for name in one.input_columns}
         known = {"value", VALUE_AS_DOUBLE, *(column for _, column, _ in ORDER), *self.key_fields.values()}
         return tuple(sorted(own - known))
 
@@ -154,7 +154,7 @@ class Product:
         )
 
     @cached_property
-    def _merging_aggregates(self) -> dict[str, Aggregate]:
+    def _mergeable_aggregates(self) -> dict[str, Aggregate]:
         return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
 
     def arrow_schema(self) -> pa.Schema:
@@ -209,7 +209,7 @@ class Product:
             )
         events = events.combine_chunks()  # columns are read several times
         begun: dict[str, Any] = {name: events[field] for name, field in self.key_fields.items()}
-        for name, aggregate in self._merging_aggregates.items():
+        for name, aggregate in self._mergeable_aggregates.items():
             begun |= aggregate.build_event_states(name, events)
         return self.merge_rows(pa.table(begun))
 
@@ -257,7 +257,7 @@ class Product:
         groups = RowGroups.group_rows(both, self.row_keys)
         firsts = groups.first_rows  # rows of `parts` come before those of `stored`
         results: dict[str, Any] = {}
-        for name, aggregate in self._merging_aggregates.items():
+        for name, aggregate in self._mergeable_aggregates.items():
             results |= aggregate.merge_groups(name, both, groups)
         with np.errstate(over="ignore", invalid="ignore"):
             for name, derived in self.aggregates.items():

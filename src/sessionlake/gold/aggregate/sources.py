@@ -249,7 +249,7 @@ class Rows(EventSource):
 
 @dataclass(frozen=True)
 class DecimalRows(Rows):
-    """One event for every row of another table, of which a decimal column is aggregated exactly.
+    """One event for every row of another table, for products that aggregate its decimal column `value` exactly.
 
     The event has the exact decimal in `value`, and the nearest double in `VALUE_AS_DOUBLE`.
 

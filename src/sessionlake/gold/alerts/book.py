@@ -209,7 +209,9 @@ def _is_same_rule(one: LoadedRule, other: LoadedRule) -> bool:
     return (one.rule, one.error) == (other.rule, other.error)
 
 
-def select_new_or_changed_rules(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
-    """Returns the rules in `now` that are new or changed, compared with the rules in `before`."""
-    known = {one.name: one for one in before}
-    return [one for one in now if one.name not in known or not _is_same_rule(known[one.name], one)]
+def select_new_or_changed_rules(
+    earlier_rules: Iterable[LoadedRule], current_rules: Iterable[LoadedRule]
+) -> list[LoadedRule]:
+    """Returns the rules in `current_rules` that are new or changed, compared with the rules in `earlier_rules`."""
+    known = {one.name: one for one in earlier_rules}
+    return [one for one in current_rules if one.name not in known or not _is_same_rule(known[one.name], one)]

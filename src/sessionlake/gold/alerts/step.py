@@ -106,7 +106,7 @@ class RuleStep:
         found = [
             *self._append_log_rows(spark, [row for row in logged if row.rule.name not in fresh], txn, txn.version),
             *self._append_log_rows(
-                spark, [row for row in logged if row.rule.name in fresh], txn.second_write, txn.version
+                spark, [row for row in logged if row.rule.name in fresh], txn.txn_of_second_write, txn.version
             ),
         ]
         self._replace_stream_times(spark, batch.times_after, txn)
@@ -229,7 +229,10 @@ class RuleStep:
         had, wider = list_events_to_find(known_rules), _find_events_needed_earlier(known_rules, new_rules)
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
-        for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
+        for events, conditions, append_txn in (
+            (had, (begin, until), txn),
+            (wider, (back_to, until), txn.txn_of_second_write),
+        ):
             if events:
                 rows = find_pattern_matches(reader, list(events), self._declared, self._once, *conditions)
                 if rows.num_rows:

@@ -129,7 +129,7 @@ class AverageWriter:
             rows = read_payload_rows(parts, [AveragesOutput.CHANGED.build_payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
-            commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.second_write)
+            commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
         else:
             commit = self.lake.last_commit(self.spark, series.table_name)
         return TableOutput(series.table_name, commit.version, sum(span.rows for span in (new, changed) if span))

@@ -283,11 +283,14 @@ def _select_candidate_rows(
     if not until:
         return rows.limit(0)
     return rows.where(
-        reduce(or_, (reduce(and_, map(_to_spark_condition, some)) for some in _build_range_conditions(since, until)))
+        reduce(
+            or_,
+            (reduce(and_, map(_convert_to_spark_condition, some)) for some in _build_range_conditions(since, until)),
+        )
     )
 
 
-def _to_spark_condition(condition: Condition) -> Column:
+def _convert_to_spark_condition(condition: Condition) -> Column:
     from pyspark.sql import functions as F
 
     name, compare, value = condition

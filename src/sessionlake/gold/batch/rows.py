@@ -29,7 +29,7 @@ from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import Rows, UnappliedMap, to_spark_frame
-from sessionlake.streaming.folded import FoldedBatch, collect_reports, split_reports
+from sessionlake.streaming.folded import FoldedBatch, collect_reports, separate_reports
 from sessionlake.streaming.payload_files import read_payload, unpack_payloads
 from sessionlake.streaming.sharded import build_payload_table
 
@@ -153,7 +153,7 @@ class FoldResult:
     def from_payloads(spark: SparkSession, payloads: Payloads) -> FoldResult:
         """Returns the result for payloads that the driver itself computed."""
         frame = to_spark_frame(spark, build_payload_table(payloads))
-        folded, reports = split_reports(frame, payloads, AveragesOutput.REPORT)
+        folded, reports = separate_reports(frame, payloads, AveragesOutput.REPORT)
         return FoldResult(folded, sum_reports(reports))
 
 

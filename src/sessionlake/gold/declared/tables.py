@@ -183,7 +183,7 @@ def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTab
 def build_declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
     tables = list_declared_gold_tables(settings)
-    own = {table.table_name: _create_schema(table) for table in tables if table.table_name not in TABLES}
+    own = {table.table_name: _create_table_schema(table) for table in tables if table.table_name not in TABLES}
     own |= {final.table_name: _create_final_schema(final) for final in find_final_tables(tables)}
     return own | build_reference_schemas(settings)
 
@@ -370,7 +370,7 @@ def _to_timedelta(ms: int | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def _create_schema(table: GoldTable) -> TableSchema:
+def _create_table_schema(table: GoldTable) -> TableSchema:
     if isinstance(table, EnrichedTable):
         return build_enriched_schema(table)
     keys = table.row_keys

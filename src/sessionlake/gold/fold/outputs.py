@@ -349,20 +349,22 @@ def _create_restatement_rows(
     return pa.table(columns)
 
 
-def _build_cause_lists(order: Int64s, first: Int64s, end: Int64s, new: PointSet, causes: CauseMessages) -> pa.Array:
+def _build_cause_lists(
+    points_in_order: Int64s, first: Int64s, end: Int64s, new: PointSet, causes: CauseMessages
+) -> pa.Array:
     """Returns, for each restatement, the list of messages that caused it, in order of event time.
 
     Args:
-        order: Indices of the batch's points, sorted by series and event time.
-        first: For each restatement, the position in `order` of its first point.
-        end: For each restatement, the position in `order` after its last point.
+        points_in_order: Indices of the batch's points, sorted by series and event time.
+        first: For each restatement, the position in `points_in_order` of its first point.
+        end: For each restatement, the position in `points_in_order` after its last point.
         new: The batch's points.
         causes: The Kafka message of each point in `new`.
     """
     length = np.minimum(end - first, MOST_CAUSES)
     starts = np.concatenate([[0], np.cumsum(length)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
-    place = order[np.repeat(first, length) + within]
+    place = points_in_order[np.repeat(first, length) + within]
     values = [_to_int32_column(causes.partition[place]), pa.array(causes.offset[place]), pa.array(new.ts[place])]
     struct = pa.StructArray.from_arrays(values, fields=list(_CAUSE))
     return pa.ListArray.from_arrays(_to_int32_column(starts), struct)

@@ -119,7 +119,7 @@ class ChangePacker:
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata(
-            (tables[0].schema.metadata or {}) | _encode_counts(changes["batch"])
+            (tables[0].schema.metadata or {}) | _encode_read_changes(changes["batch"])
         )
         chunks = [encode_compressed_ipc(table) for table in tables]
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
@@ -145,7 +145,7 @@ class DecodedChunks:
         for chunk in chunks:
             table = decode_ipc(chunk)
             metadata = table.schema.metadata
-            read += _decode_counts(metadata)
+            read += _decode_read_changes(metadata)
             owner = tuple(metadata[_OWNER].decode().split(SEPARATOR))
             parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
         tables = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
@@ -222,12 +222,12 @@ def _trim_dictionaries(table: pa.Table) -> pa.Table:
     return table
 
 
-def _encode_counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
+def _encode_read_changes(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
     bounds = pc.min_max(batch).as_py()
     values = (len(batch), bounds["min"], bounds["max"])
     return {name: str(value).encode() for name, value in zip(_COUNTS, values, strict=True) if value is not None}
 
 
-def _decode_counts(metadata: dict[bytes, bytes]) -> ReadChanges:
+def _decode_read_changes(metadata: dict[bytes, bytes]) -> ReadChanges:
     found = {name: int(value) for name, value in metadata.items() if name in _COUNTS}
     return ReadChanges(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))

@@ -137,7 +137,13 @@ class PointSet:
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
     def replace_averages(self, averages: Float64s, index: Int64s, sizes: Int64s) -> Float64s:
-        """Returns averages, of which those over decimals are exact, as `DecimalUnits.replace_averages` says."""
+        """Returns averages in which those over decimals are replaced by the doubles nearest to the exact averages.
+
+        Args:
+            averages: The averages over the doubles nearest to the values.
+            index: For each average, the index of its last point.
+            sizes: For each average, its number of points, which are consecutive.
+        """
         return averages if self.units is None else self.units.replace_averages(averages, index, sizes)
 
     def with_keys(self, key: Int64s) -> PointSet:

@@ -188,20 +188,20 @@ class GoldShardState:
         tail = self.tail.with_keys(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.replace_series(rekeyed, self.older), tail=tail)
 
-    def forget_idle_owners(self, idle_ms: int, topic_of: Any) -> GoldShardState:
+    def forget_idle_owners(self, idle_ms: int, get_topic: Any) -> GoldShardState:
         """Returns the state without owners that have had no change for more than `idle_ms`. They become forgotten.
 
         The time is the Kafka time of the owner's topic-partition, in ms.
 
         Args:
             idle_ms: The longest time without a change.
-            topic_of: Function that returns the topic of an owner, given its name.
+            get_topic: Function that returns the topic of an owner, given its name.
         """
         seen = self.owners.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
             return self
         names = self.owners.name.to_pylist()
-        streams = [(topic_of(name), p) for name, p in zip(names, self.owners.partition.tolist(), strict=True)]
+        streams = [(get_topic(name), p) for name, p in zip(names, self.owners.partition.tolist(), strict=True)]
         now: dict[tuple[str, int], int] = {}
         for stream, at in zip(streams, seen.tolist(), strict=True):
             now[stream] = max(now.get(stream, at), at)

@@ -41,14 +41,14 @@ class DecimalUnits:
         return DecimalUnits(self.high[index], self.low[index], self.scale[index])
 
     def to_columns(self) -> dict[str, pa.Array]:
-        """Returns the columns `EXACT` of a table of averages. They are null for points of other types."""
+        """Returns the columns `_units` and `_scale` of a table of averages. They are null for points of other types."""
         none = self.scale == _NO_DECIMAL
         columns = build_decimals(self.high, self.low, none), pa.array(self.scale.astype(np.int32), mask=none)
         return dict(zip(EXACT, columns, strict=True))
 
     @staticmethod
     def from_table(rows: pa.Table) -> DecimalUnits | None:
-        """Reads the columns `EXACT`. None if no row has exact units."""
+        """Reads the columns `_units` and `_scale` of rows. Returns None if no row has exact units."""
         units, scale = EXACT
         if scale not in rows.column_names or rows[scale].null_count == rows.num_rows:
             return None
@@ -112,7 +112,7 @@ class DecimalUnits:
 
 
 def replace_decimals(points: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Replaces columns of decimals by the columns `EXACT`.
+    """Replaces columns of decimals by the columns `_units` (decimal(38,0)) and `_scale` (int).
 
     Args:
         points: Points, each with a value in at most one of the columns.

@@ -60,7 +60,7 @@ def replace_all_rows(spark: SparkSession, lake: Lake, table: str, rows: DataFram
     """
     token = lake.storage.get_fencing_token(GOLD)
     if token:
-        block_transaction(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
+        block_transaction(spark, lake, [table], Txn.build_txn_before_lease_holder(_MADE, token))
     txn = create_next_txn(spark, lake, table, _MADE).add_fencing_token(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
@@ -98,7 +98,7 @@ def rebuild_late_points(
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
     late = PerBatchFunction(lambda some: add_constants(product.select_late_rows(some, declared), stamps))
-    append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
+    append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.txn_of_second_write)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Setti
     app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
         last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
-        for txn in (last, last.second_write):
+        for txn in (last, last.txn_of_second_write):
             block_transaction(spark, lake, [table], txn)
 
 

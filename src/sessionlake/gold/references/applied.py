@@ -198,7 +198,7 @@ def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str]
     """
     token = lake.storage.get_fencing_token(GOLD)
     if token:
-        block_transaction(spark, lake, tables, Txn.before_lease_holder(app_id, token))
+        block_transaction(spark, lake, tables, Txn.build_txn_before_lease_holder(app_id, token))
 
 
 def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:

@@ -124,7 +124,7 @@ class MetricBuckets:
     length: Int64s
     columns: Columns
 
-    def select_buckets(self, rows: Bools) -> MetricBuckets:
+    def select_buckets_of_series(self, rows: Bools) -> MetricBuckets:
         """Returns the buckets of some series.
 
         Args:
@@ -175,7 +175,7 @@ def build_buckets_from_rows(
         return buckets
     wanted_keys = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
     series_keys = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
-    return buckets.select_buckets(np.array([key in wanted_keys for key in series_keys], np.bool_))
+    return buckets.select_buckets_of_series(np.array([key in wanted_keys for key in series_keys], np.bool_))
 
 
 def _convert_to_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
@@ -308,7 +308,7 @@ class MovingWindows:
         contents = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
             tail = self._add_minute_buckets(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
-            contents.append(self._combine_columns(tail, heads[at]))
+            contents.append(self._combine_aggregates(tail, heads[at]))
         return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._column_names}
 
     def _add_minute_buckets(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
@@ -316,7 +316,7 @@ class MovingWindows:
         key, columns = _select_buckets_between(tiers[1], after, until)
         if not len(key):
             return contents
-        return self._combine_columns(
+        return self._combine_aggregates(
             contents,
             self._fill_missing_keys(
                 *(self._merge_rows_by_number(key, columns) if until - after > 1 else (key, columns))
@@ -352,9 +352,9 @@ class MovingWindows:
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=_MIN_INT64))
         groups = RowGroups(order, np.diff(starts, append=len(order)))
-        return number[groups.first_rows] if len(order) else number, groups.merge_rows(columns, self._combine_columns)
+        return number[groups.first_rows] if len(order) else number, groups.merge_rows(columns, self._combine_aggregates)
 
-    def _combine_columns(self, left: Columns, right: Columns) -> Columns:
+    def _combine_aggregates(self, left: Columns, right: Columns) -> Columns:
         out: dict[str, Any] = {}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             for name, aggregate in self._aggregate_by_column.items():

@@ -160,7 +160,10 @@ def _create_moving_windows(
         for window in rule.distinct_windows:
             functions.setdefault(_get_window_data(window), set()).add(window.function)
     chosen = {(of, metric): select_series(buckets.series, of, metric) for of, metric, _ in functions}
-    parts = {one: (buckets.select_buckets(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
+    parts = {
+        one: (buckets.select_buckets_of_series(mask), RuleKeys(keys.code[mask], keys.table))
+        for one, mask in chosen.items()
+    }
     return {
         (of, metric, minutes): MovingWindows(
             *parts[of, metric], tuple(sorted(needed)), minutes, list_usable_lengths(minutes, first, last)

@@ -127,23 +127,24 @@ def _build_function_body_sql(lake: Lake, tables: list[GoldTable], existing: list
     )
 
 
-def _build_events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
+def _build_events_sql(lake: Lake, names: tuple[str, ...], name_column: str, value_type: str) -> str:
     """Returns the SQL that selects the values that a message's changes set in declared columns, one row per value.
 
     Args:
         names: Names of the declared columns to read.
-        called: Name of the result's column that holds the declared column's name.
-        sql: Spark SQL type of the values.
+        name_column: Name of the result's column that holds the declared column's name.
+        value_type: Spark SQL type of the values.
     """
     structs = [
         f"named_struct('name', {quote_sql_string(name)}, 'value', "
-        f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
+        f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) "
+        f"THEN CAST({internal(str(place))} AS {value_type}) END)"
         for place, name in enumerate(names)
-    ] or [f"named_struct('name', '', 'value', CAST(NULL AS {sql}))"]
+    ] or [f"named_struct('name', '', 'value', CAST(NULL AS {value_type}))"]
     return _EVENTS.format(
         applied=APPLIED,
         structs=", ".join(structs),
-        name=quote(called),
+        name=quote(name_column),
         changes=_build_changes_sql(lake, names),
         own=_OWN,
     )

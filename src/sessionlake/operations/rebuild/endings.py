@@ -52,8 +52,11 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
     token = lake.storage.get_fencing_token(layer)
     if token:
         for app_id in _read_query_ids(spark, lake, layer):
-            last, merges = Txn.build_last_of_app(app_id), Txn.before_lease_holder(build_merge_app_id(app_id), token)
-            for txn in (last, last.second_write, *([merges] if layer == SILVER else [])):
+            last, merges = (
+                Txn.build_last_txn_of_app(app_id),
+                Txn.build_txn_before_lease_holder(build_merge_app_id(app_id), token),
+            )
+            for txn in (last, last.txn_of_second_write, *([merges] if layer == SILVER else [])):
                 block_transaction(spark, lake, (*tables, LEDGER), txn)
 
 

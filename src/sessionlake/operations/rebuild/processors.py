@@ -320,4 +320,4 @@ class _ProcessorRebuilder:
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = add_batch_column(self._staging.read(spark, self._errors), plan.batch)
-        append_rows(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.second_write)
+        append_rows(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.txn_of_second_write)

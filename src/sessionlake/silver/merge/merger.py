@@ -262,7 +262,7 @@ class TableMerger:
         if not token or not pending:
             return pending
         block_transaction(
-            self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token)
+            self._spark, self._lake, _WRITTEN, Txn.build_txn_before_lease_holder(_build_merge_app_id(pending), token)
         )
         return self._read_pending()
 
