@@ -48,7 +48,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
+from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
 from sessionlake.operations.forgetting.receipt import _find_columns_containing, list_copies_elsewhere
 from sessionlake.operations.forgetting.search import search_folder
 from sessionlake.operations.rebuild.processors import list_staging_tables

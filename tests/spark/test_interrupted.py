@@ -22,7 +22,7 @@ from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageErro
 from sessionlake.gold import job as gold
 from sessionlake.ledger.erasures import read_receipts
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
+from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
 from sessionlake.operations.rebuild import silver as silver_rebuild
 from sessionlake.operations.rebuild.replay import REPLAYED
