@@ -17,7 +17,7 @@ TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
 
 @pytest.fixture
 def dashboard(bundle):
-    return json.loads(bundle.resources_of_kind("dashboards")["dashboard"]["serialized_dashboard"])
+    return json.loads(bundle.list_resources_of_kind("dashboards")["dashboard"]["serialized_dashboard"])
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_dashboard_shows_the_tables_of_its_target_unless_others_are_chosen(b
         for value in parameter["defaultSelection"]["values"]["values"]
     }
     for schema in ("bronze", "silver", "gold", "ops"):
-        assert bundle.resources_of_kind("schemas")[f"{schema}_schema"]["name"] == f"{shown}{schema}"
+        assert bundle.list_resources_of_kind("schemas")[f"{schema}_schema"]["name"] == f"{shown}{schema}"
 
 
 def test_the_dashboard_has_a_page_each_for_freshness_integrity_and_analytics(dashboard, widgets):

@@ -58,7 +58,7 @@ def test_no_file_has_a_secret_or_a_host(files):
 
 def test_a_development_target_waits_paused_and_shares_no_name_with_others(dev, production):
     assert {pace(job)["pause_status"] for job in dev.jobs.values() if pace(job)} == {"PAUSED"}
-    assert {alert["schedule"]["pause_status"] for alert in dev.resources_of_kind("alerts").values()} == {"PAUSED"}
+    assert {alert["schedule"]["pause_status"] for alert in dev.list_resources_of_kind("alerts").values()} == {"PAUSED"}
     for kind, field in (
         ("schemas", "name"),
         ("secret_scopes", "name"),
@@ -66,7 +66,8 @@ def test_a_development_target_waits_paused_and_shares_no_name_with_others(dev, p
         ("dashboards", "display_name"),
     ):
         ours, theirs = (
-            {resource[field] for resource in target.resources_of_kind(kind).values()} for target in (dev, production)
+            {resource[field] for resource in target.list_resources_of_kind(kind).values()}
+            for target in (dev, production)
         )
         assert not ours & theirs
     sent = [target.jobs["publish"]["tasks"][0]["python_wheel_task"]["parameters"][-1] for target in (dev, production)]
@@ -132,9 +133,9 @@ def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(bu
     monkeypatch.chdir(tmp_path)
     settings = told(bundle)
     lake = Lake(settings)
-    schemas = bundle.resources_of_kind("schemas")
+    schemas = bundle.list_resources_of_kind("schemas")
     assert lake.to_sql_identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
-    assert settings.checkpoint("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
+    assert settings.checkpoint_path("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
     assert settings.kafka.options == CLIENT
     assert settings.kafka.bootstrap_servers == "broker-1:9093,broker-2:9093"
     assert settings.capture == Settings().capture
@@ -170,7 +171,7 @@ def test_grants_in_production_are_the_least_that_work(production):
     writes, reads = {"USE_SCHEMA", "CREATE_TABLE", "SELECT", "MODIFY"}, {"USE_SCHEMA", "SELECT"}
     granted = {
         key: {grant["principal"]: set(grant["privileges"]) for grant in schema["grants"]}
-        for key, schema in production.resources_of_kind("schemas").items()
+        for key, schema in production.list_resources_of_kind("schemas").items()
     }
     assert granted == {
         "bronze_schema": {principal: writes},
@@ -181,7 +182,7 @@ def test_grants_in_production_are_the_least_that_work(production):
         **{key: {principal: writes, "analysts": reads} for key in ("ops_schema", "reference_schema")},
         **{key: {principal: writes} for key in ("silver_rebuild_schema", "ops_rebuild_schema")},
     }
-    for volume in production.resources_of_kind("volumes").values():
+    for volume in production.list_resources_of_kind("volumes").values():
         assert volume["grants"] == [{"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}]
 
 
@@ -197,7 +198,7 @@ def test_a_deployment_may_let_operators_pause_the_jobs_that_start_by_themselves(
 
 def test_readers_may_not_see_which_sessions_were_forgotten(production):
     schema = ERASURES.partition(".")[0]
-    granted = production.resources_of_kind("schemas")[f"{schema}_schema"]["grants"]
+    granted = production.list_resources_of_kind("schemas")[f"{schema}_schema"]["grants"]
     assert "analysts" not in {grant["principal"] for grant in granted}
 
 
@@ -214,11 +215,11 @@ def test_every_job_runs_by_the_entry_point_that_takes_a_closed_list_of_commands(
 def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_secrets(production):
     principal = production.config["var"]["service_principal_name"]
     [warehouse], [scope] = (
-        production.resources_of_kind("sql_warehouses").values(),
-        production.resources_of_kind("secret_scopes").values(),
+        production.list_resources_of_kind("sql_warehouses").values(),
+        production.list_resources_of_kind("secret_scopes").values(),
     )
-    assert len(production.resources_of_kind("alerts")) == 5
-    for alert in production.resources_of_kind("alerts").values():
+    assert len(production.list_resources_of_kind("alerts")) == 5
+    for alert in production.list_resources_of_kind("alerts").values():
         assert alert["run_as"] == {"service_principal_name": principal}
         assert alert["warehouse_id"] == warehouse["id"]
     assert levels_of(warehouse) == {"analysts": "CAN_USE", principal: "CAN_MONITOR", "ada@example.com": "CAN_MANAGE"}
@@ -247,7 +248,7 @@ def told(monkeypatch):
     """The settings that the package reads in a job of a target."""
 
     def read(bundle: ResolvedTarget) -> Settings:
-        [scope] = [scope["name"] for scope in bundle.resources_of_kind("secret_scopes").values()]
+        [scope] = [scope["name"] for scope in bundle.list_resources_of_kind("secret_scopes").values()]
         give_secrets(monkeypatch, {"kafka-options": json.dumps(CLIENT)}, scope)
         for job in bundle.jobs.values():
             [environment, *_] = environments(job)

@@ -7,7 +7,7 @@ from databricks.bundles.jobs import Job
 from databricks.bundles.sql_warehouses import SqlWarehouse
 
 from sessionlake.databricks.deploy.workspace_state import (
-    choose_status,
+    choose_pause_status,
     keep_alert_status,
     keep_job_owner,
     keep_job_status,
@@ -105,7 +105,7 @@ def test_at_the_first_deployment_the_deployer_becomes_the_owner():
 
 
 def test_of_several_jobs_with_the_name_each_must_run():
-    assert [choose_status(found) for found in ([], ["UNPAUSED"], ["UNPAUSED", "PAUSED"])] == [
+    assert [choose_pause_status(found) for found in ([], ["UNPAUSED"], ["UNPAUSED", "PAUSED"])] == [
         "PAUSED",
         "UNPAUSED",
         "PAUSED",

@@ -44,7 +44,7 @@ def deployed(broker: BrokerStatus, spark: Any) -> Iterator[ResolvedTarget]:
     """A development target whose schemas are in the tests' catalog."""
     given = GIVEN | {"catalog": "spark_catalog", "kafka_bootstrap_servers": broker.bootstrap_servers}
     target = resolve_target(read_bundle(ROOT), "dev", given)
-    schemas = [schema["name"] for schema in target.resources_of_kind("schemas").values()]
+    schemas = [schema["name"] for schema in target.list_resources_of_kind("schemas").values()]
     for schema in schemas:
         spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
     with use_temporary_spark_conf(

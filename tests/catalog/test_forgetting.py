@@ -9,3 +9,6 @@ from spark.test_forgetting import (  # noqa: F401 - pytest runs what is imported
     test_the_books_lose_the_session_s_decisions_and_nothing_else,
     test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out,
 )
+from spark.test_forgetting_feeds import (  # noqa: F401 - pytest runs what is imported again here
+    test_a_session_leaves_messages_of_others_who_keep_all_they_had,
+)

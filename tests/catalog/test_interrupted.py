@@ -48,7 +48,7 @@ def rebuild_silver_tables(spark: Any, settings: Settings) -> None:
 
 
 def cancel_silver(spark: Any, settings: Settings) -> None:
-    silver_commands.cancel_silver(spark, settings, print)
+    silver_commands.cancel_silver_rebuild(spark, settings, print)
 
 
 def rebuild_processor(spark: Any, settings: Settings) -> None:

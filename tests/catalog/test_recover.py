@@ -31,7 +31,7 @@ def test_checkpoints_that_are_gone_are_begun_again(spark: Any, location: dict[st
     run.arrive(FIRST)
     run.stream()
     run.merge()
-    shutil.rmtree(run.settings.checkpoint("silver"))
+    shutil.rmtree(run.settings.checkpoint_path("silver"))
     assert "every row is equal to the former one" in recovered(run, RecoverableLayer.SILVER)
     run.arrive(SECOND)
     run.stream()
@@ -43,7 +43,7 @@ def test_checkpoints_that_are_gone_are_begun_again(spark: Any, location: dict[st
         assert ("were missing in" in said) == (messages is not None)
         [entry] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
         assert (entry["source"], entry["messages"]) == (RECOVERED, len([*FIRST, *SECOND]))
-        present = CheckpointGenerations(run.settings.checkpoint("bronze"), "bronze").current_generation
+        present = CheckpointGenerations(run.settings.checkpoint_path("bronze"), "bronze").current_generation
         assert present.app_id == entry["app_id"]
         assert present.first_batch > entry["batch_id"] + 1
 

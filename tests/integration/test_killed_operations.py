@@ -140,7 +140,7 @@ def test_a_recovery_of_bronze_that_was_killed_is_ended_by_the_same_command(
     lake = Lake(Settings.model_validate({"home": home.folder, **CONFIG}))
     booked = [row["messages"] for row in rows_of(spark, lake, LEDGER) if row["layer"] == "bronze"]
     assert booked == [len(rows_of(spark, lake, MESSAGES))]
-    generations = CheckpointGenerations(lake.settings.checkpoint("bronze"), "bronze")
+    generations = CheckpointGenerations(lake.settings.checkpoint_path("bronze"), "bronze")
     assert generations.current_generation.last_planned_batch is None
 
 

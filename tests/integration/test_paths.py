@@ -101,7 +101,7 @@ class World:
         self.called("rebuild", "processor:top")
         self.called("run", "all", "--once")
         for layer in (SILVER, GOLD, "bronze"):
-            shutil.rmtree(self.settings.checkpoint(layer))
+            shutil.rmtree(self.settings.checkpoint_path(layer))
             self.called("recover", layer)
         self.called("run", "all", "--once")
         self.called("recover", "ledger")

@@ -35,7 +35,7 @@ def recovered(world: World, lost: RecoverableLayer = RecoverableLayer.BRONZE) ->
 
 
 def checkpoint(world: World, *below: str) -> Path:
-    return Path(world.settings.checkpoint(Layer.BRONZE), *below)
+    return Path(world.settings.checkpoint_path(Layer.BRONZE), *below)
 
 
 @pytest.mark.soak

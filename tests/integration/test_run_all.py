@@ -209,14 +209,14 @@ def test_a_damaged_or_lost_checkpoint_is_reported_changes_no_table_and_can_be_pu
     through_silver(spark, mine)
     send(mine, 2)
     for layer in (Layer.BRONZE, Layer.SILVER):
-        with damaged(Path(mine.checkpoint(layer)), tmp_path / layer) as checkpoint:
+        with damaged(Path(mine.checkpoint_path(layer)), tmp_path / layer) as checkpoint:
             for file in (checkpoint / "offsets").glob("[0-9]*"):
                 file.write_text("v1\n{not json", encoding="utf-8")
                 file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
             with pytest.raises(LakeError, match="checkpoint") as raised:
                 run_once(spark, mine, Layer.ALL, threading.Event())
-            assert mine.checkpoint(layer) in str(raised.value)
-    with damaged(Path(mine.checkpoint("silver")), tmp_path / "lost") as checkpoint:
+            assert mine.checkpoint_path(layer) in str(raised.value)
+    with damaged(Path(mine.checkpoint_path("silver")), tmp_path / "lost") as checkpoint:
         shutil.rmtree(checkpoint)
         with pytest.raises(LakeError, match="sessionlake recover silver"):
             run_once(spark, mine, Layer.SILVER, threading.Event())

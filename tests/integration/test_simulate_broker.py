@@ -48,7 +48,7 @@ def scenario(settings: Settings, partitions: int = 2, start_ms: int = SMALL.star
 def test_every_message_is_there_in_order_with_its_partition_and_timestamp(mine):
     played = scenario(mine)
     meant = defaultdict(list)
-    for message in generate_messages(played, mine.capture.declared):
+    for message in generate_messages(played, mine.capture.declared_columns):
         meant[message.topic, message.partition].append((message.timestamp, message.key, message.value))
     report = send_scenario(mine, played)
     found = defaultdict(list)
@@ -133,7 +133,7 @@ def test_a_message_that_the_broker_refuses_is_an_error_not_a_loss(mine):
     topic = prefix(mine) + "x"
     admin.create_topics([NewTopic(topic, 2, 1, config={"max.message.bytes": "2000"})])[topic].result(10)
     random = bytes(range(256)) * 4000  # beyond the topic's limit, below the client's
-    message = next(generate_messages(SMALL, mine.capture.declared))._replace(topic=topic, value=random)
+    message = next(generate_messages(SMALL, mine.capture.declared_columns))._replace(topic=topic, value=random)
     with pytest.raises(BrokerError, match="too large"):
         produce_messages(mine, [message])
 

@@ -100,7 +100,7 @@ class World:
 
     @property
     def generations(self) -> CheckpointGenerations:
-        return CheckpointGenerations(self.settings.checkpoint(Layer.BRONZE), Layer.BRONZE)
+        return CheckpointGenerations(self.settings.checkpoint_path(Layer.BRONZE), Layer.BRONZE)
 
     def of(self, *topics: str) -> Settings:
         """Settings under which just these topics are read."""

@@ -21,7 +21,7 @@ from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.history.missing import explain_absent
+from sessionlake.history.missing import explain_absent_message
 from sessionlake.history.status import layer_statuses
 from sessionlake.kafka import transactions
 from sessionlake.kafka.transactions import find_runs_of_transactions
@@ -115,7 +115,7 @@ def test_aborted_messages_are_no_rows_and_no_duplicates_and_their_offsets_are_no
     reader = written.lake.reader(written.world.spark)
     _check_offsets(reader, allow_gaps=False)
     _check_row_counts(written.world.spark, written.lake)
-    assert "Kafka used it for a transaction" in (explain_absent(reader, written.topic, 0, 4) or "")
+    assert "Kafka used it for a transaction" in (explain_absent_message(reader, written.topic, 0, 4) or "")
     noted = rows_of(written.world.spark, written.lake, "ops.absent_offsets", ("topic", eq, written.topic))
     assert [(row["first"], row["last"], row["reason"]) for row in noted] == [
         (2, 6, "transaction"),

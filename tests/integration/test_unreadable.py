@@ -16,7 +16,7 @@ from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError, UnreadableMessageError, UsageError
-from sessionlake.history.missing import explain_absent, missing_offsets
+from sessionlake.history.missing import explain_absent_message, missing_offsets
 from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.recover.skip import SkipDecision, skip_offsets
 from sessionlake.settings.model import Settings
@@ -97,7 +97,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
     reader = odd.lake.reader(odd.world.spark)
     _check_offsets(reader, allow_gaps=False)
     _check_row_counts(odd.world.spark, odd.lake)
-    assert "operator skipped it (broken clock)" in (explain_absent(reader, odd.topic, 0, 5) or "")
+    assert "operator skipped it (broken clock)" in (explain_absent_message(reader, odd.topic, 0, 5) or "")
     assert {*missing_offsets(reader).values()} == {0}
     assert odd.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])
     noted = rows_of(odd.world.spark, odd.lake, "ops.absent_offsets", ("topic", eq, odd.topic))

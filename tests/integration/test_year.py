@@ -262,7 +262,7 @@ class Year:
         return Figures(
             {table: reader.read_size(table).files for table in there},
             {table: _files(folder / "_delta_log") for table, folder in there.items()},
-            {layer: _files(Path(self.settings.checkpoint(layer))) for layer in (BRONZE, SILVER, GOLD)},
+            {layer: _files(Path(self.settings.checkpoint_path(layer))) for layer in (BRONZE, SILVER, GOLD)},
             memory,
             costs,
         )

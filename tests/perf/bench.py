@@ -103,7 +103,7 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace, where: str)
 def produce(settings: Settings, number: int, sessions: int, rows: int, messages: int, form: str) -> None:
     options = {"sensors": SENSORS, "sessions": sessions // SENSORS, "rows": rows, "messages": messages}
     scenario = build_scenario(settings, mode="bench", prefix=f"capture.r{number}-", seed=number, **options)
-    records = generate_messages(scenario, settings.capture.declared)
+    records = generate_messages(scenario, settings.capture.declared_columns)
     sent = in_form(form, records, messages) if form in TRANSLATE else records
     produce_messages(settings, sent, partitions=scenario.partitions)
 

@@ -56,7 +56,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
     log = StreamTimesLog("silver", folder, StreamTimeNotes())
     packer = Packer(build_decode_rules(capture), SHARDS, earlier_times=StoredStreamTimes(str(folder)))
-    fold = SilverFold(capture.declared, capture)
+    fold = SilverFold(capture.declared_columns, capture)
     sent, offsets = np.zeros(SESSIONS, np.int64), np.zeros(topics * PARTITIONS, np.int64)
     states: dict[int, bytes | None] = {}
     rnd, packs, folds, notes = np.random.default_rng(1), [], [], []

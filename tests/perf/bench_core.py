@@ -72,7 +72,7 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
     def folded(integrity: Integrity, *, bulk: bool = True) -> list[list[tuple[str, bytes]]]:
         judged = capture.model_copy(update={"integrity": integrity})
-        fold = SilverFold(capture.declared, judged, is_vectorized=bulk)
+        fold = SilverFold(capture.declared_columns, judged, is_vectorized=bulk)
         return [fold(shard, None, mine)[1] for shard, mine in chunks.items()]
 
     outs = timed("fold, strict", lambda: folded(Integrity.STRICT))
@@ -80,13 +80,15 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
         timed(f"fold, {integrity}", functools.partial(folded, integrity))
     timed("fold, strict, message by message", lambda: folded(Integrity.STRICT, bulk=False))
     changes = pa.concat_tables([decode_ipc(out) for shard in outs for kind, out in shard if kind == "changes"])
-    timed("net changes", lambda: compute_net_changes(changes, capture.declared))
+    timed("net changes", lambda: compute_net_changes(changes, capture.declared_columns))
     return figures
 
 
 def messages(sessions: int, rows: int, count: int, capture: CaptureSettings) -> pa.Table:
     made = list(
-        generate_messages(Scenario.create_benchmark(sessions=sessions, rows=rows, messages=count), capture.declared)
+        generate_messages(
+            Scenario.create_benchmark(sessions=sessions, rows=rows, messages=count), capture.declared_columns
+        )
     )
     keys = pa.array([m.key for m in made], pa.binary())
     shards = pa.array(np.array([hash(m.key) % SHARDS for m in made], np.int32))

@@ -48,7 +48,7 @@ def main() -> None:
         size = sum(len(chunk) for mine in chunks.values() for chunk in mine)
         table.add_row(f"pack {batch}", f"{time.process_time() - begun:.1f}", f"{size:,}", f"{peak():,.0f}")
         begun, size = time.process_time(), 0
-        fold = SilverFold(capture.declared, capture)
+        fold = SilverFold(capture.declared_columns, capture)
         for shard in sorted(chunks):
             after, out = fold(shard, states.get(shard), chunks.pop(shard))
             states[shard] = after or states.get(shard)

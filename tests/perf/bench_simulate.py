@@ -39,7 +39,7 @@ def main() -> None:
     scenarios["live content, every fault at 0.1%"] = Scenario(
         rate=100_000, duration_s=arguments.messages / 100_000, faults=FaultRates.with_rate(0.001)
     )
-    columns = Settings().capture.declared
+    columns = Settings().capture.declared_columns
     for name, scenario in scenarios.items():
         report(name, "generate", lambda scenario=scenario: count(generate_messages(scenario, columns)))
     if arguments.generate_only:

@@ -26,7 +26,7 @@ from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 
 CAPTURE = CaptureSettings()
-COLUMNS = CAPTURE.declared
+COLUMNS = CAPTURE.declared_columns
 # Sessions, rows of each, messages of all, messages a second of all.
 SHAPES = {
     "W1": (50, 200, 100_000, 100.0),

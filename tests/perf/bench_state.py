@@ -72,7 +72,7 @@ def measure(home: Path, sessions: int) -> dict[str, float]:
         for seq in range(1, BATCHES):
             send(lake, np.arange(SENDERS), seq, offsets)
             job.start(spark, settings, once=True).wait()
-    state = Path(settings.checkpoint("silver")) / "state"
+    state = Path(settings.checkpoint_path("silver")) / "state"
     size = sum(file.stat().st_size for file in state.rglob("*") if file.is_file())
     send(lake, np.arange(SENDERS), BATCHES, offsets)
     stop_spark()

@@ -158,7 +158,7 @@ def one_message(capture: CaptureSettings) -> None:
         }
     )
     chunks = [row["chunk"] for row in Packer(build_payload_rules(capture), 1).pack_block(raw).to_pylist()]
-    _, payloads = SilverFold(capture.declared, capture)(0, None, chunks)
+    _, payloads = SilverFold(capture.declared_columns, capture)(0, None, chunks)
     changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
     [report] = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
     assert unpack_rows(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]

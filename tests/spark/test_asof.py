@@ -12,12 +12,12 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
+from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.history.asof import find_session, session_as_of, table_as_of
+from sessionlake.history.asof import compute_session_table, find_session, session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
@@ -93,7 +93,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic, partition)
-    assert plain(table_as_of(reader, settings, known, SessionMoment(ts=now))) == plain(local)
+    assert plain(compute_session_table(reader, settings, known, SessionMoment(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
         with pytest.raises(
             UsageError, match=r"session 'x' is unknown\. Name a session that exists, such as .* \(capture\."
@@ -114,13 +114,13 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     changes = later.read_table(spark, "silver.session_changes").count()
     assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
     sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
-    assert write_query_result_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
+    assert show_query_result_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "silver.session_rows", "rows": rows}
     for batch in (2, -1):
         with pytest.raises(LakeError, match="committed batches 0 to 1"):
             as_of_batch(spark, settings, batch)
     with pytest.raises(UsageError, match=r"bronze\.messages cannot be read as of a batch"):
-        write_query_result_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
+        show_query_result_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
 
 
 def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:

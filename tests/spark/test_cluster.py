@@ -73,9 +73,9 @@ def test_a_job_whose_workers_are_killed_leaves_the_truth_with_a_state_store_for_
         arrive(spark, settings, *mine)
         assert run_on_cluster(file, rnd) >= len(mine) - 1
         for layer in (SILVER, GOLD):
-            metadata, _ = read_metadata_and_offset_of_planned_batch(settings.checkpoint(layer), 0)
+            metadata, _ = read_metadata_and_offset_of_planned_batch(settings.checkpoint_path(layer), 0)
             assert metadata["conf"]["spark.sql.shuffle.partitions"] == str(shards)
-            stores = [store.name for store in (Path(settings.checkpoint(layer)) / "state" / "0").iterdir()]
+            stores = [store.name for store in (Path(settings.checkpoint_path(layer)) / "state" / "0").iterdir()]
             assert {*map(str, range(shards))} <= {*stores}
             assert not {str(shards)} & {*stores}
     assert_silver_is_the_truth(spark, settings, [message for part in parts for message in part])

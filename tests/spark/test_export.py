@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.export import make_time_travel_option, parse_size, require_exportable_table, select_rows
+from sessionlake.cli.export import create_time_travel_option, parse_size, require_exportable_table, select_exported_rows
 from sessionlake.delta import export as module
 from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.lake import Lake
@@ -58,7 +58,7 @@ def files(folder: Path) -> list[Path]:
 def test_csv_and_json_lines_hold_what_parquet_does(spark, settings, tmp_path):
     found = {}
     for form in FileFormat:
-        rows = select_rows(spark, settings, TABLE, "offset < 9", {})
+        rows = select_exported_rows(spark, settings, TABLE, "offset < 9", {})
         told = export_frame(rows, str(tmp_path / form), form, WIDE, overwrite=False)
         found[form] = files(tmp_path / form)
         assert (told.rows, told.files, told.bytes) == (9, 1, found[form][0].stat().st_size)
@@ -84,7 +84,7 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
     monkeypatch.setattr(module, "_SAMPLE", 20)
     bound = 20_000
     told = export_frame(
-        select_rows(spark, settings, TABLE, None, {}), str(tmp_path / "out"), form, bound, overwrite=False
+        select_exported_rows(spark, settings, TABLE, None, {}), str(tmp_path / "out"), form, bound, overwrite=False
     )
     sizes = [path.stat().st_size for path in files(tmp_path / "out")]
     assert (told.rows, told.files, told.bytes) == (1001, len(sizes), sum(sizes))
@@ -95,7 +95,7 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
 
 
 def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path):
-    rows = select_rows(spark, settings, TABLE, "offset < 3", {})
+    rows = select_exported_rows(spark, settings, TABLE, "offset < 3", {})
     with pytest.raises(UsageError, match=r"one row of the table takes \d+ bytes, but --max-file-size allows only 50"):
         export_frame(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
     assert list(tmp_path.iterdir()) == []
@@ -104,17 +104,17 @@ def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path
 def test_a_table_is_exported_as_of_a_version_and_of_a_time(spark, settings):
     lake = Lake(settings)
     first = lake.open_delta_table(spark, TABLE).history().where("version = 1").first()["timestamp"].replace(tzinfo=UTC)
-    for moment in (make_time_travel_option(1, None), make_time_travel_option(None, first.isoformat())):
-        assert select_rows(spark, settings, TABLE, None, moment).count() == 1000
+    for moment in (create_time_travel_option(1, None), create_time_travel_option(None, first.isoformat())):
+        assert select_exported_rows(spark, settings, TABLE, None, moment).count() == 1000
     with pytest.raises(UsageError, match="version 9"):
-        select_rows(spark, settings, TABLE, None, make_time_travel_option(9, None))
+        select_exported_rows(spark, settings, TABLE, None, create_time_travel_option(9, None))
     with pytest.raises(UsageError, match="nothing"):
-        select_rows(spark, settings, TABLE, "nothing = 1", {})
+        select_exported_rows(spark, settings, TABLE, "nothing = 1", {})
 
 
 def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings, tmp_path):
     def write(where: str, *, overwrite: bool) -> None:
-        rows = select_rows(spark, settings, TABLE, where, {})
+        rows = select_exported_rows(spark, settings, TABLE, where, {})
         export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
 
     (tmp_path / "out").mkdir()
@@ -130,7 +130,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 
 
 def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_path):
-    rows = select_rows(spark, settings, TABLE, "offset < 2", {})
+    rows = select_exported_rows(spark, settings, TABLE, "offset < 2", {})
     rows.write.json(str(tmp_path / "out"))
     with pytest.raises(UsageError, match="has files that are not from an export"):
         export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
@@ -147,7 +147,7 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
     write = module._write_files
     monkeypatch.setattr(module, "_write_files", noted)
     for overwrite in (False, True):
-        rows = select_rows(spark, settings, TABLE, "offset < 2", {})
+        rows = select_exported_rows(spark, settings, TABLE, "offset < 2", {})
         export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
         assert len(files(tmp_path / "out")) == 1
 
@@ -156,14 +156,18 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
     view = "gold.data_quality"
     require_exportable_table(settings, view, {})
     told = export_frame(
-        select_rows(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
+        select_exported_rows(spark, settings, view, None, {}),
+        str(tmp_path / "o"),
+        FileFormat.JSONL,
+        WIDE,
+        overwrite=False,
     )
     assert told.rows == 3  # of each topic; rows without one are no messages
     assert {json.loads(line)["hour"] for line in files(tmp_path / "o")[0].read_text().splitlines()} == {
         "2026-01-02T03:00:00.000000Z"
     }
     with pytest.raises(UsageError, match="is a view, and only tables have versions"):
-        require_exportable_table(settings, view, make_time_travel_option(1, None))
+        require_exportable_table(settings, view, create_time_travel_option(1, None))
     with pytest.raises(LakeError, match=r"silver\.sessions does not exist yet"):
         require_exportable_table(settings, "gold.session_summary", {})
 
@@ -179,7 +183,7 @@ def test_a_condition_that_fails_when_it_is_computed_is_reported(spark, settings,
 
 
 def test_no_rows_are_an_export_too(spark, settings, tmp_path):
-    rows = select_rows(spark, settings, TABLE, "false", {})
+    rows = select_exported_rows(spark, settings, TABLE, "false", {})
     told = export_frame(rows, str(tmp_path / "o"), FileFormat.PARQUET, 9999, overwrite=False)
     assert told.rows == 0
     with pytest.raises(UsageError, match="allows 10"):

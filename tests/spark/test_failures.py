@@ -19,11 +19,11 @@ import pytest
 
 from sessionlake.cli import gold, maintain, rebuild, recover, rules, session, state
 from sessionlake.cli.archive import iterate_bronze_messages
-from sessionlake.cli.export import select_rows
+from sessionlake.cli.export import select_exported_rows
 from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
-from sessionlake.cli.reshard import reshard_all
+from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
+from sessionlake.cli.reshard import reshard_all_layers
 from sessionlake.cli.session import parse_moment
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
@@ -61,9 +61,13 @@ def _say(text: str) -> None:
 # What each command does with a session, and whether it must fail with damaged data files, and with damaged logs.
 COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "query": (lambda spark, own: fetch_query_result(spark, own, ALL), True, True),
-    "query as of": (lambda spark, own: write_query_result_as_of(spark, own, ALL, 0, FORM), True, True),
+    "query as of": (lambda spark, own: show_query_result_as_of(spark, own, ALL, 0, FORM), True, True),
     "explain": (lambda spark, own: explain(spark, own, "gold.metrics_1h", ""), True, True),
-    "export": (lambda spark, own: select_rows(spark, own, "silver.session_changes", None, {}).toArrow(), True, True),
+    "export": (
+        lambda spark, own: select_exported_rows(spark, own, "silver.session_changes", None, {}).toArrow(),
+        True,
+        True,
+    ),
     "archive": (lambda spark, own: list(iterate_bronze_messages(spark, own)), True, True),
     "run silver": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.SILVER, _stop()), False, True),
     "run gold": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.GOLD, _stop()), False, True),
@@ -75,7 +79,7 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "state stats": (lambda spark, own: state.show_state_stats(spark, own, FORM), False, False),
     "recover silver": (lambda spark, own: recover.recover_layer(spark, own, LAYER.SILVER, _say), False, True),
     "recover ledger": (lambda spark, own: recover.recover_layer(spark, own, LAYER.LEDGER, _say), False, False),
-    "reshard": (lambda spark, own: reshard_all(spark, own, 2, 0), False, False),
+    "reshard": (lambda spark, own: reshard_all_layers(spark, own, 2, 0), False, False),
     "forget": (lambda spark, own: forget_session(spark, own, "none", None, 0, shorten=False), False, True),
     "rules list": (lambda spark, own: rules.show_rules(Lake(own).reader(spark), own, FORM), False, True),
     "status": (lambda spark, own: layer_statuses(Lake(own).reader(spark), own), True, True),

@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import functions as F
 
-from sessionlake.cli.export import select_rows
+from sessionlake.cli.export import select_exported_rows
 from sessionlake.cli.gold import verify_gold_tables
 from sessionlake.cli.session import show_session
 from sessionlake.cli.show import OutputFormat
@@ -88,7 +88,7 @@ def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
 
 
 def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> None:
-    rows = select_rows(typed.spark, typed.settings, ROWS, None, {})
+    rows = select_exported_rows(typed.spark, typed.settings, ROWS, None, {})
     for form in FileFormat:
         export_frame(rows, str(tmp_path / form), form, 1 << 40, overwrite=False)
     files = {form: sorted((tmp_path / form).glob("part-*")) for form in FileFormat}

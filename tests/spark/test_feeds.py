@@ -18,7 +18,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import QUARANTINE
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, UsageError
+from sessionlake.errors import LakeError
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.content import FeedReading
@@ -275,16 +275,12 @@ def forget(spark: Any, settings: Settings, session: str) -> Any:
         return Forgetting(spark, settings).forget_session(session)
 
 
-def test_forget_finds_a_session_inside_messages_and_refuses_to_erase_those_of_others(spark, tmp_path):
+def test_forget_finds_a_session_inside_messages_and_leaves_those_of_others_alone(spark, tmp_path):
     settings = lake_with(tmp_path, books("p"))
     full = [part_of(name, full=True, bids=[["1", "1"]]) for name in ("secret", "B", "C")]
     sent = arrive(spark, settings, message_of_books(0, full[0]), message_of_books(1, full[1], full[2]))
     sent += arrive(spark, settings, message_of_books(2, part_of("secret", bids=[["2", "1"]])), first=2)
     through_silver(spark, settings)
-    with pytest.raises(
-        UsageError, match=r"1 messages of session 'B' have rows of other sessions too \('C'\).*offset 1 of"
-    ):
-        forget(spark, settings, "B")
     receipt = forget(spark, settings, "secret")
     assert (receipt.messages, receipt.report["search"]["found"]) == (2, [])
     rows = rows_of(spark, Lake(settings), "bronze.messages")

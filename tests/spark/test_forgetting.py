@@ -43,7 +43,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.history.content import decode_row
+from sessionlake.history.content import decode_first_part
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
 from sessionlake.operations.forgetting import rows
@@ -149,7 +149,7 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
-    assert decode_row(erased, settings).erased
+    assert decode_first_part(erased, settings).erased
     if not lake.storage.needs_spark:
         assert search_folder(settings.home, GONE).found == ()
     with pytest.raises(UsageError, match="or is forgotten already"):
@@ -163,7 +163,7 @@ def begun() -> Erasure:
 
 def published(settings: Settings, place: dict[str, Any]) -> None:
     """Leaves the checkpoint of a publication that has come to a place of the table."""
-    checkpoint = Path(settings.checkpoint(f"publish-{ROWS}-out"))
+    checkpoint = Path(settings.checkpoint_path(f"publish-{ROWS}-out"))
     for name, text in (("offsets", f"v1\n{{}}\n{json.dumps(place)}"), ("commits", "v1\n{}")):
         (checkpoint / name).mkdir(parents=True, exist_ok=True)
         (checkpoint / name / "0").write_text(text)
@@ -220,7 +220,7 @@ def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: A
 def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake, checkpoint, died = Lake(settings), Path(settings.checkpoint(GOLD)), begun()
+    lake, checkpoint, died = Lake(settings), Path(settings.checkpoint_path(GOLD)), begun()
     lake.prepare_tables(spark, [AVERAGES, LOOKUP_FAILURES, LEDGER])
     write_rows(spark, lake, AVERAGES, [{"topic": TOPIC, "session_id": GONE, "row_id": "r", "metric": "price"}])
     write_rows(spark, lake, LOOKUP_FAILURES, [{"reference": "owners", "key": json.dumps([GONE])}])

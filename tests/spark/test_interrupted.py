@@ -197,7 +197,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
 
 def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: Any, settings: Settings) -> None:
     before = contents(spark, settings)
-    for file in (Path(settings.checkpoint("silver")) / "state").rglob("*.*"):
+    for file in (Path(settings.checkpoint_path("silver")) / "state").rglob("*.*"):
         file.write_bytes(b"damaged")
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).forget_session(GONE)
@@ -215,7 +215,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     for step in [name for name in journal.done if name.startswith("states of")]:
         del journal.done[step]
     journal.write_journal()
-    shutil.rmtree(settings.checkpoint("silver"))
+    shutil.rmtree(settings.checkpoint_path("silver"))
     shutil.rmtree(handover.find_active_handover_folder(settings))
     recover_layer(spark, settings, RecoverableLayer.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume_forgetting()

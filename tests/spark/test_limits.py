@@ -70,7 +70,7 @@ def test_rules_and_distinct_texts_leave_nothing_in_the_state(feed: Feed, tmp_pat
 
 def states(feed: Feed) -> dict[int, bytes]:
     """The state of each of gold's shards after the last batch."""
-    checkpoint = feed.settings.checkpoint(job.LAYER)
+    checkpoint = feed.settings.checkpoint_path(job.LAYER)
     found = read_states(feed.spark, str(checkpoint), read_last_committed_batch(checkpoint) or 0)
     return {row["shard"]: bytes(row["chunk"]) for row in found.collect()}
 

@@ -154,7 +154,7 @@ def test_a_ledger_that_was_set_back_is_noticed_and_made_again(spark: Any, run: P
 
 
 def checkpoint(run: Pipeline, *below: str) -> Path:
-    return Path(run.settings.checkpoint("silver"), *below)
+    return Path(run.settings.checkpoint_path("silver"), *below)
 
 
 def torn(*below: str) -> Damage:
@@ -273,7 +273,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_again(
     before = [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)]
     assert all(before)
     assert "no loss" in recovered(run, RecoverableLayer.GOLD)
-    shutil.rmtree(Path(run.settings.checkpoint("gold"), "state"))
+    shutil.rmtree(Path(run.settings.checkpoint_path("gold"), "state"))
     next(find_table_folder(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:

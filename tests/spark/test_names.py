@@ -30,7 +30,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
-from sessionlake.processors.difference import find_difference
+from sessionlake.processors.difference import compare_tables
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import UpsertMessages
@@ -242,7 +242,7 @@ def test_tables_made_again_are_what_they_were(names: Names) -> None:
     for table, keys in (("gold.select", ["topic", "session_id", "window_start"]), ("gold.by", ["value"])):
         before = lake.read(spark, table).localCheckpoint()
         gold_commands.rebuild_gold_tables(spark, names.settings, table, print)
-        assert not find_difference(before, lake.read(spark, table), keys), table
+        assert not compare_tables(before, lake.read(spark, table), keys), table
 
 
 def test_a_moment_of_a_session_is_the_same_in_python_and_in_sql(names: Names) -> None:

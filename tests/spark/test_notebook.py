@@ -73,7 +73,7 @@ def deployed(spark: Any, filled: Settings) -> Iterator[dict[str, str]]:
     yield {
         "catalog": "spark_catalog",
         "schema_prefix": prefix,
-        "checkpoints": filled.checkpoint(""),
+        "checkpoints": filled.checkpoint_path(""),
         "config": str(filled.home / "sessionlake.yml"),
     }
     for schema in SCHEMAS:

@@ -109,7 +109,7 @@ class Counted:
 
     def forget_last_batch(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        lose_last_commit(self.settings.checkpoint("processor-counted"))
+        lose_last_commit(self.settings.checkpoint_path("processor-counted"))
 
 
 def said(kind: str, seq: int) -> str:
@@ -409,7 +409,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
-    checkpoint = Path(counted.settings.checkpoint(own.layer))
+    checkpoint = Path(counted.settings.checkpoint_path(own.layer))
     older = counted.folder / "older"
 
     def arrive(row: str, ts: int) -> None:
@@ -445,7 +445,7 @@ def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_r
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     spark, lake = counted.spark, counted.lake
     lake.prepare_tables(spark, [ROWS])
-    checkpoint, place = Path(counted.settings.checkpoint(own.layer)), find_table_folder(lake, ROWS)
+    checkpoint, place = Path(counted.settings.checkpoint_path(own.layer)), find_table_folder(lake, ROWS)
 
     def arrive(*rows: str) -> None:
         told = {"topic": "capture.a", "session_id": "s", "_ts": 0, "x": 1}

@@ -184,7 +184,7 @@ def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is
     fills.arrive(*LATE)
     fills.run()
     for name in ("by_customer", "by_fills"):
-        lose_last_commit(fills.settings.checkpoint(f"processor-{name}"))
+        lose_last_commit(fills.settings.checkpoint_path(f"processor-{name}"))
     fills.run()
     assert fills.rows("gold.by_customer", *COLUMNS) == WHOLE
     assert fills.verify()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.query import fetch_query_result, require_tables, write_query_result_as_of
+from sessionlake.cli.query import fetch_query_result, require_existing_tables, show_query_result_as_of
 from sessionlake.cli.remote_tables import require_reading_statement
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.sql_names import replace_prefixed_names
@@ -192,13 +192,13 @@ def test_what_does_more_than_read_the_lake_is_refused_and_does_nothing(spark, se
 @pytest.mark.parametrize("sql", REFUSED)
 def test_what_does_more_than_read_is_refused_as_of_a_batch_too(spark, settings, tmp_path, sql):
     with pytest.raises(UsageError, match="query: "):
-        write_query_result_as_of(spark, settings, sql.format(out=tmp_path / "out"), 0, OutputFormat.JSON)
+        show_query_result_as_of(spark, settings, sql.format(out=tmp_path / "out"), 0, OutputFormat.JSON)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_table_by_its_full_name_is_refused_as_of_a_batch(spark, settings):
     with pytest.raises(UsageError, match=r"main\.silver\.sessions cannot be read as of a batch"):
-        write_query_result_as_of(spark, settings, "SELECT * FROM main.silver.sessions", 0, OutputFormat.JSON)
+        show_query_result_as_of(spark, settings, "SELECT * FROM main.silver.sessions", 0, OutputFormat.JSON)
 
 
 @pytest.mark.parametrize("sql", [sql for sql, _ in READS if "metrics_between" not in sql])
@@ -260,7 +260,7 @@ SOME_QUERIES = long_beyond([(file,) for file in QUERIES[::4]], [(file,) for file
 def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     lake = Lake(settings)
     lake.prepare_tables(spark, [one for one in TABLES if one in file.read_text()])
-    require_tables(settings, file.read_text())
+    require_existing_tables(settings, file.read_text())
     names, _ = fetch_query_result(spark, settings, file.read_text())
     assert names
 

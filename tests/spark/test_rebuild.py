@@ -20,7 +20,7 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.history.state import compute_stats
+from sessionlake.history.state import compute_shard_stats
 from sessionlake.integrity.state import ShardState
 from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
 from sessionlake.operations.rebuild.replay import SessionSelection
@@ -228,7 +228,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
 
 
 def remembered(spark: Any, settings: Settings) -> int:
-    count = sum(compute_stats(*state).sessions for state in read_shard_states(spark, settings))
+    count = sum(compute_shard_stats(*state).sessions for state in read_shard_states(spark, settings))
     assert count > 0
     return count
 
@@ -242,7 +242,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
     findings = []
     for shard in handover.list_stored_shards(settings):
         file = handover.find_active_handover_folder(settings) / f"{shard}.state"
-        state = ShardState.decode(file.read_bytes(), settings.capture.declared)
+        state = ShardState.decode(file.read_bytes(), settings.capture.declared_columns)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held_messages)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
             topic, partition, session = split_session_key(key)
@@ -251,7 +251,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
                 due = state.cursors["end_seq"][place]
                 values = f"end_seq: found 77, rebuilt {'nothing' if due < 0 else due}"
                 findings.append(f"shard {shard}, topic {topic}, partition {partition}, session {session!r}, {values}")
-        file.write_bytes(wrong.encode(settings.capture.declared))
+        file.write_bytes(wrong.encode(settings.capture.declared_columns))
     return findings
 
 

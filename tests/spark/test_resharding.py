@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.reshard import reshard_all
+from sessionlake.cli.reshard import reshard_all_layers
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
 from sessionlake.errors import ClaimedError, LakeError, UsageError
@@ -171,7 +171,7 @@ def test_states_are_those_after_the_batch_before_the_one_that_was_planned_though
         arrive(spark, settings, part)
         run(spark, settings, SILVER)
         states.append(stored(spark, settings))
-    rmtree(Path(settings.checkpoint(SILVER)) / "commits")
+    rmtree(Path(settings.checkpoint_path(SILVER)) / "commits")
     assert stored(spark, settings) == states[0] != states[1]
     run(spark, settings, SILVER)
     assert stored(spark, settings) == states[1]
@@ -202,7 +202,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     run(spark, settings)
     arrive(spark, settings, second)
     run(spark, settings, SILVER)  # the others lag behind
-    lose_last_commit(settings.checkpoint(SILVER))  # a batch that committed its tables and then died
+    lose_last_commit(settings.checkpoint_path(SILVER))  # a batch that committed its tables and then died
 
     other = of_shards(settings, 7, 7)
     with pytest.raises(LakeError, match=r"Set silver.shards back to [0-9]+, or move .* with `sessionlake reshard 7`"):
@@ -210,7 +210,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
         reshard_layers(spark, other, 5)
     with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
-        reshard_all(spark, other, 7, 0)
+        reshard_all_layers(spark, other, 7, 0)
 
     said: list[str] = []
     assert reshard_layers(spark, other, 7, said.append) == LAYERS

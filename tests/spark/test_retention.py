@@ -17,7 +17,7 @@ from sessionlake.cli import doctor
 from sessionlake.cli.doctor import CheckSeverity, _check_offsets, _check_row_counts
 from sessionlake.cli.maintain import describe_maintenance, maintain_once
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
+from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.cli.recover import recover_layer
 from sessionlake.cli.show import OutputFormat
@@ -42,7 +42,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotFoundError, UsageError
-from sessionlake.history.asof import find_session, table_as_of
+from sessionlake.history.asof import compute_session_table, find_session
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
@@ -158,19 +158,19 @@ def test_a_session_is_reported_at_each_moment_from_its_last_old_table_on_and_ref
     for offset in range(6, len(cut.come)):
         if offset < FLOOR:
             with pytest.raises(LakeError, match=r"the table before its snapshot of .* offset 10, next seq 5"):
-                table_as_of(reader, cut.settings, session, SessionMoment(offset=offset))
+                compute_session_table(reader, cut.settings, session, SessionMoment(offset=offset))
             continue
-        found = table_as_of(reader, cut.settings, session, SessionMoment(offset=offset)).to_pylist()
+        found = compute_session_table(reader, cut.settings, session, SessionMoment(offset=offset)).to_pylist()
         expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
     with pytest.raises(LakeError, match="the table before its snapshot"):
-        table_as_of(reader, cut.settings, session, SessionMoment(seq=3))
+        compute_session_table(reader, cut.settings, session, SessionMoment(seq=3))
     over = find_session(reader, cut.settings, "old")
-    assert table_as_of(reader, cut.settings, over, SessionMoment(seq=3)).num_rows == 2
+    assert compute_session_table(reader, cut.settings, over, SessionMoment(seq=3)).num_rows == 2
     with pytest.raises(
         LakeError, match=r"offset 5, next seq 4\) is not known any more\. maintain.retention has removed"
     ):
-        table_as_of(reader, cut.settings, over, SessionMoment(ts=START + 2 * MINUTE))
+        compute_session_table(reader, cut.settings, over, SessionMoment(ts=START + 2 * MINUTE))
 
 
 @pytest.mark.soak
@@ -184,9 +184,9 @@ def test_sql_tells_the_same_and_refuses_the_same(cut: Aging) -> None:
 
 def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
     counting = "SELECT count(*) FROM silver.session_changes"
-    assert write_query_result_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
+    assert show_query_result_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
     with pytest.raises(LakeError, match=r"session_changes that were .* up to 1, so it cannot be read as of batch 0"):
-        write_query_result_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
+        show_query_result_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
 
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
@@ -620,7 +620,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     }
     entry = LedgerEntry("gold", Txn("g", 0), CHANGES, datetime.now(UTC), source_from=0, source_to=3)
     Ledger(events.lake).write_entry(spark, entry)
-    checkpoint = Path(settings.checkpoint("gold"))
+    checkpoint = Path(settings.checkpoint_path("gold"))
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir(parents=True)
     (checkpoint / "commits" / "0").touch()

@@ -19,7 +19,7 @@ from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta import lake as tables
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, RULES
-from sessionlake.local.jars import cache_folder
+from sessionlake.local.jars import get_cache_folder
 from sessionlake.settings.model import Settings
 from sessionlake.spark import frames
 from sessionlake.spark.frames import keep_small_frame_in_one_task, to_spark_frame
@@ -204,7 +204,7 @@ except KeyboardInterrupt:
 def test_the_classes_of_one_jvm_are_kept_and_taken_by_the_next(tmp_path):
     cache = tmp_path / "cache" / "jars"
     cache.mkdir(parents=True)
-    for jars in (folder for folder in cache_folder().glob("jars/*") if folder.is_dir()):
+    for jars in (folder for folder in get_cache_folder().glob("jars/*") if folder.is_dir()):
         (cache / jars.name).symlink_to(jars)
     then = """
 from sessionlake.local.class_archive import find_archive, write_archive

@@ -15,7 +15,7 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
-from sessionlake.history.state import compute_stats, find_session_state
+from sessionlake.history.state import compute_shard_stats, find_session_state
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
@@ -73,12 +73,12 @@ class Pipeline:
         return {name: in_order(comparable(self.spark, self.lake, f"silver.{name}")) for name in TABLES}
 
     def batches(self) -> list[int]:
-        commits = Path(self.settings.checkpoint(job.LAYER)) / "commits"
+        commits = Path(self.settings.checkpoint_path(job.LAYER)) / "commits"
         return sorted(int(file.name) for file in commits.iterdir() if file.name.isdigit())
 
     def lose_last_commit(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        lose_last_commit(self.settings.checkpoint(job.LAYER))
+        lose_last_commit(self.settings.checkpoint_path(job.LAYER))
 
 
 def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
@@ -132,10 +132,10 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
 
     states = dict(read_shard_states(spark, pipeline.settings))
-    stats = [compute_stats(shard, state) for shard, state in states.items()]
+    stats = [compute_shard_stats(shard, state) for shard, state in states.items()]
     held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
-    holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
+    holding = next(ShardState.decode(state, pipeline.settings.capture.declared_columns) for state in states.values())
     assert holding.held_messages is not None
     topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
     shard = compute_shard(spark, pipeline.settings, topic, session)

@@ -33,7 +33,7 @@ def test_the_table_is_what_the_node_has_said_and_a_rebuild_gives_the_same(spark:
         through_silver(spark, settings)
         done = len(node.sent)
     lake = Lake(settings)
-    columns = [column.name for column in capture.declared]
+    columns = [column.name for column in capture.declared_columns]
     rows = {row["row_id"]: {name: row[name] for name in columns} for row in rows_of(spark, lake, ROWS)}
     assert as_sent(rows) == node.rows
     assert not rows_of(spark, lake, QUARANTINE)

@@ -127,7 +127,7 @@ def configured(file: Path, broker: Settings) -> Settings:
 def lose_last_commits(settings: Settings) -> None:
     """Deletes the commit file of the last batch of each stream."""
     for layer in ("bronze", "silver"):
-        lose_last_commit(CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.folder)
+        lose_last_commit(CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation.folder)
 
 
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def assert_equal_to_the_truth_when_killed_at(
     fill(settings, last)
     for layer in LAYERS:
         run_layer(spark, settings, layer)
-    assert CheckpointGenerations(settings.checkpoint("bronze"), "bronze").current_generation.number > 0
+    assert CheckpointGenerations(settings.checkpoint_path("bronze"), "bronze").current_generation.number > 0
     assert_every_message_once(spark, settings, messages)
 
 

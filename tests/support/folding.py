@@ -136,7 +136,7 @@ class Folder:
         interval: int = INTERVAL,
         headers: Mapping[str, bytes] | None = None,
     ) -> None:
-        columns = capture.declared
+        columns = capture.declared_columns
         self._headers = [{"key": name, "value": value} for name, value in (headers or {}).items()]
         self._capture, self._columns, self._shards, self._rnd = capture, columns, shards, rnd
         self._decode, self._times = build_decode_rules(capture), StreamTimeNotes()

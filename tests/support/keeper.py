@@ -22,7 +22,7 @@ from sessionlake.cli.doctor import CheckSeverity
 from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover_layer
-from sessionlake.cli.reshard import reshard_all
+from sessionlake.cli.reshard import reshard_all_layers
 from sessionlake.cli.rules import apply_rules, load_rules
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
@@ -175,7 +175,7 @@ class Keeper:
         shards = self.rnd.randint(1, 5)
         self.actions_taken[-1] += f" {shards}"
         self.configure(silver={"shards": shards}, gold={"shards": shards})
-        reshard_all(self.spark, self.settings, shards, wait=0)
+        reshard_all_layers(self.spark, self.settings, shards, wait=0)
 
     def restart_broker(self) -> None:
         """Stops and starts the broker."""
@@ -304,7 +304,7 @@ class KeeperOfAll(Keeper):
         self.actions_taken[-1] += f" {layer}"
         for before in dict.fromkeys([BRONZE, SILVER, layer]):
             run_layer(self.spark, self.settings, before)
-        rmtree(self.settings.checkpoint(layer))
+        rmtree(self.settings.checkpoint_path(layer))
         if layer in {BRONZE, SILVER, GOLD}:
             recover_layer(self.spark, self.settings, RecoverableLayer(layer), self.actions_taken.append)
         else:

@@ -57,7 +57,7 @@ def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> N
 def _messages(settings: Settings) -> list[KafkaMessage]:
     offsets: Counter[tuple[str, int]] = Counter()
     found = []
-    for sent in generate_messages(SCENARIO, settings.capture.declared):
+    for sent in generate_messages(SCENARIO, settings.capture.declared_columns):
         place = (sent.topic, sent.partition)
         found.append(KafkaMessage(*place, offsets[place], sent.timestamp, sent.key, sent.value))
         offsets[place] += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sessionlake.local import broker_config
 from sessionlake.local.broker import _build_java_command
-from sessionlake.local.probe import broker_answers
+from sessionlake.local.probe import does_broker_answer
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings
 from support.certificates import Authority, Identity
 from support.token_server import CLIENT, SECRET, token_server
@@ -130,6 +130,6 @@ def _one_line(pem: str) -> str:
 
 def _await(folder: Path, port: int) -> None:
     end = time.monotonic() + _SECONDS
-    while not broker_answers({"bootstrap.servers": f"127.0.0.1:{port}"}, 2.0):
+    while not does_broker_answer({"bootstrap.servers": f"127.0.0.1:{port}"}, 2.0):
         output = (folder / "out").read_text() + (folder / "broker.log").read_text()
         assert time.monotonic() < end, output[-3000:]

@@ -43,7 +43,7 @@ class Cutter:
     """
 
     def __init__(self, folder: Folder, capture: CaptureSettings, uncounted: int = 0, unlisted: int = 0) -> None:
-        self._columns, self._folder = capture.declared, folder
+        self._columns, self._folder = capture.declared_columns, folder
         self._uncounted, self._unlisted = uncounted, unlisted
         self.found = build_snapshots_schema(self._columns).empty_table()
         self.index = INDEX_SCHEMA.empty_table()

@@ -29,7 +29,7 @@ EMPTY = pa.table(
 
 def make_home(settings: Settings) -> None:
     """Creates the home: session s has the offsets 0 to 9 of topic t. Silver has read 0 to 3, processors 0 to 5."""
-    Path(settings.checkpoint("silver")).parent.mkdir(parents=True)
+    Path(settings.checkpoint_path("silver")).parent.mkdir(parents=True)
     lake = Lake(settings)
     messages = pa.table(
         {"topic": ["t"] * 10, "partition": pa.array([0] * 10, pa.int32()), "offset": range(10), "key": [b"s"] * 10}

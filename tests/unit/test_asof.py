@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.history.asof import find_session, session_as_of, table_as_of
+from sessionlake.history.asof import compute_session_table, find_session, session_as_of
 from sessionlake.integrity.clock import PartitionTime
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.ledger.retained import _SCHEMA
@@ -79,7 +79,7 @@ def lake(
     return Tables(
         {
             "bronze.messages": raw,
-            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
+            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns)),
             "silver.session_cuts": cutter.cuts,
             "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
@@ -117,7 +117,7 @@ def at(
 ) -> dict[str, Row] | None:
     """The table by row id; None before it begins; `UNTOLD` if it may be so, and bronze has no more what tells it."""
     try:
-        found = table_as_of(tables, settings, find_session(tables, settings, session, *place), moment)
+        found = compute_session_table(tables, settings, find_session(tables, settings, session, *place), moment)
     except LakeError as error:
         if untold and "so stream time at offset" in str(error):
             return UNTOLD

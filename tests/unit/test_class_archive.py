@@ -25,7 +25,7 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_a_whole_file_is_taken(jars: list[Path]) -> None:
     assert jars
-    assert class_archive.archive_flags()[0] == f"-XX:SharedArchiveFile={class_archive.find_archive()}"
+    assert class_archive.build_archive_flags()[0] == f"-XX:SharedArchiveFile={class_archive.find_archive()}"
 
 
 def test_one_that_was_cut_short_is_not(jars: list[Path]) -> None:
@@ -33,8 +33,8 @@ def test_one_that_was_cut_short_is_not(jars: list[Path]) -> None:
     file = class_archive.find_archive()
     assert file is not None
     file.write_text("who")
-    assert class_archive.archive_flags() == ()
-    assert class_archive.archive_flags(recording=True)[0] == "-XX:+RecordDynamicDumpInfo"
+    assert class_archive.build_archive_flags() == ()
+    assert class_archive.build_archive_flags(recording=True)[0] == "-XX:+RecordDynamicDumpInfo"
 
 
 def test_nor_one_of_other_jars(jars: list[Path]) -> None:

@@ -223,7 +223,7 @@ def test_whatever_is_raised_becomes_one_text_and_its_exit_code(call, monkeypatch
     def fail(_config: object) -> None:
         raise raised
 
-    monkeypatch.setattr(cli, "settings_of", fail)
+    monkeypatch.setattr(cli, "load_config", fail)
     result = call("status")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", text)
 

@@ -29,7 +29,7 @@ def test_states_of_other_messages_are_passed_over_with_the_reason(
 def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothing_is_lost(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
-    planned = Path(settings.checkpoint(SILVER)) / "offsets" / "0"
+    planned = Path(settings.checkpoint_path(SILVER)) / "offsets" / "0"
     planned.parent.mkdir(parents=True)
     planned.touch()
     monkeypatch.setattr(compare_states, "read_last_batches", lambda *_: (-1, 0))

@@ -27,7 +27,7 @@ from support.streams import COLUMNS, MAX_BYTES, SKEW, WILD, StreamMaker
 
 NOW = 1_700_000_000_000
 CAPTURE = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES)
-RULES = DecodeRules(CAPTURE.declared, MAX_BYTES, SKEW)
+RULES = DecodeRules(CAPTURE.declared_columns, MAX_BYTES, SKEW)
 PARSER = MessageParser(truth_rules(CAPTURE))
 KINDS = ("clear", "upsert", "delete")
 

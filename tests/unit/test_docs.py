@@ -64,7 +64,7 @@ def parse(words: list[str], command: Any = ROOT_COMMAND, parent: Any = None) -> 
 def columns_of(table: str) -> set[str]:
     if table in DEFINITIONS:
         return {*DEFINITIONS[table].columns}
-    declared = [column.name for column in Settings().capture.declared]
+    declared = [column.name for column in Settings().capture.declared_columns]
     names = [name for name, _ in TABLES[table].column_types]
     return {*names, *(declared if DECLARED in names else ())}
 

@@ -117,7 +117,7 @@ def test_bare_values_need_a_topic_or_a_feed_where_there_are_several(call):
     configure(BOOK, KRAKEN)
     result = call("try", "messages.jsonl", content=json.dumps(SNAPSHOT))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "line 1 names no topic" in result.stderr
+    assert "line 1 of the messages names no topic" in result.stderr
     assert "1 read" in call("try", "messages.jsonl", "--topic", "feed.book.x").stdout
     assert "1 read" in call("try", "messages.jsonl", "--feed", "book").stdout
 

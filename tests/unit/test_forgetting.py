@@ -65,7 +65,7 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
     session, batches = rnd.choice(keys), list(cut(rnd, messages, 6))
     gone = [[erased(m) if is_of(m, session) else m for m in batch] for batch in batches]
     forgetting, never = folder(integrity, seed), folder(integrity, seed)
-    columns = capture(integrity, "isolate", seed).declared
+    columns = capture(integrity, "isolate", seed).declared_columns
 
     for whole, left in zip(batches[:3], gone[:3], strict=True):
         forgetting.batch(whole)
@@ -107,7 +107,7 @@ def test_the_key_with_a_value_is_a_message_whose_key_is_bad() -> None:
 
 def checkpoint(settings: Settings, table: str, *places: int) -> None:
     """Leaves that of a publication, whose batches have ended in front of these versions."""
-    folder = Path(settings.checkpoint(f"publish-{table}-out"))
+    folder = Path(settings.checkpoint_path(f"publish-{table}-out"))
     for batch, version in enumerate(places):
         place = json.dumps({"reservoirId": "a", "reservoirVersion": version, "index": -1, "isStartingVersion": False})
         for name, text in (("offsets", f"v1\n{{}}\n{place}"), ("commits", "v1\n{}")):
@@ -139,7 +139,7 @@ def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp
     lake, spark = Lake(settings), cast("SparkSession", None)  # which folders do not ask
     require_publications_can_send(spark, lake, ["gold.metrics_1m"])
     checkpoint(settings, "gold.metrics_1m", 4)
-    there = Path(settings.checkpoint("publish-gold.metrics_1m-out"))
+    there = Path(settings.checkpoint_path("publish-gold.metrics_1m-out"))
     expected_text = (
         rf"metrics_1m-out must send .*because gold.change_feed does not name it.*remove its checkpoint {there}$"
     )

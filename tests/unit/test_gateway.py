@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sessionlake.local import gateway
-from sessionlake.local.gateway import TESTED_SPARK, JvmStart, prepare_jvm_start
+from sessionlake.local.gateway import TESTED_SPARK, JvmOptions, prepare_jvm_start
 from sessionlake.spark.session import DATABRICKS_VARIABLE, stop_spark
 
 
@@ -27,9 +27,9 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.fixture
-def jvm(tmp_path: Path) -> JvmStart:
+def jvm(tmp_path: Path) -> JvmOptions:
     flags = ["-XX:+UseParallelGC", "-Dlog=/a home/it's.log"]
-    return JvmStart(Path("/java"), "2g", flags, tmp_path / "spark", tmp_path / "more", tmp_path / "out")
+    return JvmOptions(Path("/java"), "2g", flags, tmp_path / "spark", tmp_path / "more", tmp_path / "out")
 
 
 def test_the_installed_pyspark_is_one_that_the_launcher_was_tested_with():
@@ -91,7 +91,7 @@ def test_an_interrupt_between_a_jvm_and_its_handle_leaves_no_process(
     java.chmod(0o755)
     monkeypatch.setattr(gateway, "_running", [])
     monkeypatch.setattr(gateway.subprocess, "Popen", Interrupted)
-    jvm = gateway.JvmStart(java, "1g", [], tmp_path, tmp_path, tmp_path / "out")
+    jvm = gateway.JvmOptions(java, "1g", [], tmp_path, tmp_path, tmp_path / "out")
     with pytest.raises(KeyboardInterrupt), gateway._start_jvm_for_session(jvm):
         pass
     assert [process.poll() for process in begun] == [-signal.SIGTERM]

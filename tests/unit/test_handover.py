@@ -26,7 +26,7 @@ def of(home: Path, shards: int) -> Settings:
 def begun(settings: Settings) -> None:
     """What a start leaves: the note, then Spark's checkpoint."""
     record_shard_count(settings)
-    metadata = Path(settings.checkpoint(SILVER)) / "metadata"
+    metadata = Path(settings.checkpoint_path(SILVER)) / "metadata"
     metadata.parent.mkdir(parents=True)
     metadata.write_text('{"id":"a"}')
 
@@ -87,7 +87,7 @@ def test_a_shard_that_the_first_batch_leaves_as_it_is_has_the_state_that_was_han
 
 def planned(settings: Settings, batch: int, **place: Any) -> None:
     """What Spark notes of a batch before it begins."""
-    offsets = Path(settings.checkpoint(SILVER)) / "offsets"
+    offsets = Path(settings.checkpoint_path(SILVER)) / "offsets"
     offsets.mkdir(parents=True, exist_ok=True)
     (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(NOTED | place)}")
 

@@ -8,7 +8,7 @@ import pytest
 from sessionlake.cli import doctor
 from sessionlake.errors import MachineError
 from sessionlake.local.home import create_home, hold_lock
-from sessionlake.local.paths import process_folder
+from sessionlake.local.paths import get_process_folder
 from sessionlake.settings.model import Settings
 
 
@@ -77,5 +77,5 @@ def test_a_home_that_others_can_read_keeps_its_rights_and_doctor_says_so(tmp_pat
 
 
 def test_what_lasts_as_long_as_the_process_is_in_a_folder_of_its_own():
-    assert rights(process_folder()) == 0o700
-    assert process_folder() == process_folder()
+    assert rights(get_process_folder()) == 0o700
+    assert get_process_folder() == get_process_folder()

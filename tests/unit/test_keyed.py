@@ -20,10 +20,10 @@ from sessionlake.errors import ConfigError
 from sessionlake.operations.maintenance import list_table_readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
-from sessionlake.processors.by_class import _ERROR, _GroupProcessor
-from sessionlake.processors.job import require_usable
+from sessionlake.processors.by_class import _ERROR, _KeyRecordsFunction
+from sessionlake.processors.job import require_loadable_processor
 from sessionlake.processors.keyed import KeyedTable
-from sessionlake.processors.load import ProcessorRef, create_processor_ref
+from sessionlake.processors.load import ClassReference, create_class_reference
 from sessionlake.processors.testing import Sent, run, run_keyed
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings
 
@@ -75,10 +75,10 @@ def test_an_order_that_leaves_two_rows_alike_is_reported():
 def test_a_class_of_sessions_cannot_have_a_key_nor_one_with_a_key_be_without(tmp_path: Path):
     own = ProcessorSettings(name="own", target="sessionlake.examples.logins:Logins", key=("row_id",))
     with pytest.raises(ConfigError, match=r"is not a subclass of sessionlake.processors.KeyedProcessor"):
-        require_usable(Settings(home=tmp_path, processors=(own,)), "own")
+        require_loadable_processor(Settings(home=tmp_path, processors=(own,)), "own")
     with pytest.raises(ConfigError, match=r"is not a subclass of sessionlake.processors.Processor"):
-        ProcessorRef("own", f"{__name__}:Pauses").load_processor()
-    assert ProcessorRef("own", f"{__name__}:Pauses").load_keyed().output == Pauses.output
+        ClassReference("own", f"{__name__}:Pauses").load_processor()
+    assert ClassReference("own", f"{__name__}:Pauses").load_keyed_processor().output == Pauses.output
 
 
 ORDERED = ProcessorSettings(name="own", target=f"{__name__}:Pauses", key=("who",), order=("ts",))
@@ -167,8 +167,8 @@ def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict
         Settings(home=tmp_path, processors=(own,))
 
 
-def build_groups(own: ProcessorSettings) -> _GroupProcessor:
-    return _GroupProcessor(create_processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
+def build_groups(own: ProcessorSettings) -> _KeyRecordsFunction:
+    return _KeyRecordsFunction(create_class_reference(own), own, (("who", "string"), ("ordinal", "int")))
 
 
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):

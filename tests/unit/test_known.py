@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sessionlake.history.missing import explain_unjudged, explain_unread
+from sessionlake.history.missing import explain_unjudged_message, explain_unread_message
 from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.settings.model import Settings
 
@@ -36,22 +36,22 @@ SPANS = [
     ],
 )
 def test_a_message_that_bronze_lacks_is_reported_with_what_bronze_has(place, text):
-    assert text in explain_unread(SPANS, Settings(), *place)
+    assert text in explain_unread_message(SPANS, Settings(), *place)
 
 
 def test_an_empty_lake_is_reported_with_the_way_to_fill_it():
-    assert "sessionlake run all --once" in explain_unread([], Settings(), "capture.a", 0, 0)
+    assert "sessionlake run all --once" in explain_unread_message([], Settings(), "capture.a", 0, 0)
 
 
 def test_of_many_topics_some_are_named_and_the_rest_counted():
     spans = [ReadOffsets("bronze", f"capture.{number:03}", 0, 0, 9, 10) for number in range(25)]
-    text = explain_unread(spans, Settings(), "capture.x", 0, 0)
+    text = explain_unread_message(spans, Settings(), "capture.x", 0, 0)
     assert text.endswith("capture.018, capture.019 and 5 more")
 
 
 @pytest.mark.parametrize(("partition", "reach"), [(0, "judged offsets 100 to 4000"), (1, "judged none of it")])
 def test_a_message_that_silver_has_not_reached_is_reported_with_how_far_it_is(partition, reach):
-    text = explain_unjudged(SPANS, 12, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "capture.a", partition, 4500)
+    text = explain_unjudged_message(SPANS, 12, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "capture.a", partition, 4500)
     assert text == (
         f"topic capture.a, partition {partition}: silver has {reach} so far; 4500 is in bronze "
         "(batch 12, committed 2026-01-02 03:04:05 UTC) and waits for `sessionlake run silver`"

@@ -23,7 +23,7 @@ QUERY = "4a7c"
 @pytest.fixture
 def checkpoint(settings: Settings) -> Path:
     """Of silver, which has committed three batches."""
-    folder = Path(settings.checkpoint(SILVER))
+    folder = Path(settings.checkpoint_path(SILVER))
     for log in ("offsets", "commits"):
         (folder / log).mkdir(parents=True)
         for batch in range(3):

@@ -29,7 +29,7 @@ from sessionlake.streaming.operation import create_processor_rebuild_operation
 
 def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
     """As Spark writes it."""
-    folder = Path(settings.checkpoint(name))
+    folder = Path(settings.checkpoint_path(name))
     for log in ("offsets", "commits"):
         (folder / log).mkdir(parents=True, exist_ok=True)
     for batch in range(planned + 1):

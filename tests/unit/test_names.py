@@ -119,7 +119,7 @@ def test_silver_is_the_truth_whatever_columns_are_called(names: list[str], bulk:
 
 @given(some([name for name in DECLARABLE if name != "id"], 3))
 def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
-    columns = CaptureSettings(columns=dict.fromkeys(names, "double") | {"id": "string"}).declared
+    columns = CaptureSettings(columns=dict.fromkeys(names, "double") | {"id": "string"}).declared_columns
     found = [
         json.loads(record.value)
         for record in generate_messages(
@@ -189,7 +189,7 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 @given(some(usable(EVERY, "_batch", "ordinal"), 4))
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
-    found = output.to_declared_arrays(
+    found = output.create_declared_arrays(
         [output.check_record({name: place for place, name in enumerate(names)}), output.check_record({})]
     )
     assert {name: column.to_pylist() for name, column in found.items()} == {

@@ -52,7 +52,7 @@ def as_feed(own: CaptureSettings) -> CaptureSettings:
 
 def verdicts(message: KafkaMessage, own: CaptureSettings) -> tuple[str, str]:
     """What the decoder and the feed say of a message: "ok", or the reason for quarantine."""
-    types = build_message_types(own.declared)
+    types = build_message_types(own.declared_columns)
     limits = {"latest_ts": INT64_MAX, "max_bytes": MAX_BYTES, "seq_optional": own.integrity is Integrity.NONE}
     first = find_key_reason(message.key) or parse_value(message.value, types, **limits)
     place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)

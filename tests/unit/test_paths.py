@@ -96,14 +96,14 @@ def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
 ) -> None:
     (own := tmp_path / "a b#c%d").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))
-    paths.process_folder.cache_clear()
+    paths.get_process_folder.cache_clear()
     paths._create_link.cache_clear()
     try:
         link = link_without_special_characters(own)
         assert quote(str(link)) == str(link)
         assert link.resolve() == own.resolve()
     finally:
-        paths.process_folder.cache_clear()
+        paths.get_process_folder.cache_clear()
         paths._create_link.cache_clear()
 
 

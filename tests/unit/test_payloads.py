@@ -32,7 +32,7 @@ from support.seeds import examples
 from support.streams import COLUMNS, SKEW
 
 NOW = 1_700_000_000_000
-DECLARED = CaptureSettings(columns=COLUMNS).declared
+DECLARED = CaptureSettings(columns=COLUMNS).declared_columns
 MAX_BYTES = 4_096
 
 scalars = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.testing import Result, fold_raw
+from sessionlake.processors.testing import Result, run_raw_batches
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
@@ -125,7 +125,7 @@ def fold(
             rnd.choice(cuts).append(message)
         return [raw_table(task, shards) for task in cuts if task]
 
-    return fold_raw(Recorder(failing), map(tasks, batches), rules, shards)
+    return run_raw_batches(Recorder(failing), map(tasks, batches), rules, shards)
 
 
 def assert_same(found: Result, expected: Result) -> None:

@@ -24,7 +24,7 @@ from sessionlake.gold.aggregate.sources import build_order_field_name
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_gold_tables
 from sessionlake.history.explain import explain
 from sessionlake.operations.maintenance import list_table_readers
-from sessionlake.processors.job import require_usable
+from sessionlake.processors.job import require_loadable_processor
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
 from sessionlake.settings.model import ProcessorSettings, Settings, load_settings
@@ -258,11 +258,11 @@ OWN = Product("own", ("customer",), {{"n": Count(), "paid": Sum("price")}}, sour
         sys.modules.pop("of_fills", None)
         mine = settings_of(own | changed)
         if said is None:
-            require_usable(mine, "own")
+            require_loadable_processor(mine, "own")
             assert create_product(mine.gold.products[0]).source_columns == ("price",)
         else:
             with pytest.raises(ConfigError, match=said):
-                require_usable(mine, "own")
+                require_loadable_processor(mine, "own")
 
 
 def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_leaves_it_alone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class PowerCutError(Exception):
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     found = Settings(home=tmp_path)
-    Path(found.checkpoint("silver")).parent.mkdir(parents=True)
+    Path(found.checkpoint_path("silver")).parent.mkdir(parents=True)
     with pytest.raises(PowerCutError), record_commit(found, "silver", 3, "a", RANGES):
         raise PowerCutError
     return found
@@ -71,7 +71,7 @@ def test_another_layer_is_not_concerned(settings):
     "content", ["", '{"shards":3', '{"committed":{"batch":"three"}}', '{"committing":{"batch":3}}']
 )
 def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings, content):
-    note = Path(f"{settings.checkpoint('silver')}.json")
+    note = Path(f"{settings.checkpoint_path('silver')}.json")
     note.write_text(content)
     with (
         pytest.raises(LakeError, match=r"silver.json cannot be read .*recover silver.*backup.*remove the file and run"),

@@ -16,14 +16,14 @@ import pytest
 from deltalake import write_deltalake
 
 from sessionlake.cli.engines.choice import run_statement
-from sessionlake.cli.engines.coverage import FUNCTIONS, NODES, explain_not_covered
+from sessionlake.cli.engines.coverage import FUNCTIONS, NODES, explain_why_not_covered
 from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, Statement
 from sessionlake.cli.engines.kinds import COUNT, DECIMAL, DOUBLE, INTEGER, SMALL, TEXT, TIME, find_kinds_of_fields
 from sessionlake.cli.engines.sail import RESULT_BYTES, SailEngine
 from sessionlake.cli.engines.sail_process import encode_statement
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_versions
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_latest_versions
 from sessionlake.cli.query import read_statement
-from sessionlake.cli.sql import _split_arguments
+from sessionlake.cli.sql import _parse_param_options
 from sessionlake.cli.sql_names import find_parameters, insert_arguments
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SESSIONS
@@ -159,13 +159,13 @@ def test_all_tables_are_read_at_the_versions_chosen_before(lake: Lake):
     old = Statement(SQL, versions={SESSIONS: 0})
     with SailEngine(lake.settings) as sail:
         assert sail.run(old).rows.to_pylist() == [{"topic": "a", "n": 1}]
-    assert read_versions(lake, [SESSIONS, "silver.quarantine"]) == {SESSIONS: 1}
+    assert read_latest_versions(lake, [SESSIONS, "silver.quarantine"]) == {SESSIONS: 1}
 
 
 def test_versions_are_read_again_until_none_has_changed(lake: Lake, monkeypatch):
     found = iter([1, 2, 2])
     monkeypatch.setattr(Lake, "latest_version", lambda *_: next(found))
-    assert read_versions(lake, [SESSIONS]) == {SESSIONS: 2}
+    assert read_latest_versions(lake, [SESSIONS]) == {SESSIONS: 2}
 
 
 @pytest.mark.parametrize(
@@ -226,10 +226,10 @@ def test_an_argument_without_a_parameter_is_refused(lake: Lake):
 
 
 def test_a_parameter_is_given_as_name_and_value():
-    assert _split_arguments(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    assert _parse_param_options(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     for wrong in ("a", "=1"):
         with pytest.raises(UsageError, match="is not of the form NAME=VALUE"):
-            _split_arguments([wrong])
+            _parse_param_options([wrong])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_parameter_is_given_as_name_and_value():
     ],
 )
 def test_what_sail_computes_differently_is_not_covered(sql: str, why: str):
-    assert why in (explain_not_covered(sql, [], KINDS) or "")
+    assert why in (explain_why_not_covered(sql, [], KINDS) or "")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_sail_computes_differently_is_not_covered(sql: str, why: str):
     ],
 )
 def test_what_sail_computes_like_spark_is_covered(sql: str):
-    assert explain_not_covered(sql, [], KINDS) is None
+    assert explain_why_not_covered(sql, [], KINDS) is None
 
 
 def test_fields_inside_columns_have_kinds_too():

@@ -99,7 +99,7 @@ def test_references_come_before_what_refers_to_them(registry: Registry) -> None:
     definition = schemas(registry).definitions([3])[3]
     assert [json.loads(text)["name"] for text in definition] == ["Row", "Capture"]
     payload = Payload(PayloadFormat.AVRO, schemas(registry), header=True)
-    assert create_decoder(payload, definition, (), CaptureSettings(columns=COLUMNS).declared).layout is not None
+    assert create_decoder(payload, definition, (), CaptureSettings(columns=COLUMNS).declared_columns).layout is not None
 
 
 def test_references_in_a_ring_end(registry: Registry) -> None:
@@ -116,7 +116,9 @@ def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(r
     definition = schemas(registry, PayloadFormat.PROTOBUF).definitions([5])[5]
     assert registry.asked == ["/schemas/ids/5?format=serialized"]
     payload = Payload(PayloadFormat.PROTOBUF, schemas(registry, PayloadFormat.PROTOBUF), header=True)
-    assert create_decoder(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared).layout is not None
+    assert (
+        create_decoder(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared_columns).layout is not None
+    )
 
 
 def test_a_registry_that_gives_source_text_only_is_reported_apart(registry: Registry) -> None:

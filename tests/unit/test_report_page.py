@@ -28,7 +28,7 @@ from sessionlake.history.report import words
 from sessionlake.history.report.alerts import read_latest_alerts
 from sessionlake.history.report.answers import Verdict, answer_questions
 from sessionlake.history.report.contents import read_report_contents
-from sessionlake.history.report.crosstab import count_by_topic_and_kind
+from sessionlake.history.report.crosstab import create_topic_kind_counts
 from sessionlake.history.report.page import render_page, write_report
 from sessionlake.settings.model import Settings
 from support.lakes import find_table_folder
@@ -213,7 +213,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_the_topics_with_most_come_first_and_the_others_are_added_up():
-    found = count_by_topic_and_kind(
+    found = create_topic_kind_counts(
         {(f"t{n:02}", kind): n for n in range(1, 31) for kind in ("gap", "late")}, ("late", "orphan")
     )
     assert found.kinds == ("late", "orphan", "gap")

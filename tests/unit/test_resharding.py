@@ -23,11 +23,11 @@ from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _ReshardPlan
-from sessionlake.processors.load import ProcessorRef
+from sessionlake.processors.load import ClassReference
 from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
 from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _collect_results, _fold_batches
+from sessionlake.processors.testing import Result, _add_results, _fold_batches
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.fold.pack import Packer
@@ -88,8 +88,8 @@ class Processing:
     def batch(self, messages: list[KafkaMessage]) -> None:
         shards, recorder = len(self.states), test_processor_law.Recorder()
         each = MessageProcessor(
-            ProcessorRef("test", "Recorder"),
-            self._rules.declared,
+            ClassReference("test", "Recorder"),
+            self._rules.declared_columns,
             self._rules,
             ProcessorLimits(1 << 20, 1_000),
             None,
@@ -99,8 +99,8 @@ class Processing:
         packed = Packer(build_payload_rules(self._rules), shards, earlier_times=self._times).pack_block(
             raw_table(messages, shards)
         )
-        fold = SilverFold(self._rules.declared, self._rules, processor=each)
-        reports = _collect_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
+        fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
+        reports = _add_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
         self._times = self._times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
@@ -111,7 +111,7 @@ class Processing:
         for state in self.states.values():
             judging, memory = split_state_parts(state)
             assert memory is None or read_stored_shard_count(memory) == len(self.states)
-            clock = ShardState.decode(judging, self._rules.declared).clock
+            clock = ShardState.decode(judging, self._rules.declared_columns).clock
             found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
         return found
 

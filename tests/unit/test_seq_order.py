@@ -42,7 +42,7 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
         folder.batch(batch)
         cutter.make(number, number + 1)
     found = {
-        "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
+        "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns)),
         "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
         "silver.session_snapshots": cutter.found,
         "silver.session_snapshot_index": cutter.index,
@@ -53,7 +53,7 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
 @pytest.mark.parametrize("seed", seeds(8, 60))
 def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None:
     found, capture, batches = tables(seed)
-    columns, progress = capture.declared, found["silver.session_progress"]
+    columns, progress = capture.declared_columns, found["silver.session_progress"]
 
     for batch in range(batches):
         mine = progress.filter((pc.field("_batch") == batch) & pc.field("beneath"))

@@ -58,7 +58,7 @@ def test_snapshots_of_any_stretches_are_the_truth_s(seed: int, integrity: Integr
 
 
 def test_nothing_to_cut_gives_nothing() -> None:
-    columns = CaptureSettings(columns=COLUMNS).declared
+    columns = CaptureSettings(columns=COLUMNS).declared_columns
     cuts, changes = CUTS_SCHEMA.empty_table(), changes_schema(columns).empty_table()
     none = changes.select(SESSION)
     weights = summarize_kept_tables(INDEX_SCHEMA.empty_table(), cuts)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from sessionlake.databricks.bundle.environment_rules import find_environment_faults
-from sessionlake.settings.environment import find_rejected_values, find_settings_problems
+from sessionlake.settings.environment import find_rejected_variables, find_settings_problems
 from sessionlake.settings.file import SettingsFile, read_document, read_settings
 from sessionlake.settings.model import Settings, may_be_secret
 
@@ -47,7 +47,7 @@ def file_of(folder: Path, text: str) -> SettingsFile:
 def test_variables_that_fit_together_with_the_file_have_no_fault(
     tmp_path: Path, text: str, variables: dict[str, str | None]
 ) -> None:
-    assert [*find_rejected_values(variables, file_of(tmp_path, text))] == []
+    assert [*find_rejected_variables(variables, file_of(tmp_path, text))] == []
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_variables_that_fit_together_with_the_file_have_no_fault(
 def test_a_wrong_variable_is_named_without_secrets(
     tmp_path: Path, text: str, variables: dict[str, str | None], name: str, why: str
 ) -> None:
-    [(found, message)] = find_rejected_values(variables, file_of(tmp_path, text))
+    [(found, message)] = find_rejected_variables(variables, file_of(tmp_path, text))
     assert found == name
     assert "hunter2" not in message
     assert re.search(why, message), message
 
 
 def test_without_the_file_only_single_values_are_checked() -> None:
-    assert [*find_rejected_values(ARCHIVE | LOGIN, None)] == []
-    [(name, _)] = find_rejected_values(ARCHIVE | {"SESSIONLAKE_SILVER__SHARDS": "many"}, None)
+    assert [*find_rejected_variables(ARCHIVE | LOGIN, None)] == []
+    [(name, _)] = find_rejected_variables(ARCHIVE | {"SESSIONLAKE_SILVER__SHARDS": "many"}, None)
     assert name == "SESSIONLAKE_SILVER__SHARDS"
 
 
@@ -86,8 +86,8 @@ def test_the_environment_of_the_process_that_checks_changes_nothing(
     monkeypatch.setenv("SESSIONLAKE_SILVER__SHARDS", "many")
     monkeypatch.setenv("SESSIONLAKE_BRONZE__ARCHIVE__PATH", "/a")
     file = file_of(tmp_path, "")
-    assert [*find_rejected_values({"SESSIONLAKE_CATALOG": "main"}, file)] == []
-    assert [name for name, _ in find_rejected_values(ARCHIVE, file)] == [*ARCHIVE]
+    assert [*find_rejected_variables({"SESSIONLAKE_CATALOG": "main"}, file)] == []
+    assert [name for name, _ in find_rejected_variables(ARCHIVE, file)] == [*ARCHIVE]
     assert find_settings_problems(file) == []
 
 

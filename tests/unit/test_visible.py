@@ -18,9 +18,9 @@ import sessionlake_lab
 from sessionlake.cli.context import say
 from sessionlake.cli.show import (
     OutputFormat,
-    make_console,
-    make_terminal_table,
-    make_visible_text,
+    create_console,
+    create_terminal_table,
+    create_visible_text,
     show_rows,
     write_line,
     write_text,
@@ -99,7 +99,7 @@ def test_a_line_break_of_the_data_begins_no_line_of_a_table():
 @given(texts)
 def test_a_console_shows_what_was_not_made_visible_before(text):
     out = io.StringIO()
-    make_console(out).print(text)
+    create_console(out).print(text)
     assert harmless(out.getvalue())
 
 
@@ -108,8 +108,8 @@ def test_brackets_and_colons_of_the_data_are_no_markup():
     show_rows(["[bold]n[/]"], [["[red]x[/red] :smile: [link=http://x]y[/link]"]], OutputFormat.TABLE, out)
     assert "[bold]n[/]" in out.getvalue()
     assert "[red]x[/red] :smile: [link=http://x]y[/link]" in out.getvalue()
-    make_console(out).print(
-        "[red]y[/red]", make_terminal_table(["a"], [["b"]], title="[t]"), make_visible_text("[z]", "bold")
+    create_console(out).print(
+        "[red]y[/red]", create_terminal_table(["a"], [["b"]], title="[t]"), create_visible_text("[z]", "bold")
     )
     assert all(kept in out.getvalue() for kept in ("[red]y[/red]", "[t]", "[z]"))
 

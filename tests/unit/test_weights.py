@@ -102,7 +102,7 @@ class Captured:
         cutter.make(0, len(folder.parts))
         self.cuts = Counter(row["reason"] for row in plain(folder.table(SilverOutput.CUTS, CUTS_SCHEMA)))
         self.changes: dict[Session, list[Row]] = {}
-        for row in plain(folder.table(SilverOutput.CHANGES, changes_schema(capture.declared))):
+        for row in plain(folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns))):
             self.changes.setdefault(tuple(row[name] for name in SESSION), []).append(row)
         self.kept: dict[Session, list[Row]] = {session: [] for session in self.changes}
         for row in sorted(plain(cutter.index), key=lambda row: (row["position"], row["snapshot_at"])):

@@ -48,7 +48,8 @@ class MessageComparison:
         messages: Number of compared messages: those in Kafka, in bronze or in both.
         different: Number of compared messages that are missing, repeated or changed in bronze, or missing in Kafka.
         first_difference: The first of them, ordered by topic, partition and offset; None if all are equal.
-        erased: Number of messages, not counted above, that are erased in bronze and so cannot be compared.
+        erased: Number of messages, not counted above, that are erased in bronze, or some of whose parts are, and so
+            cannot be compared.
     """
 
     messages: int = 0

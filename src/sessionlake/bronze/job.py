@@ -34,7 +34,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import build_spark_source_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
-from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
+from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts_to_apply
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.topics import read_topics, select_latest_generations
@@ -83,11 +83,11 @@ def start_kafka_job(
     """
     lake = Lake(settings)
     _prepare_tables(spark, lake)
-    book, forgotten = TopicRegister(spark, lake, settings), read_receipts(lake.reader(spark))
+    book, forgotten = TopicRegister(spark, lake, settings), read_receipts_to_apply(lake, spark)
     silences = SilenceWriter(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
-        CheckpointGenerations(settings.checkpoint(LAYER), LAYER),
+        CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER),
         book,
         source=lambda start: (
             _read_kafka_stream(spark, settings, start, book, forgotten),

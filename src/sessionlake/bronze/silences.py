@@ -250,7 +250,7 @@ def find_silences_file(settings: Settings) -> Path:
 
     The file may be lost, because all silences are also in bronze.
     """
-    return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
+    return Path(f"{settings.checkpoint_path(BRONZE)}.silences.json")
 
 
 def _read_current_moment() -> ClockReading:

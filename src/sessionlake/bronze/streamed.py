@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
+from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts_to_apply
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
@@ -123,7 +123,7 @@ class _StreamedQuery(LayerQuery):
     def __init__(
         self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _StreamedBatchWriter, *, once: bool
     ) -> None:
-        super().__init__(LAYER, settings.checkpoint(LAYER))
+        super().__init__(LAYER, settings.checkpoint_path(LAYER))
         self._spark, self._source, self._commit = spark, source, batch
         self._trigger, self._once = settings.bronze.trigger, once
         self._stopped = False
@@ -212,7 +212,7 @@ class _StreamedBatchWriter:
         if self._log is None:  # read once: forgetting a session requires that bronze has stopped
             self._log, self._forgotten = (
                 OffsetLog.load_from_ledger(spark, lake, LAYER, txn),
-                read_receipts(lake.reader(spark)),
+                read_receipts_to_apply(lake, spark),
             )
         log = self._log
         with stored_on_disk(self._source.convert_batch_to_messages(rows, log.last_offsets)) as read:

@@ -31,7 +31,7 @@ from sessionlake.ledger.absent import NO_END, AbsenceReason, count_offsets_in_ru
 from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
 from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.topics import read_topics, select_latest_generations
-from sessionlake.protocol.erased import ERASED_KEY
+from sessionlake.protocol.erased import ERASED_KEY, PARTS_ERASED_HEADER
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import parse_failure
@@ -170,7 +170,9 @@ class _KafkaBronzeComparison:
             offset_ranges
         )  # after Kafka was read: retention may have moved it
         held = self.lake.read(self.spark, MESSAGES).where(build_offsets_condition(offset_ranges))
-        erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
+        is_placeholder = F.coalesce(F.col("key") == F.lit(bytearray(ERASED_KEY)), F.lit(col=False))
+        has_erased_parts = F.exists(F.coalesce("headers", F.array()), lambda one: one["key"] == PARTS_ERASED_HEADER)
+        erased = held.where(is_placeholder | has_erased_parts)
         return compare_messages(
             kafka, hash_messages(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()
         )

@@ -26,9 +26,9 @@ from sessionlake.cli.context import (
     INT64_MAX,
     Config,
     Form,
+    load_config,
     read_config_before_command,
     say,
-    settings_of,
     start_spark_for_block,
     with_reader,
     with_spark,
@@ -55,7 +55,7 @@ _COMMANDS = "sessionlake.commands"
 
 
 class _CommandGroup(TyperGroup):
-    """Prints the text of any error that a command raises, and exits with its code."""
+    """The group of all commands. It prints the text of an error that a command raises, and exits with its code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *sorted(entry_points(group=_COMMANDS).names)]
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def job_main() -> None:
-    """Runs the command line inside a Databricks job. Exits with code 2 if the job may not run the command."""
+    """Runs the command line inside a Databricks job. Exits with code 2 if jobs may not run this command."""
     from sessionlake.cli.job import explain_refusal
 
     if why := explain_refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
@@ -120,7 +120,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options_before_command(
+def read_options_before_command(
     config: Config = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
@@ -146,7 +146,7 @@ def run(
 
     Bronze copies messages from Kafka, silver rebuilds the session tables from them, gold computes figures from these.
     """
-    begun, settings = time.monotonic(), settings_of(config)
+    begun, settings = time.monotonic(), load_config(config)
     from sessionlake.cli.once import run_once_and_report
     from sessionlake.cli.run import choose_processor, report_failure
     from sessionlake.local.signals import StopFlag
@@ -160,7 +160,7 @@ def run(
             run_once_and_report(spark, settings, layer, stop, begun)
             return
         parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
-        say(f"running {parts} into {settings.place}; Ctrl-C stops")
+        say(f"running {parts} into {settings.location}; Ctrl-C stops")
         pipeline.run_until_stopped(spark, settings, layer, stop, report_failure, on_wait=say)
         say("stopped")
 
@@ -168,7 +168,7 @@ def run(
 @app.command()
 def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """Show each layer's progress, and how far behind it is."""
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.status import show_statuses
     from sessionlake.history.status import layer_statuses
 
@@ -185,7 +185,7 @@ def report(
 
     It shows freshness, throughput, integrity, sessions, series of values and table sizes.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     import webbrowser
 
     from sessionlake.history.report.page import write_report
@@ -215,7 +215,7 @@ def trace(
 
     Shows its bronze commit and silver batch, whether it was applied and why, and the row changes it made.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.trace import show_trace
     from sessionlake.history.trace import trace as find
 
@@ -259,7 +259,7 @@ def recover(
 
     Finds a lost checkpoint, state or table file, and makes it again from what is left.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import recover as command
     from sessionlake.delta.lake import create_storage
 
@@ -280,7 +280,7 @@ def explain(
 
     Lists the Kafka offsets, the batches and the formula behind rows of a gold table.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.explain import show_explained_rows
 
     message = None if offset is None else (partition, offset)
@@ -298,7 +298,7 @@ def publish(
 
     Each changed row becomes one message with the row's key: an upsert, or a tombstone if the row was deleted.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import publish as command
     from sessionlake.local.signals import StopFlag
     from sessionlake.publish.job import Publication
@@ -322,7 +322,7 @@ def maintain(
     Also removes rows older than `maintain.retention`. Runs until you press Ctrl-C. `run all` does the same work by
     itself.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import maintain as command
     from sessionlake.delta.lake import create_storage
     from sessionlake.local.signals import StopFlag
@@ -345,7 +345,7 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
 
     Silver stops at an integrity violation under `on_violation: fail`. Your decision lets it continue past that message.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.resolve import choose_decision, record_or_withdraw_decision
 
     decision = choose_decision(chosen)

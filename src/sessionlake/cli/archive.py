@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, say, settings_of, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 from sessionlake.cli.export import parse_size
 from sessionlake.cli.show import write_line
 from sessionlake.delta.schemas.names import MESSAGES
@@ -46,7 +46,7 @@ def archive(
 
     `bronze.source: archive` reads them again. If anything fails, no files are left.
     """
-    settings, limit = settings_of(config), parse_size(max_file_size)
+    settings, limit = load_config(config), parse_size(max_file_size)
     from sessionlake.bronze.archive.writer import write_archives
     from sessionlake.delta.lake import Lake
 
@@ -58,7 +58,7 @@ def archive(
         )
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"archive: {MESSAGES} does not exist yet in {settings.place}",
+            f"archive: {MESSAGES} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run bronze`, or name another home with SESSIONLAKE_HOME",
         )
 
@@ -73,7 +73,14 @@ def archive(
 def iterate_bronze_messages(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, ArchivedMessage]]:
-    """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
+    """Yields bronze's messages with their topic and partition, sorted by topic, partition and offset.
+
+    All come from one version of the table.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        where: A SQL condition that selects messages; None for all.
 
     Raises:
         UsageError: Spark does not accept the condition.

@@ -24,11 +24,13 @@ _AGAIN_SECONDS = 1.0
 def claim_all_layers(
     spark: SparkSession, settings: Settings, seconds: float, doing: str, *more_claims: str
 ) -> Iterator[None]:
-    """Holds the claims of all layers, of retention and of maintenance for a block, so that no other process works.
+    """Claims all layers, retention and maintenance during the block, so that no other process works on the tables.
 
     A claim is an exclusive lock or lease. Running layers must have been asked to pause before.
 
     Args:
+        spark: The Spark session.
+        settings: The configuration.
         seconds: How long to wait until the running layers have paused.
         doing: What this process does, for example "reshards". Processes that are refused meanwhile show it in their
             error.

@@ -39,10 +39,10 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def settings_of(config: Path | None) -> Settings:
-    """Loads the configuration for a command.
+def load_config(config: Path | None) -> Settings:
+    """Returns the validated configuration for a command.
 
-    The file is the one that the command's `--config` names, otherwise the `--config` given before the command.
+    The file is the one that the command's `--config` names, otherwise the one of the `--config` before the command.
 
     Raises:
         ConfigError: The configuration is invalid.
@@ -53,7 +53,7 @@ def settings_of(config: Path | None) -> Settings:
 
 
 def read_config_before_command() -> Path | None:
-    """Returns the file given before the command, as in `sessionlake --config FILE status`; None if none is given."""
+    """Returns the file of a `--config` before the command, as in `sessionlake --config FILE status`; else None."""
     return BEFORE_COMMAND.get("config")
 
 
@@ -65,11 +65,12 @@ BEFORE_COMMAND: dict[str, Path] = {}
 def start_spark_for_block(
     settings: Settings, *, app: str = "sessionlake", stop: StopFlag | None = None, lasting: bool = False
 ) -> Iterator[SparkSession]:
-    """Starts a Spark session for a block, and stops it at the end.
+    """Starts a Spark session for a block, and stops it at the end of the block.
 
     Errors of Spark are turned into readable ones before the session stops, because only a running JVM can explain them.
 
     Args:
+        settings: The configuration.
         app: Names the log files in the home.
         stop: Set by signals. A signal that arrives while Spark starts interrupts the start.
         lasting: True if the session works for many minutes.
@@ -92,20 +93,20 @@ def start_spark_for_block(
 
 
 def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
-    """Returns the result of a function that is called with a new Spark session. Stops the session afterwards."""
+    """Starts Spark, calls a function with the session, stops Spark, and returns the function's result."""
     with start_spark_for_block(settings) as spark:
         return work(spark)
 
 
 def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
-    """Calls a function with a reader of the tables. Starts Spark only if the tables are in a catalog."""
+    """Calls a function with a reader of the tables, returns its result. Starts Spark only for tables in a catalog."""
     from sessionlake.delta.lake import Lake
 
     return with_spark_if_needed(settings, lambda spark: work(Lake(settings).reader(spark)))
 
 
 def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
-    """Calls a function with a Spark session if tables cannot be read without one, otherwise with None."""
+    """Calls a function with a Spark session, or with None if tables can be read without it, and returns its result."""
     from sessionlake.delta.lake import create_storage
 
     return with_spark(settings, work) if create_storage(settings).needs_spark else work(None)

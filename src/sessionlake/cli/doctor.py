@@ -59,7 +59,7 @@ _SHOWN_NAMES = 10
 
 
 class CheckSeverity(StrEnum):
-    """The severity of a finding."""
+    """How bad the result of a check is."""
 
     OK = "ok"
     WARN = "warn"
@@ -71,7 +71,8 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        what: The name of the check.
+        level: Whether all is well, or how bad it is.
+        check: The name of the check.
         detail: What was found, with the remedy if there is something to do.
     """
 
@@ -81,10 +82,10 @@ class CheckResult:
 
 
 def run_checks(file: Path | None = None) -> list[CheckResult]:
-    """Runs every check whose requirements the earlier checks have confirmed.
+    """Checks the machine, Kafka and the tables, and returns the results. Skips tables if the machine fails a check.
 
     Args:
-        file: The configuration file. None means the file that other commands would find.
+        file: The configuration file. None means the file that other commands would use.
     """
     try:
         settings = load_settings(file)
@@ -112,12 +113,13 @@ def run_checks(file: Path | None = None) -> list[CheckResult]:
 
 
 def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]:
-    """Checks the Databricks bundle in a folder, and its settings file, for every target.
+    """Checks the Databricks bundle in a folder, and its settings file, for every target. Returns the faults.
 
-    The name of each finding is the file and line of the fault.
+    The name of each result is the file and line of the fault.
 
     Args:
         commands: The command line, by which the words in the jobs' definitions are checked.
+        folder: The folder with `databricks.yml`.
     """
     from sessionlake.cli.job import explain_refusal
     from sessionlake.databricks.bundle.rules import find_bundle_faults
@@ -155,10 +157,10 @@ def _check_jars() -> str:
 
 
 def _check_home(settings: Settings) -> CheckResult:
-    from sessionlake.local.home import create_home, read_rights_for_others
+    from sessionlake.local.home import create_home, read_rights_of_other_users
 
     finding = _run_check("home", lambda: str(create_home(settings)))
-    rights = None if finding.level is CheckSeverity.FAIL else read_rights_for_others(settings)
+    rights = None if finding.level is CheckSeverity.FAIL else read_rights_of_other_users(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
@@ -184,7 +186,8 @@ def _check_operations(settings: Settings) -> str:
 def _check_checkpoints(settings: Settings) -> str:
     require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
     return (
-        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_path(layer)).is_dir())
+        or "none yet"
     )
 
 
@@ -207,7 +210,7 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
     return [
         *stored,
         _run_check("ledger", lambda: _check_balance(lake.reader(spark), settings)),
-        _run_check("sums", lambda: _check_sums(lake.reader(spark))),
+        _run_check("sums", lambda: _check_copied_sums(lake.reader(spark))),
         _run_check("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
         _run_check("tables", lambda: _check_row_counts(spark, lake)),
         _run_check("versions", lambda: _check_versions(spark, lake)),
@@ -259,7 +262,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
     return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
 
 
-def _check_sums(reader: TableReader) -> str:
+def _check_copied_sums(reader: TableReader) -> str:
     used = verify_ledger_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
@@ -288,7 +291,7 @@ def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _describe_remedy(layer: str) -> str:
-    """Returns what the operator should do about a layer with missing or repeated offsets."""
+    """Returns what the operator should do about a layer in which offsets are missing or repeated."""
     if layer == SILVER:
         return (
             "Run `sessionlake rebuild silver`, which builds it again from bronze, or restore its tables and its "
@@ -298,7 +301,7 @@ def _describe_remedy(layer: str) -> str:
 
 
 def _read_query_id(settings: Settings, layer: str) -> str | None:
-    return CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.app_id
+    return CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation.app_id
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
@@ -310,7 +313,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
     if lost:
         remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
-        places = ", ".join(map(settings.checkpoint, lost))
+        places = ", ".join(map(settings.checkpoint_path, lost))
         raise LakeError(f"the checkpoint {places} is gone, though the tables hold data of the layer", fix=remedies)
     return "every layer that has run has its checkpoint"
 
@@ -337,7 +340,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
 
 
 def _check_session_ids(reader: TableReader) -> CheckResult:
-    """Warns of session ids that occur in several partitions of a topic."""
+    """Returns a warning if session ids occur in several partitions of a topic."""
     recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
@@ -353,5 +356,5 @@ def _check_session_ids(reader: TableReader) -> CheckResult:
 
 
 def _join_first_names(names: list[str]) -> str:
-    """Returns the first few of the names as one line of text."""
+    """Returns the first names of a list, separated by commas, and `…` if there are more."""
     return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, convert_to_json_value, make_console, make_visible_text, show_rows
+from sessionlake.cli.show import OutputFormat, convert_to_json_value, create_console, create_visible_text, show_rows
 from sessionlake.history.explain import ExplainedRow, explain
 from sessionlake.settings.model import Settings
 
@@ -21,7 +21,17 @@ _SHOWN_BATCHES = 5
 def show_explained_rows(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
-    """Writes the messages, batches and formula of all rows of a gold table that meet a condition."""
+    """Prints which messages, batches and formula the rows of a gold table come from.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        table: Name of the gold table.
+        where: A SQL condition that selects rows; empty for all.
+        message: Partition and offset of a message. The output then says whether it is part of each row; None: it does
+            not.
+        form: The format of the output.
+    """
     figures, more = explain(spark, settings, table, where, message=message)
     if more:
         say(f"these are the first; more rows of {table} meet the condition: select them by their keys in --where")
@@ -31,14 +41,14 @@ def show_explained_rows(
         return
     from rich.table import Table
 
-    console = make_console(sys.stdout)
+    console = create_console(sys.stdout)
     for figure in figures:
         console.print(
-            make_visible_text(f"{figure.table}: ").append_text(make_visible_text(_join_pairs(figure.key), "bold"))
+            create_visible_text(f"{figure.table}: ").append_text(create_visible_text(_join_pairs(figure.key), "bold"))
         )
         grid = Table.grid(padding=(0, 2))
         for name, text in _describe_row(figure, has_message=message is not None):
-            grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
+            grid.add_row(create_visible_text(f"  {name}", "dim"), create_visible_text(text))
         console.print(grid)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, say, settings_of, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import write_line
 from sessionlake.errors import LakeError, UsageError
@@ -51,8 +51,8 @@ def export(
 
     If anything fails, no files are left.
     """
-    settings = settings_of(config)
-    limit, point = parse_size(max_file_size), make_time_travel_option(version, as_of)
+    settings = load_config(config)
+    limit, point = parse_size(max_file_size), create_time_travel_option(version, as_of)
     require_exportable_table(settings, table, point)
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export_frame as write
@@ -63,7 +63,7 @@ def export(
 
         from sessionlake.streaming.errors import explain_sql_error
 
-        rows = select_rows(spark, settings, table, where, point)
+        rows = select_exported_rows(spark, settings, table, where, point)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
         except (PySparkException, Py4JError) as error:  # some conditions only fail when Spark computes them
@@ -76,7 +76,7 @@ def export(
 
 
 def parse_size(text: str) -> int:
-    """Returns a size such as 128MB or 1GiB as a number of bytes.
+    """Returns the number of bytes of a size in words, such as `128MB` or `1GiB`.
 
     Raises:
         UsageError: The text is not a size, or less than one byte.
@@ -95,8 +95,12 @@ def parse_size(text: str) -> int:
     return size
 
 
-def make_time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]:
-    """Returns Delta's read option for a past version or time; empty for the latest version.
+def create_time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]:
+    """Returns the option with which Delta reads a past version or time; empty for the latest version.
+
+    Args:
+        version: The version; None if no version is wanted.
+        as_of: An ISO 8601 time; None if no time is wanted.
 
     Raises:
         UsageError: Both are given, or the time cannot be parsed.
@@ -113,8 +117,13 @@ def make_time_travel_option(version: int | None, as_of: str | None) -> dict[str,
     return {"timestampAsOf": f"{parse_time('--as-of', as_of).astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"}
 
 
-def require_exportable_table(settings: Settings, table: str, point: dict[str, Any]) -> None:
+def require_exportable_table(settings: Settings, table: str, time_travel_option: dict[str, Any]) -> None:
     """Checks that a table can be exported, before Spark is started.
+
+    Args:
+        settings: The configuration.
+        table: Name of a table or view.
+        time_travel_option: Delta's read option for a past version or time; empty for the latest version.
 
     Raises:
         UsageError: The lake has no table of this name, or a past version of a view is requested.
@@ -128,7 +137,7 @@ def require_exportable_table(settings: Settings, table: str, point: dict[str, An
         raise UsageError(
             f"export: {table} is not a table of the lake", fix=f"Name one of {', '.join(list_table_names(settings))}"
         )
-    if point and table in views:
+    if time_travel_option and table in views:
         raise UsageError(
             f"export: {table} is a view, and only tables have versions",
             fix="Leave out --version and --as-of to export the view as it is now, or name a table",
@@ -136,17 +145,24 @@ def require_exportable_table(settings: Settings, table: str, point: dict[str, An
     needed = views.get(table, table)
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
-            f"export: {needed} does not exist yet in {settings.place}",
+            f"export: {needed} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 
 
-def select_rows(
-    spark: SparkSession, settings: Settings, table: str, where: str | None, point: dict[str, Any]
+def select_exported_rows(
+    spark: SparkSession, settings: Settings, table: str, where: str | None, time_travel_option: dict[str, Any]
 ) -> DataFrame:
     """Returns the rows of a table or view that meet a condition.
 
     All rows come from one version of the table, even if it gets commits meanwhile.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        table: Name of the table or view.
+        where: A SQL condition; None for all rows.
+        time_travel_option: Delta's read option for a past version or time; empty for the latest version.
 
     Raises:
         UsageError: Spark does not accept the condition, or the table or version does not exist.
@@ -165,14 +181,19 @@ def select_rows(
         if table in list_view_sources(settings):
             rows = _read_view(spark, lake, table)
         else:
-            rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.latest_version(spark, table)})
+            rows = lake.storage.read(
+                spark, table, time_travel_option or {"versionAsOf": lake.latest_version(spark, table)}
+            )
         return rows if where is None else rows.where(where)
     except PySparkException as error:
         raise explain_sql_error("export", error) from error
 
 
 def _read_view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
-    """Returns a view's rows, stored on disk when first computed. A view has no version that could be read again."""
+    """Returns the rows of a view, which are stored on disk when first computed.
+
+    A view has no versions, so it could not be read a second time with the same result.
+    """
     from pyspark import StorageLevel
 
     from sessionlake.cli.query import create_lake_views

@@ -18,10 +18,10 @@ INTERRUPTED = 130
 
 
 def call_with_readable_errors(command: Callable[[], Any]) -> Any:
-    """Calls a command. Prints the text of any error that it raises.
+    """Calls a command and returns its result. If the command raises an error, only the error's text is printed.
 
     Ctrl-C while Python waits for Spark can end a command with any error, because py4j and pyspark do not pass
-    `KeyboardInterrupt` on from everywhere. Such an error only says that the command was interrupted.
+    `KeyboardInterrupt` on from everywhere. Then the output only says that the command was interrupted.
 
     Raises:
         Exit: The command failed or was interrupted. The exception has the exit code.
@@ -47,7 +47,7 @@ def call_with_readable_errors(command: Callable[[], Any]) -> Any:
 
 
 def _print_error(error: Exception) -> int:
-    """Prints the error's text, and returns the exit code."""
+    """Prints the text of an error, and returns the exit code for it."""
     from sessionlake.streaming.errors import build_operator_error
 
     _print_traceback_if_wanted(error)

@@ -7,22 +7,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from sessionlake.cli.context import Config, say, settings_of
+from sessionlake.cli.context import Config, load_config, say
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import write_text
 from sessionlake.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from sessionlake.cli.feed_trial import JudgedTrial
     from sessionlake.feeds.feed import Feed
     from sessionlake.feeds.lines import Line
     from sessionlake.feeds.payload import PayloadReader
+    from sessionlake.feeds.trial import Trial
     from sessionlake.settings.model import Settings
 
 feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
@@ -62,38 +63,60 @@ def feed_try(
 
     Exits with 1 if a message is refused, or a checksum or `expect` fails.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.feed_text import show_trial
-    from sessionlake.feeds.trial import Trial
 
     feeds = require_configured_feeds(settings)
-    only = None if name is None else _find_feed(feeds, name)
-    max_bytes = settings.capture.max_message_bytes
-    unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
-    create_trial = partial(
-        Trial, feeds, unbound=unbound, max_bytes=max_bytes, payload=_create_payload_reader(settings, feeds)
-    )
+    only = None if name is None else _require_feed(feeds, name)
     if file is None:
         if topic is None:
             raise UsageError(
                 "feed try: neither a file nor a topic was named, so there are no messages to read",
                 fix="Name a file, or a topic with --topic",
             )
-        _require_match(feeds, only, topic)
+        _require_matching_feed(feeds, only, topic)
         lines = _read_last_messages(settings, topic, last)
-        trial = create_trial(only=only)
-        show_trial(trial, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
+        trial, judged = _create_trial(settings, feeds, only)
+        show_trial(trial, judged, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
     else:
         if topic is not None:
-            _require_match(feeds, only, topic)
+            _require_matching_feed(feeds, only, topic)
         bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
-        trial = create_trial(only=only, bare=bare)
+        trial, judged = _create_trial(settings, feeds, only, bare, is_live=file == _STDIN)
         with open_messages_file(file) as content:
-            show_trial(
-                trial, _read_messages_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}"
-            )
+            lines = _read_messages_file(content, topic, bare, settings.capture.max_message_bytes)
+            show_trial(trial, judged, lines, shown, form, f"sessionlake feed try {file}")
     if trial.totals.failed:
         raise typer.Exit(1)
+
+
+def _create_trial(
+    settings: Settings, feeds: Sequence[Feed], only: Feed | None, bare: Feed | None = None, *, is_live: bool = False
+) -> tuple[Trial, JudgedTrial]:
+    """Returns what reads the messages by the feeds, and what judges them as silver does.
+
+    Args:
+        settings: The settings.
+        feeds: The configured feeds.
+        only: The feed that reads all messages; None to choose by topic.
+        bare: The feed of messages whose line names no topic; None to choose by topic.
+        is_live: True to judge each message as soon as it is read.
+    """
+    from sessionlake.cli.feed_trial import BLOCK, JudgedTrial
+    from sessionlake.feeds.trial import Trial
+
+    trial = Trial(
+        feeds,
+        only=only,
+        bare=bare,
+        unbound={feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"},
+        max_bytes=settings.capture.max_message_bytes,
+        payload=_create_payload_reader(settings, feeds),
+    )
+    chosen = only or bare
+    return trial, JudgedTrial.create(
+        settings.capture, None if chosen is None else chosen.name, block=1 if is_live else BLOCK
+    )
 
 
 @feed_app.command("test")
@@ -107,14 +130,14 @@ def feed_test(
     Exits with 1, and shows each difference, if a table or message is not as expected. The how-to "Bring your own
     messages" describes the files.
     """
-    settings = settings_of(config)
-    from sessionlake.cli.feed_text import show_tests
+    settings = load_config(config)
+    from sessionlake.cli.feed_text import show_test_results
     from sessionlake.feed_testing import read_test, run_test
 
     feeds = require_configured_feeds(settings)
     tests = [(file, read_test(file)) for file in files]
     results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
-    show_tests(results, form)
+    show_test_results(results, form)
     if any(differences for _, _, differences in results):
         raise typer.Exit(1)
 
@@ -151,7 +174,7 @@ def feed_infer(
     else:
         from sessionlake.kafka.last_messages import read_last_messages
 
-        records, name = read_last_messages(settings_of(config), source, last), source
+        records, name = read_last_messages(load_config(config), source, last), source
         again = f"sessionlake feed try --topic {source}"
     write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
@@ -167,7 +190,7 @@ def feed_send(
     They keep their keys, headers and times. A message whose line names no topic is sent to `--topic`, or to the topic
     of the only feed.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.kafka.send_messages import send_messages
 
     feeds = [feed.build() for feed in settings.capture.feeds]
@@ -184,10 +207,10 @@ def feed_send(
 
 
 def require_configured_feeds(settings: Settings) -> list[Feed]:
-    """Returns the feeds of the configuration.
+    """Returns the feeds that the configuration declares.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: It declares none.
     """
     feeds = [feed.build() for feed in settings.capture.feeds]
     if not feeds:
@@ -201,7 +224,7 @@ def require_configured_feeds(settings: Settings) -> list[Feed]:
 
 
 def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader | None:
-    """Returns the reader of Avro and Protobuf; None if all feeds read JSON."""
+    """Returns the reader for Avro and Protobuf messages; None if all feeds read JSON."""
     if not any(feed.needs_payload for feed in feeds):
         return None
     from sessionlake.feeds.payload import PayloadReader
@@ -211,7 +234,7 @@ def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> Payload
     return None if payload is None else PayloadReader(payload)
 
 
-def _find_feed(feeds: Sequence[Feed], name: str) -> Feed:
+def _require_feed(feeds: Sequence[Feed], name: str) -> Feed:
     found = next((feed for feed in feeds if feed.name == name), None)
     if found is None:
         names = [feed.name for feed in feeds]
@@ -221,8 +244,8 @@ def _find_feed(feeds: Sequence[Feed], name: str) -> Feed:
     return found
 
 
-def _require_match(feeds: Sequence[Feed], only: Feed | None, topic: str) -> None:
-    if only is not None or any(feed.topics.fullmatch(topic) for feed in feeds):
+def _require_matching_feed(feeds: Sequence[Feed], chosen_feed: Feed | None, topic: str) -> None:
+    if chosen_feed is not None or any(feed.topics.fullmatch(topic) for feed in feeds):
         return
     patterns = {feed.topics.pattern: feed.name for feed in feeds}
     near = get_close_matches(topic, patterns, 1, 0)
@@ -235,7 +258,7 @@ def _require_match(feeds: Sequence[Feed], only: Feed | None, topic: str) -> None
 
 
 def _choose_topic_of_bare_lines(feed: Feed) -> str:
-    """Returns a topic for messages whose line does not name one: the only topic of the feed, else the feed's name."""
+    """Returns the topic for messages whose line names none: the only topic that the feed reads, or the feed's name."""
     pattern = feed.topics.pattern
     return re.sub(r"\\(.)", r"\1", pattern) if _LITERAL.fullmatch(pattern) else feed.name
 
@@ -250,17 +273,23 @@ def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[L
     return (Line(0, record, is_bare=False) for record in found)
 
 
-def _read_messages_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: int) -> Iterator[Line]:
+def _read_messages_file(
+    file: BinaryIO, topic: str | None, feed_of_bare_lines: Feed | None, max_bytes: int
+) -> Iterator[Line]:
     """Yields the messages of a file.
 
     Args:
-        topic: Topic of messages whose line does not name one.
-        bare: The feed of such messages, if `topic` is None; None if it cannot be known.
-        max_bytes: Longest value allowed.
+        file: The open file.
+        topic: Topic of messages whose line names none.
+        feed_of_bare_lines: The feed of such messages if `topic` is None; None if that feed is not known.
+        max_bytes: Largest size of a message's value.
+
+    Raises:
+        UsageError: A line names no topic, and neither `topic` nor `feed_of_bare_lines` is given.
     """
     from sessionlake.feeds.lines import MAX_LINE, read_lines, read_messages
 
-    name = topic if topic is not None or bare is None else _choose_topic_of_bare_lines(bare)
+    name = topic if topic is not None or feed_of_bare_lines is None else _choose_topic_of_bare_lines(feed_of_bare_lines)
     for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
@@ -273,10 +302,10 @@ def _read_messages_file(file: BinaryIO, topic: str | None, bare: Feed | None, ma
 
 @contextmanager
 def open_messages_file(file: str) -> Iterator[BinaryIO]:
-    """Opens a file of messages, or standard input for `-`.
+    """Opens a file of messages for a block, or standard input for `-`.
 
     Raises:
-        UsageError: The file cannot be read. The text names a file with a similar name.
+        UsageError: The file cannot be read. The text suggests a file with a similar name.
     """
     if file == _STDIN:
         yield sys.stdin.buffer
@@ -285,17 +314,17 @@ def open_messages_file(file: str) -> Iterator[BinaryIO]:
     try:
         content = path.open("rb")
     except OSError as error:
-        raise _make_unreadable_error(path, error) from None
+        raise _create_unreadable_file_error(path, error) from None
     with content:
         try:
             yield content
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            raise _make_unreadable_error(path, error) from None
+            raise _create_unreadable_file_error(path, error) from None
 
 
-def _make_unreadable_error(path: Path, error: OSError) -> UsageError:
+def _create_unreadable_file_error(path: Path, error: OSError) -> UsageError:
     try:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:

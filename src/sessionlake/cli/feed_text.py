@@ -1,10 +1,11 @@
-"""Writes what feeds make of messages: lines for people, or one JSON object a message for programs."""
+"""Prints how feeds read messages: lines for people, or one JSON object a message for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sessionlake.cli.feed_trial import JudgedTrial
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import convert_to_json_value, write_text
 from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
@@ -21,18 +22,20 @@ _SHOWN_VALUE = 300
 _RESCUED = "_rescued"
 
 
-def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, again: str) -> None:
-    """Tries messages one by one, and writes the result of each at once. Writes a summary at the end.
+def show_trial(
+    trial: Trial, judged: JudgedTrial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, try_command: str
+) -> None:
+    """Tries messages, and writes the result of each. Writes a summary at the end.
 
     Args:
         trial: The trial that reads the messages.
+        judged: Judges the messages as silver does.
         lines: The messages.
-        shown: Which messages to write.
+        shown: Which messages to print.
         form: The format. JSON has a last line `{"summary": …}`.
-        again: The command that tries the same messages again.
+        try_command: The command that tries the same messages again.
     """
-    for line in lines:
-        outcome = trial.read(line.record, is_bare=line.is_bare)
+    for line, outcome in judged.judge_lines(trial, lines):
         is_faulty = outcome.is_refused or bool(outcome.findings)
         if shown is ShownMessages.ALL or (shown is ShownMessages.REFUSED and is_faulty):
             if form is FeedFormat.JSON:
@@ -41,14 +44,14 @@ def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: 
                 for text in _format_outcome_lines(line, outcome):
                     write_text(text)
     if form is FeedFormat.JSON:
-        write_text(to_json_line({"summary": _create_summary_object(trial)}))
+        write_text(to_json_line({"summary": _create_summary_object(trial, judged)}))
     else:
-        for text in _format_summary_lines(trial, again):
+        for text in _format_summary_lines(trial, judged, try_command):
             write_text(text)
 
 
-def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
-    """Writes the results of tests: for each file its differences, and a line with counts.
+def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+    """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
         results: For each file its name, the number of its frames, and what is not as expected.
@@ -72,7 +75,7 @@ def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: F
 # -- one message
 
 
-def _describe_place(line: Line) -> str:
+def _describe_origin(line: Line) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
@@ -80,7 +83,7 @@ def _describe_place(line: Line) -> str:
 
 
 def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
-    place, found = _describe_place(line), outcome.found
+    place, found = _describe_origin(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
@@ -95,8 +98,9 @@ def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
     yield f"{place}: feed {outcome.feed.name}, {rules}{ignored}"
     for event in found.events:
         if event.kind is not Kind.IGNORE:
-            yield f"  {_format_event(event)}"
-            yield from _format_row_lines(event.rows)
+            reason = outcome.quarantined.get(event.session)
+            yield f"  {_format_event(event)}{f'; in quarantine: {reason}' if reason else ''}"
+            yield from () if reason else _format_row_lines(event.rows)
     for text in outcome.findings:
         yield f"  {text}"
 
@@ -119,7 +123,7 @@ def _format_event(event: Event) -> str:
 
 
 def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
-    """Yields the changed rows as a table: a change per line, a column for each column that a change sets."""
+    """Yields the changed rows as lines of a text table, with one column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
         return
@@ -167,7 +171,11 @@ def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
         return place | {"refused": refused | {"message": _format_message_start(record.value)}}
     if found is None:
         return place | {"refused": {"reason": "no_feed", "path": "", "why": "no feed matches this topic"}}
-    events = [_create_event_object(event) for event in found.events if event.kind is not Kind.IGNORE]
+    events = [
+        _create_event_object(event) | {"quarantine": outcome.quarantined.get(event.session)}
+        for event in found.events
+        if event.kind is not Kind.IGNORE
+    ]
     return place | {"rules": list(found.rules), "events": events, "findings": list(outcome.findings)}
 
 
@@ -187,7 +195,7 @@ def _create_event_object(event: Event) -> dict[str, Any]:
 # -- the summary
 
 
-def _create_summary_object(trial: Trial) -> dict[str, Any]:
+def _create_summary_object(trial: Trial, judged: JudgedTrial) -> dict[str, Any]:
     totals = trial.totals
     return {
         "messages": totals.messages,
@@ -195,8 +203,11 @@ def _create_summary_object(trial: Trial) -> dict[str, Any]:
         "rules": [{"feed": feed, "rule": rule, "messages": n} for (feed, rule), n in sorted(totals.rules.items())],
         "refused": [{"feed": feed, "reason": why, "messages": n} for (feed, why), n in sorted(totals.refused.items())],
         "no_feed": dict(totals.unmatched),
-        "sessions": len(trial.tables),
-        "rows": sum(len(table.rows) for table in trial.tables.values()),
+        "sessions": len(judged.silver.sessions),
+        "rows": sum(map(len, judged.silver.rows.values())),
+        "quarantine": dict(judged.silver.reasons),
+        "broken": judged.list_broken_sessions(),
+        "stopped": judged.stopped,
         "gaps": totals.gaps,
         "duplicates": totals.duplicates,
         "before_snapshot": totals.orphans,
@@ -209,8 +220,8 @@ def _create_summary_object(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
-    totals, tables = trial.totals, trial.tables
+def _format_summary_lines(trial: Trial, judged: JudgedTrial, try_command: str) -> Iterator[str]:
+    totals, silver = trial.totals, judged.silver
     refused = totals.refused.total() + totals.unmatched.total()
     read = totals.messages - refused - totals.ignored
     yield f"{totals.messages:,} messages: {read:,} read, {totals.ignored:,} ignored, {refused:,} refused"
@@ -220,8 +231,9 @@ def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
         yield f"  feed {feed}, refused as {reason}: {count:,}"
     for topic, count in sorted(totals.unmatched.items()):
         yield f"  topic {topic}, which no feed matches: {count:,}"
-    rows = sum(len(table.rows) for table in tables.values())
-    yield f"  tables: sessions {len(tables):,}, rows {rows:,}{_describe_followed_messages(totals)}"
+    rows = sum(map(len, silver.rows.values()))
+    yield f"  tables: sessions {len(silver.sessions):,}, rows {rows:,}{_describe_followed_messages(totals)}"
+    yield from _format_judgement_lines(judged)
     yield f"  order: gaps {totals.gaps:,}, duplicates {totals.duplicates:,}"
     if totals.checks:
         yield f"  checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}"
@@ -234,7 +246,30 @@ def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
             "the feed has `starts_with: anything`, or holds more of them"
         )
-    yield f"next: {_describe_next_step(totals, again)}"
+    yield f"next: {_describe_next_step(totals, try_command)}"
+
+
+def _format_judgement_lines(judged: JudgedTrial) -> Iterator[str]:
+    """Yields which messages are in quarantine, which sessions are broken, and where silver stops."""
+    for reason, count in sorted(judged.silver.reasons.items()):
+        yield f"  quarantine, {reason}: {count:,}"
+    broken = judged.list_broken_sessions()
+    for one in broken[:_SHOWN_ROWS]:
+        yield f"  broken: {_describe_break(one)}"
+    if len(broken) > _SHOWN_ROWS:
+        yield f"  and {len(broken) - _SHOWN_ROWS:,} more broken sessions: --format json lists all"
+    if judged.stopped is not None:
+        yield (
+            f"  silver stops, as `on_violation: fail` says: {_describe_break(judged.stopped)}. The tables are as "
+            "before this message, until `sessionlake resolve` decides about it"
+        )
+
+
+def _describe_break(found: Mapping[str, Any]) -> str:
+    where = f"topic {found['topic']}, partition {found['partition']}, offset {found['offset']}"
+    seqs = [f"{name} seq {found[key]}" for name, key in (("expected", "expected_seq"), ("found", "actual_seq"))
+            if found[key] is not None]  # fmt: skip
+    return ", ".join([f"session {found['session_id']} at {where}: {found['event']}", *seqs])
 
 
 def _describe_rule_kind(trial: Trial, name: str, number: int) -> str:
@@ -247,11 +282,11 @@ def _describe_followed_messages(totals: Totals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 
-def _describe_next_step(totals: Totals, again: str) -> str:
+def _describe_next_step(totals: Totals, try_command: str) -> str:
     if not totals.messages:
         return "send messages, or name another file; there were none"
     if totals.unmatched.total() == totals.messages:
-        return f"correct `topics` of the feed, then run `{again}` again"
+        return f"correct `topics` of the feed, then run `{try_command}` again"
     if totals.failed:
-        return f"correct the feed, then run `{again} --show refused`"
+        return f"correct the feed, then run `{try_command} --show refused`"
     return "`sessionlake run all` reads the topic with this feed"

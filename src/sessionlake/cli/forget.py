@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, say, settings_of, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 from sessionlake.cli.options import OfTopic, ShortenGold
 from sessionlake.cli.show import write_line
 from sessionlake.errors import UsageError
@@ -47,9 +47,9 @@ def forget(
 
     Prints a receipt as JSON. Running layers pause meanwhile. Exits with 1 if the session's id is still found somewhere.
     """
-    settings = settings_of(config)
     from sessionlake.delta.lake import create_storage
 
+    settings = load_config(config)
     if (session is not None) + resume + cancel != 1:
         raise UsageError(
             "forget: the command needs exactly one of --session, --resume and --cancel",
@@ -63,7 +63,7 @@ def forget(
     erasure = with_spark(
         settings, lambda spark: forget_session(spark, settings, session, topic, wait, shorten=shorten_gold)
     )
-    write_line(to_json_line(make_receipt(erasure), indent=2))
+    write_line(to_json_line(create_receipt(erasure), indent=2))
     remaining, unread = erasure.report["search"]["found"], erasure.report["search"]["unread"]
     for place in remaining:
         say(f"the id is still in {place}")
@@ -82,10 +82,15 @@ def forget_session(
     *,
     shorten: bool = False,
 ) -> Erasure:
-    """Erases a session while all layers are paused, and returns what was erased.
+    """Erases a session while all layers are paused, and returns a report of what was erased.
 
-    If `session` is None, finishes the forgetting that was interrupted. `shorten` is True if gold may start later,
-    because retention has removed changes.
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        session: The session's id. None finishes the forgetting that was interrupted.
+        topic: The session's topic; None if the id is in one topic only.
+        wait: How long to wait for layers and publications, in seconds.
+        shorten: True if gold may cover less time, because retention has removed changes.
     """
     from sessionlake.operations.forgetting.forget import Forgetting
     from sessionlake.streaming.pause_requests import request_pause
@@ -96,15 +101,18 @@ def forget_session(
 
 
 def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> str:
-    """Cancels an interrupted forgetting while all layers are paused. Returns the name of its receipt."""
+    """Cancels an interrupted forgetting while all layers are paused, and returns the name of its receipt.
+
+    `wait` says how many seconds to wait until running layers have paused.
+    """
     from sessionlake.operations.forgetting.forget import Forgetting
 
     with _claim_all(spark, settings, wait):
         return Forgetting(spark, settings).cancel_forgetting()
 
 
-def make_receipt(erasure: Erasure) -> dict[str, Any]:
-    """Returns the receipt for the data protection officer: a row of `bronze.erasures` and the entries of its report."""
+def create_receipt(erasure: Erasure) -> dict[str, Any]:
+    """Returns the receipt of an erasure: the values of a row of `bronze.erasures`, and of its report, by name."""
     row = asdict(erasure)
     times = {name: row[name].isoformat() for name in ("begun_at", "done_at")}
     report = row.pop("report")

@@ -1,4 +1,4 @@
-"""`verify gold` and `rebuild gold`: compares gold with a recomputation, and rebuilds its tables."""
+"""`verify gold` and `rebuild gold`: compare gold with a recomputation, and rebuild its tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def verify_gold_tables(spark: SparkSession, settings: Settings, say: Say) -> bool:
-    """Compares each table of gold with a recomputation from its source, and says the result.
+    """Compares each table of gold with a recomputation from its source, and tells the user the result.
 
     Returns True if all are equal.
     """
@@ -58,8 +58,11 @@ def rebuild_gold_tables(
     """Rebuilds one table of gold, or all of them, from all of silver.
 
     Args:
+        spark: The Spark session.
+        settings: The configuration.
         table: Name of the table; None means all tables of gold.
-        shorten: True to rebuild even if retention has removed changes of silver. The table then begins later.
+        say: Shows a line to the user.
+        shorten: True to rebuild even if retention has removed changes of silver. The table then covers less time.
 
     Raises:
         LakeError: Retention has removed changes, and `shorten` is False.
@@ -97,7 +100,7 @@ def _rebuild_from_silver(
 
 
 def _list_products_with_source(settings: Settings) -> list[ProductProcessor]:
-    """Returns the products that have a `source`, ordered so that each comes after the products that it reads."""
+    """Returns the processors of gold's products with a `source`. A product comes after the products that it reads."""
     return [processor for processor in settings.processors if isinstance(processor, ProductProcessor)]
 
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from sessionlake.cli.context import INT32_MAX, INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.cli.context import INT32_MAX, INT64_MAX, Config, Form, load_config, say, with_reader, with_spark
 from sessionlake.cli.feed import feed_app
 from sessionlake.cli.options import (
     AfterOffset,
@@ -41,10 +41,10 @@ _OF_PROCESSOR = "processor:"
 
 
 class _RebuildGroup(TyperGroup):
-    """Adds the commands `gold.TABLE` and `processor:NAME`, whose names the configuration decides."""
+    """The commands of `rebuild`, with one for each name `gold.TABLE` and `processor:NAME` in the configuration."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command of a name, None if there is none."""
+        """Returns the command with a name; None if there is none."""
         one = typer.Typer(add_completion=False)
         if cmd_name.startswith("gold."):
             one.command(cmd_name, help=f"Rebuild {cmd_name} from silver, in one commit.")(_make_gold_command(cmd_name))
@@ -83,8 +83,8 @@ GROUPS = {
 
 
 @bronze_app.callback()
-def _make_bronze_a_group() -> None:
-    """Makes `bronze` a group although it has one command."""
+def _declare_bronze_as_group() -> None:
+    """Makes `bronze` a group of commands, although it has only one."""
 
 
 @bronze_app.command("skip")
@@ -103,7 +103,7 @@ def bronze_skip(
 
     Bronze then continues with the message after it.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.resolve import current_user
     from sessionlake.errors import UsageError
     from sessionlake.kafka.clients import require_broker
@@ -141,7 +141,7 @@ def session_show(
     config: Config = None,
 ) -> None:
     """Show the rows of a session's table now."""
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.session import show_session
 
     with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form, partition))
@@ -162,7 +162,7 @@ def session_as_of(
 
     Give the moment as exactly one of --ts, --seq and --offset.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.session import parse_moment, show_session_as_of
 
     moment = parse_moment(ts, seq, offset)
@@ -181,7 +181,7 @@ def state_show(
 
     For example the next seq, missing seqs, and messages held back.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.state import show_session_state
 
     with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form, partition))
@@ -190,7 +190,7 @@ def state_show(
 @state_app.command("stats")
 def state_stats(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """Show the sessions, held-back messages and bytes in each shard."""
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.state import show_state_stats
 
     with_spark(settings, lambda spark: show_state_stats(spark, settings, form))
@@ -211,7 +211,7 @@ def rebuild_silver(
 
     The new tables are built beside the live ones, which stay readable until they are replaced.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import rebuild
     from sessionlake.operations.rebuild.replay import SessionSelection
 
@@ -220,7 +220,7 @@ def rebuild_silver(
         cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
     )
     if cancel:
-        with_spark(settings, lambda spark: rebuild.cancel_silver(spark, settings, say))
+        with_spark(settings, lambda spark: rebuild.cancel_silver_rebuild(spark, settings, say))
         return
     if start_over:
         with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, None, wanted, say, start_over=True))
@@ -230,7 +230,7 @@ def rebuild_silver(
 
 def _make_gold_command(table: str | None) -> Callable[..., None]:
     def rebuild_gold(shorten_gold: ShortenGold = False, config: Config = None) -> None:
-        settings = settings_of(config)
+        settings = load_config(config)
         from sessionlake.cli import gold
 
         with_spark(settings, lambda spark: gold.rebuild_gold_tables(spark, settings, table, say, shorten=shorten_gold))
@@ -253,7 +253,7 @@ def _make_processor_command(name: str) -> Callable[..., None]:
         form: Form = OutputFormat.TABLE,
         config: Config = None,
     ) -> None:
-        settings = settings_of(config)
+        settings = load_config(config)
         from sessionlake.cli import processors
 
         refuse_combined_options(cancel=cancel, start_over=start_over, others=diff)
@@ -261,7 +261,7 @@ def _make_processor_command(name: str) -> Callable[..., None]:
             with_spark(settings, lambda spark: processors.cancel_processor_rebuild(spark, settings, name, say))
             return
         if diff:
-            with_spark(settings, lambda spark: processors.show_difference(spark, settings, name, form, say))
+            with_spark(settings, lambda spark: processors.show_rebuild_difference(spark, settings, name, form, say))
             return
         rebuild = processors.rebuild_processor
         with_spark(settings, lambda spark: rebuild(spark, settings, name, form, say, start_over=start_over))
@@ -275,7 +275,7 @@ def verify_bronze(config: Config = None) -> None:
 
     Exits with 1 and shows the first difference if they differ.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import verify_bronze as command
 
     command.check_before_spark(settings)
@@ -289,7 +289,7 @@ def verify_silver(config: Config = None) -> None:
 
     Exits with 1 and shows the first difference if they differ. Nothing is replaced.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import rebuild
 
     if not with_spark(settings, lambda spark: rebuild.verify_silver(spark, settings, say)):
@@ -302,7 +302,7 @@ def verify_gold(config: Config = None) -> None:
 
     Exits with 1 and shows the first difference if they differ.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import gold
 
     if not with_spark(settings, lambda spark: gold.verify_gold_tables(spark, settings, say)):
@@ -318,7 +318,7 @@ def rules_check(file: File, config: Config = None) -> None:
 
     Exits with 2, and shows line and reason, if a rule cannot be used.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import rules
 
     write_text(f"{len(rules.load_rules(settings, file))} rules are fine")
@@ -334,7 +334,7 @@ def rules_apply(
 
     A running gold applies them within seconds, also if no message arrives.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import rules
 
     written = rules.load_rules(settings, file)
@@ -347,7 +347,7 @@ def rules_test(file: File, form: Form = OutputFormat.TABLE, config: Config = Non
 
     Shows which alerts they would add and remove.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import rules
 
     written = rules.load_rules(settings, file)
@@ -357,7 +357,7 @@ def rules_test(file: File, form: Form = OutputFormat.TABLE, config: Config = Non
 @rules_app.command("list")
 def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """List the rules, and whether gold evaluates each."""
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli import rules
 
     with_reader(settings, lambda reader: rules.show_rules(reader, settings, form))
@@ -368,7 +368,7 @@ def broker_up(config: Config = None) -> None:
     """Start the embedded Kafka broker, and wait until it answers."""
     from sessionlake.local import broker
 
-    _show_broker(broker.start_broker(settings_of(config)))
+    _show_broker(broker.start_broker(load_config(config)))
 
 
 @broker_app.command("down")
@@ -376,7 +376,7 @@ def broker_down(config: Config = None) -> None:
     """Stop the embedded Kafka broker. Its data stays."""
     from sessionlake.local import broker
 
-    say("the broker has stopped" if broker.stop_broker(settings_of(config)) else "no broker of this home was running")
+    say("the broker has stopped" if broker.stop_broker(load_config(config)) else "no broker of this home was running")
 
 
 @broker_app.command("status")
@@ -384,7 +384,7 @@ def read_broker_status(config: Config = None) -> None:
     """Show whether the broker runs. Exits with 1 if not."""
     from sessionlake.local import broker
 
-    status = broker.read_broker_status(settings_of(config))
+    status = broker.read_broker_status(load_config(config))
     _show_broker(status)
     if status.state != "running":
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What a run of a Databricks job may do: a closed list of commands and options.
+"""Decides which commands and options a run of a Databricks job may use: those in a closed list.
 
 A user who may start a job can also replace its arguments, and the run acts with the rights of the tables' owner. So
 `sessionlake-job`, the entry point of all jobs, accepts only the commands and options in this list. It accepts no SQL,
@@ -57,8 +57,8 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
 
     Args:
         command: The root command of the command line.
-        environ: The environment of the run, which names the files and publications of its deployment. None means that
-            files and publications are not checked.
+        arguments: The words of the command line, without the program's name.
+        environ: The environment of the run. If it is None, files and publications are not checked.
     """
     try:
         name, context = _parse_arguments(command, arguments)
@@ -81,7 +81,7 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
 
 
 def _explain_not_deployed(name: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Returns why a file or publication that the arguments name is not part of the deployment; None if it is."""
+    """Returns why the deployment lacks a file or publication that the command names; None if it has it."""
     file = values.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
     if file is not None and not Path(file).resolve().is_relative_to(folder):
@@ -133,7 +133,7 @@ def _is_option_given(context: Any, name: str) -> bool:
 
 
 def _replace_table_by_wildcard(name: str) -> str:
-    """Returns `rebuild gold.*` for `rebuild gold.metrics_1h`: the configuration names products and processors."""
+    """Returns a command with `*` instead of a configured name: `rebuild gold.*` for `rebuild gold.metrics_1h`."""
     for prefix in ("rebuild gold.", "rebuild processor:"):
         if name.startswith(prefix):
             return f"{prefix}*"

@@ -1,4 +1,4 @@
-"""Decides how a table is laid out on a terminal that is too narrow for it. Pure: texts and a width go in."""
+"""Decides how a table is shown on a terminal that is too narrow for it. Pure: gets texts and a width."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LEGIBLE = 20
 """A longer text stays legible if it is folded into lines of this width."""
 
 
-def fits(names: Sequence[str], cells: Cells, width: int) -> bool:
-    """Returns True if a terminal can show the table without breaking names, numbers and words.
+def fits_terminal(names: Sequence[str], cells: Cells, width: int) -> bool:
+    """Returns True if a terminal of this width can show the table without breaking names, numbers or words.
 
     Args:
         names: Names of the columns.
@@ -25,7 +25,7 @@ def fits(names: Sequence[str], cells: Cells, width: int) -> bool:
 
 
 def transpose_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Yields a table's rows as columns: as many side by side as fit, and the other ones in further tables.
+    """Yields a table with rows and columns exchanged, as one or more tables that each fit the terminal's width.
 
     Args:
         names: Names of the columns, which become the first column of each result.
@@ -33,19 +33,19 @@ def transpose_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[
         width: Width of the terminal, in characters.
 
     Yields:
-        Names and rows of a table.
+        Names of the columns and rows of a table.
     """
     left = list(cells)
     while left:
         count = 1
-        while count < len(left) and _fit_side_by_side(names, left[: count + 1], width):
+        while count < len(left) and _can_stand_side_by_side(names, left[: count + 1], width):
             count += 1
         first, *others = zip(names, *left[:count], strict=True)
         yield list(first), [list(row) for row in others]
         left = left[count:]
 
 
-def _fit_side_by_side(names: Sequence[str], rows: Cells, width: int) -> bool:
+def _can_stand_side_by_side(names: Sequence[str], rows: Cells, width: int) -> bool:
     return _sum_widths([_measure_text(names), *map(_measure_widest_word, rows)]) <= width
 
 

@@ -1,4 +1,4 @@
-"""`sessionlake maintain`: maintains the tables, and says what was merged and removed."""
+"""`sessionlake maintain`: maintains the tables, and reports what was merged and removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ COLUMNS = ("table", "files_before", "files_after", "removed_files", "freed_bytes
 
 
 def maintain_once(spark: SparkSession, settings: Settings, table: str | None, form: OutputFormat) -> None:
-    """Maintains each table once, and shows one row per table. Empty cells mean that there was nothing to do.
+    """Maintains one table or all tables once, and shows one row per table. An empty cell: there was nothing to do.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        table: Name of the table; None for all.
+        form: The format of the output.
 
     Raises:
         ClaimedError: Another process maintains the tables, or forgets a session.
@@ -29,11 +35,11 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
     """
     with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).maintain_once(table))
-    show_rows(COLUMNS, [_convert_to_row(one) for one in done], form)
+    show_rows(COLUMNS, [_convert_to_table_row(one) for one in done], form)
 
 
 def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
-    """Rewrites the files of a table that have deletion vectors, once, and shows how many files those were.
+    """Rewrites those files of a table that have deletion vectors, and shows how many they were.
 
     Raises:
         ClaimedError: Another process maintains the tables, or forgets a session.
@@ -60,13 +66,13 @@ def maintain_until_stopped(
     stop: threading.Event,
     say: Say,
 ) -> None:
-    """Maintains the tables until `stop` is set. Pauses while another process asks for it."""
+    """Maintains one table or all tables (None) until `stop` is set. Pauses while another process asks for a pause."""
 
     def report_maintained_table(done: TableMaintenance) -> None:
         if text := describe_maintenance(done):
             say(text)
 
-    say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
+    say(f"maintaining {table or 'all tables'} of {settings.location}; Ctrl-C stops")
     while not stop.is_set():
         if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)
@@ -77,7 +83,7 @@ def maintain_until_stopped(
 
 
 def describe_maintenance(done: TableMaintenance) -> str:
-    """Describes in words what was done; empty if nothing was."""
+    """Returns in words what maintenance did to a table; empty if it did nothing."""
     parts = []
     if done.compacted is not None:
         parts.append(f"{done.compacted.before} files, now {done.compacted.after}")
@@ -88,7 +94,7 @@ def describe_maintenance(done: TableMaintenance) -> str:
     return f"{done.table}: {'; '.join(parts)}" if parts else ""
 
 
-def _convert_to_row(done: TableMaintenance) -> tuple[object, ...]:
+def _convert_to_table_row(done: TableMaintenance) -> tuple[object, ...]:
     files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
     freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
     return (done.table, *files, *freed, done.rows or None, done.waits)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, say, settings_of, with_spark_if_needed
+from sessionlake.cli.context import Config, Form, load_config, say, with_spark_if_needed
 from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.errors import UsageError
@@ -47,12 +47,12 @@ def metrics(
     Shows the number of points, minimum, maximum, sum, average and variance. They are computed from gold's tables of
     days, hours and minutes.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.gold import query
 
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}
     of = {name: values for name, values in chosen.items() if values}
-    begin, end, length = parse_time("--from", since), parse_time("--to", until), _parse_length(step)
+    begin, end, length = parse_time("--from", since), parse_time("--to", until), _parse_step_length(step)
     figures = with_spark_if_needed(
         settings,
         lambda spark: query.metrics(settings, begin, end, spark=spark, by=by or query.KEYS, of=of, step=length),
@@ -62,7 +62,7 @@ def metrics(
 
 
 def _describe_rows_read(figures: MetricsAnswer) -> str:
-    """Says how many rows and files of each table were read."""
+    """Returns a sentence that says how many rows and files of each table were read."""
     parts = []
     for table, rows in figures.read.items():
         files = figures.files[table]
@@ -70,7 +70,7 @@ def _describe_rows_read(figures: MetricsAnswer) -> str:
     return f"read {', '.join(parts)}"
 
 
-def _parse_length(text: str | None) -> timedelta | None:
+def _parse_step_length(text: str | None) -> timedelta | None:
     from pydantic import TypeAdapter, ValidationError
 
     from sessionlake.settings.section import Duration

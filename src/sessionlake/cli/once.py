@@ -1,4 +1,4 @@
-"""Runs layers over the input that there is, and says for each of them what it did."""
+"""Runs layers until they have processed all input that exists now, and reports what each of them did."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _WORDS = {"held": "held back"}
 
 @dataclass
 class LayerSummary:
-    """What one layer did in one run: sums of its entries in the ledger.
+    """What one layer did in one run: sums of its ledger entries.
 
     Attributes:
         layer: Name of the layer.
         messages: Number of messages that it read; in gold the number of changes.
-        parts: Number of parts of these messages.
-        counts: What became of the parts, by the name of the ledger's column.
+        parts: Number of parts of these messages. A message has several parts if it concerns several sessions.
+        counts: Number of parts that were applied, quarantined and so on, by the ledger's column.
         rows: Number of rows that it wrote.
         tables: Names of the tables that it wrote.
     """
@@ -50,7 +50,7 @@ class LayerSummary:
     tables: set[str] = field(default_factory=set)
 
     def add_entry(self, entry: Row) -> None:
-        """Adds an entry of the ledger. The merges of silver's tables read no further messages."""
+        """Adds a ledger entry to the sums. Of silver's merges only rows and tables count, as they read no messages."""
         if entry["layer"] == self.layer:
             self.messages += entry["messages"]
             self.parts += entry["messages"] if entry["parts"] is None else entry["parts"]
@@ -61,12 +61,12 @@ class LayerSummary:
 
     def __str__(self) -> str:
         unit = "change" if self.layer == GOLD else "message"
-        found = _count(self.messages, unit)
+        found = _format_count(self.messages, unit)
         if self.parts != self.messages:
-            found += f" with {_count(self.parts, 'part')}"
+            found += f" with {_format_count(self.parts, 'part')}"
         if self.layer == SILVER or self.layer.startswith(Layer.PROCESSOR):
             found += f": {', '.join(self._describe_counts())}"
-        written = f"{_count(self.rows, 'row')} into {_count(len(self.tables), 'table')}"
+        written = f"{_format_count(self.rows, 'row')} into {_format_count(len(self.tables), 'table')}"
         return f"{self.layer}: {found}; {written}" if self.messages or self.rows else f"{self.layer}: nothing new"
 
     def _describe_counts(self) -> Iterator[str]:
@@ -76,9 +76,13 @@ class LayerSummary:
 
 
 def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, stop: StopFlag, begun: float) -> None:
-    """Processes all input that is available now, and says for each layer what it read, wrote and how long it took.
+    """Processes all input that exists now, and reports for each layer what it read and wrote, and how long it took.
 
     Args:
+        spark: The Spark session.
+        settings: The configuration.
+        layer: The layer to run, or all.
+        stop: Set by signals; stops the run.
         begun: When the command began, by `time.monotonic`.
 
     Raises:
@@ -90,15 +94,15 @@ def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, s
     def report_layer(part: str) -> None:
         nonlocal since, started
         now = datetime.now(UTC), time.monotonic()
-        say(f"{summarize(part, read_layer_entries(reader, part, since))}, in {now[1] - started:.1f} s")
+        say(f"{summarize_entries(part, read_layer_entries(reader, part, since))}, in {now[1] - started:.1f} s")
         since, started = now
 
     is_done = run_once(spark, settings, layer, stop, report_failure, on_end=report_layer)
     say(f"{'done' if is_done else 'stopped'}, {time.monotonic() - begun:.1f} s in all")
 
 
-def summarize(layer: str, entries: Iterable[Row]) -> LayerSummary:
-    """Returns the sums of ledger entries of a layer."""
+def summarize_entries(layer: str, entries: Iterable[Row]) -> LayerSummary:
+    """Returns the sums of a layer's ledger entries."""
     summary = LayerSummary(layer)
     for entry in entries:
         summary.add_entry(entry)
@@ -106,12 +110,12 @@ def summarize(layer: str, entries: Iterable[Row]) -> LayerSummary:
 
 
 def read_layer_entries(reader: TableReader, layer: str, since: datetime) -> Iterator[Row]:
-    """Yields the entries of the ledger that a layer has committed since a time. Silver's merges belong to silver."""
+    """Yields the ledger entries that a layer committed since a time. Entries of silver's merges belong to silver."""
     names = [layer, SILVER_TABLES] if layer == SILVER else [layer]
     columns = ["layer", "messages", "parts", *_COUNTS, "outputs"]
     if reader.exists(LEDGER):
         yield from reader.read_rows(LEDGER, ("committed_at", ge, since), ("layer", is_in, names), columns=columns)
 
 
-def _count(number: int, unit: str) -> str:
+def _format_count(number: int, unit: str) -> str:
     return f"{number:,} {unit}{'' if number == 1 else 's'}"

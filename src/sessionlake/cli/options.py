@@ -96,7 +96,7 @@ FromBronzeVersion = Annotated[
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """An operator's decision about a message that violates its session's integrity class."""
+    """The options of `sessionlake resolve`: an operator's decision about a message that violates its class."""
 
     session: BySession
     accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Apply the message in spite of the violation.")] = (
@@ -126,7 +126,10 @@ class DecisionOptions:
 
 
 def add_decision_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns the command with an option for each field of `DecisionOptions`, which is its first parameter."""
+    """Returns a command that has an option for each field of `DecisionOptions` instead of its first parameter.
+
+    The given command's first parameter must be the `DecisionOptions`.
+    """
     options = [*inspect.signature(DecisionOptions, eval_str=True).parameters.values()]
     others = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
 
@@ -142,7 +145,11 @@ def add_decision_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_time(option: str, text: str) -> datetime:
-    """Parses the time that an option gives in ISO 8601. Without a time zone it is UTC.
+    """Returns the time that a text in ISO 8601 means. Without a time zone it is UTC.
+
+    Args:
+        option: Name of the option that has the text, for the error.
+        text: The text.
 
     Raises:
         UsageError: The text is not a time.
@@ -165,7 +172,7 @@ def refuse_combined_options(*, cancel: bool, start_over: bool, others: bool) -> 
         others: True if an option is given that says what to rebuild.
 
     Raises:
-        UsageError: More than one of the three is True.
+        UsageError: More than one of the three arguments is True.
     """
     if cancel + start_over + others > 1:
         raise UsageError(
@@ -176,7 +183,7 @@ def refuse_combined_options(*, cancel: bool, start_over: bool, others: bool) -> 
 
 
 class RunnableLayer(StrEnum):
-    """The values that `run` accepts. They repeat `pipeline.Layer`, whose import would be slow."""
+    """The values that `sessionlake run` accepts. They repeat `pipeline.Layer`, whose import would be slow."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -186,7 +193,7 @@ class RunnableLayer(StrEnum):
 
 
 class RecoverableLayer(StrEnum):
-    """What `recover` can repair."""
+    """What `sessionlake recover` can repair."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -195,7 +202,7 @@ class RecoverableLayer(StrEnum):
 
 
 class FeedFormat(StrEnum):
-    """The format of what a command of feeds writes."""
+    """The output formats of the commands `sessionlake feed`."""
 
     TEXT = "text"
     JSON = "json"
@@ -216,7 +223,7 @@ class SqlCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parses the arguments; each one that begins with a SQL comment gets a line break before it."""
+        """Parses the words of the command line. A word that begins with a SQL comment gets a line break before it."""
         return super().parse_args(ctx, [f"\n{word}" if _COMMENT.match(word) else word for word in args])
 
 

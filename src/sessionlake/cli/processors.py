@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
-    """Cancels an interrupted rebuild that has not replaced the processor's table yet."""
+    """Cancels an interrupted rebuild of a processor. Only possible before the rebuild has replaced the table."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
         processors.cancel_rebuild(spark, settings, name)
@@ -34,10 +34,17 @@ def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str,
 def rebuild_processor(
     spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say, *, start_over: bool = False
 ) -> None:
-    """Rebuilds the processor's table from all of bronze, or from its source if the processor has a key.
+    """Rebuilds a processor's table from all of bronze, or from its source table if the processor has a key.
+
+    Shows the differences to the former table.
 
     Args:
-        start_over: Build everything again instead of finishing an interrupted rebuild.
+        spark: The Spark session.
+        settings: The configuration.
+        name: The processor's name.
+        form: The format in which differing rows are shown.
+        say: Shows a line to the user.
+        start_over: True to build everything again instead of finishing an interrupted rebuild.
     """
     everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
@@ -60,15 +67,15 @@ def rebuild_processor(
         say(f"the processor had not read {result.behind} of the messages before")
     for reader in everything.processors:
         if reader.key and reader.source == result.table:
-            say(advise_rebuild(reader))
+            say(describe_needed_rebuild(reader))
     if result.different is not None:
         _show_differing_rows(result.different, form)
 
 
-def advise_rebuild(processor: ProcessorSettings) -> str:
-    """Returns how to update the table of a processor with a key after its source was rebuilt.
+def describe_needed_rebuild(processor: ProcessorSettings) -> str:
+    """Returns a sentence that tells the user to rebuild the table of a processor with a key, whose source was rebuilt.
 
-    This needs a command, because the processor's stream reads only rows that are appended to the source.
+    Its stream reads only rows that are appended to the source, so it would not notice the rebuild.
     """
     return (
         f"{processor.output_table} was made of the former rows: run `sessionlake rebuild "
@@ -77,9 +84,9 @@ def advise_rebuild(processor: ProcessorSettings) -> str:
 
 
 def verify_processor_table(spark: SparkSession, settings: Settings, processor: ProductProcessor, say: Say) -> bool:
-    """Compares a product's table with a recomputation from its source, and says the result.
+    """Compares a product's table with a recomputation from its source, and tells the user the result.
 
-    Returns True if they are equal.
+    Returns True if they are equal, or if they cannot be compared yet.
     """
     settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"verifies {processor.output_table}"):
@@ -88,8 +95,8 @@ def verify_processor_table(spark: SparkSession, settings: Settings, processor: P
     return isinstance(comparison, str) or comparison.first_difference is None
 
 
-def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
-    """Shows the rows that a rebuild with the present code would add, remove or change in the processor's table."""
+def show_rebuild_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
+    """Shows the rows that a rebuild with the present code would add, remove or change in a processor's table."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = find_processor_settings(settings, name)

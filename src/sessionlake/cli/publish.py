@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.25
 
 
 def check_before_spark(settings: Settings, publication: Publication) -> None:
-    """Checks what can be checked before Spark is started.
+    """Checks, before Spark is started, that a table can be published to its topic.
 
     Raises:
         UsageError: The table cannot be published, or not to this topic.
@@ -33,7 +33,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
     lake.storage.require_writable()
     if lake.is_known_missing(publication.table):
         raise LakeError(
-            f"publish: {publication.table} does not exist yet in {settings.place}",
+            f"publish: {publication.table} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
     require_broker(settings)
@@ -48,10 +48,10 @@ def publish_changes(
     once: bool,
     say: Say,
 ) -> None:
-    """Sends a table's changes until `stop` is set, or with `once` until all present changes are sent.
+    """Sends a table's changes to Kafka until `stop` is set, or with `once` until all present changes are sent.
 
     Raises:
-        SessionlakeError: The error that ended the query.
+        SessionlakeError: The error that ended the streaming query.
     """
     sent = _SentCounter()
     doing = f"publishes {publication.table} to {publication.topic}"
@@ -69,7 +69,7 @@ def publish_changes(
 
 
 class _SentCounter:
-    """Counts what a run has sent."""
+    """Counts the messages that a run has sent, and the versions of the table that they come from."""
 
     def __init__(self) -> None:
         self._messages = 0

@@ -1,4 +1,4 @@
-"""Runs SQL over the lake's tables, by names such as `silver.sessions`, as they are now or as of one batch of silver."""
+"""Runs SQL statements over the lake's tables, by names such as `silver.sessions`, now or as of one batch of silver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.cli.engines.choice import run_statement
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
 from sessionlake.cli.engines.interface import Answer, EngineName, Statement
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_versions
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_latest_versions
 from sessionlake.cli.show import OutputFormat, Rows, convert_to_cells, show_rows, show_table
 from sessionlake.cli.sql_names import find_names, find_parameters, replace_names, replace_prefixed_names
 from sessionlake.delta.lake import Lake
@@ -30,8 +30,8 @@ _PREFIX = "prefix"
 """The parameter with which the bundle's queries name the schemas of a deployment. On a laptop it is empty."""
 
 
-def require_tables(settings: Settings, sql: str) -> None:
-    """Refuses, before Spark is started, a statement that reads tables which do not exist yet.
+def require_existing_tables(settings: Settings, sql: str) -> None:
+    """Checks, before Spark is started, that the tables that a statement reads exist.
 
     Raises:
         UsageError: The statement is empty.
@@ -47,21 +47,21 @@ def require_tables(settings: Settings, sql: str) -> None:
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
-            f"query: {', '.join(missing)} does not exist yet in {settings.place}",
+            f"query: {', '.join(missing)} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 
 
 def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | None = None) -> Statement:
-    """Returns a statement with one version of each table that it reads.
+    """Returns a `Statement`: the SQL, its arguments, and the present version of each table that it reads.
 
     Args:
-        settings: Settings of the lake.
+        settings: The configuration.
         sql: The statement.
         arguments: The texts of its parameters, by name.
 
     Raises:
-        UsageError: An argument has no parameter.
+        UsageError: An argument has no parameter in the statement.
     """
     given = {name: text for name, text in (arguments or {}).items() if (name, text) != (_PREFIX, "")}
     text = sql if _PREFIX in given else replace_prefixed_names(sql)
@@ -77,7 +77,7 @@ def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | 
     views = list_source_tables(settings.capture)
     known = {*list_table_names(settings)} - views.keys()
     tables = [table for table in (views.get(name, name) for name in reads) if table in known]
-    return Statement(text, given, read_versions(Lake(settings), tables))
+    return Statement(text, given, read_latest_versions(Lake(settings), tables))
 
 
 def answer_query(
@@ -88,10 +88,10 @@ def answer_query(
     with_spark: Callable[[Callable[[SparkSession], Answer]], Answer],
     say: Callable[[str], None],
 ) -> Answer:
-    """Returns the result of a statement, from Sail if it runs the statement as Spark does, else from Spark.
+    """Runs a statement and returns its result: with Sail if that gives the same result as Spark, otherwise with Spark.
 
     Args:
-        settings: Settings of the lake.
+        settings: The configuration.
         sql: The statement.
         arguments: The texts of its parameters, by name.
         engine: The engine that the user wants.
@@ -109,14 +109,14 @@ def answer_query(
 
 
 def show_answer(answer: Answer, form: OutputFormat, say: Callable[[str], None]) -> None:
-    """Writes a result to standard output, and warns of tables from which retention has removed rows."""
+    """Prints the result of a statement, and shows its notes, such as that retention has removed rows."""
     show_rows(*convert_to_cells(answer.rows), form)
     for note in answer.notes:
         say(note)
 
 
 def fetch_query_result(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
-    """Returns the column names and rows of a statement's result, computed by Spark.
+    """Runs a statement with Spark, and returns the column names and rows of its result.
 
     Raises:
         UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
@@ -125,7 +125,7 @@ def fetch_query_result(spark: SparkSession, settings: Settings, sql: str) -> tup
 
 
 class SparkEngine:
-    """Runs statements with Spark.
+    """An engine that runs statements with Spark.
 
     It registers only the tables, views and functions that a statement reads, because registering all of them would take
     longer than most statements.
@@ -135,7 +135,7 @@ class SparkEngine:
         self._spark, self._settings = spark, settings
 
     def run(self, statement: Statement) -> Answer:
-        """Returns the statement's result.
+        """Runs a statement and returns its result.
 
         Raises:
             UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
@@ -167,7 +167,7 @@ class SparkEngine:
 
 
 def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
-    """Registers tables, views and functions with Spark under their names."""
+    """Makes tables, views and functions of the lake known to Spark under their two-level names."""
     known, views = list_table_names(lake.settings), list_view_sources(lake.settings)
     lake.register_tables(spark, [name for name in names if name in known and name not in views])
     create_lake_views(spark, lake, names)
@@ -179,7 +179,7 @@ def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> No
 
 
 def _import_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
-    """Returns what creates each SQL function of the lake, by the function's name in a catalog."""
+    """Returns the functions that create the lake's SQL functions in Spark, by the SQL function's name."""
     from sessionlake.gold.sql.definitions import create_metrics_between
     from sessionlake.gold.sql.figures_with import create_figures_with
     from sessionlake.gold.sql.views import create_data_quality_since
@@ -190,21 +190,21 @@ def _import_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]
 
 
 def create_lake_views(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
-    """Creates those of these names that are views. In a catalog the layers have created them."""
+    """Creates those of the named views that must be created for each Spark session. In a catalog they exist already."""
     if not lake.storage.functions_persist:
         create_views(spark, lake, [name for name in names if name in DEFINITIONS])
         create_feed_views(spark, lake, names)
 
 
 def _read_function_names(lake: Lake) -> dict[str, str]:
-    """Returns the names of the lake's SQL functions, by the full name under which each is stored, in lower case."""
+    """Returns the names of the lake's SQL functions by the full, lower-case name under which the storage has each."""
     return {
         ".".join(_split_name(lake.storage.get_function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS
     }
 
 
 def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
-    """Returns the tables and functions of the lake that a statement reads.
+    """Returns the names of the lake's tables and functions that a statement reads, as a list.
 
     Raises:
         UsageError: The statement reads tables outside the lake.
@@ -230,14 +230,14 @@ def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
 
 
 def _split_name(name: str) -> Name:
-    """Splits a name in SQL syntax, such as silver.`sessions`, into its parts in lower case."""
+    """Returns the parts, in lower case, of a name in SQL syntax, such as silver.`sessions`."""
     quoted = name.startswith("`")
     parts = name[1:-1].split("`.`") if quoted else name.split(".")
     return tuple(part.replace("``", "`").lower() for part in parts)
 
 
 def insert_stored_names(lake: Lake, sql: str) -> str:
-    """Returns the statement with the full names under which the lake's tables, views and functions are stored.
+    """Returns the statement with the full names that the lake's tables, views and functions have in the storage.
 
     Other names are left unchanged: they are defined in the statement itself, or are full names already.
     """
@@ -248,16 +248,16 @@ def insert_stored_names(lake: Lake, sql: str) -> str:
 
 
 def list_table_names(settings: Settings) -> list[str]:
-    """Returns the names of all tables and views of the lake, with those that the configuration adds."""
+    """Returns the names of all tables and views of the lake, including those that the configuration declares."""
     return [*TABLES, *list_view_sources(settings), *settings.added_tables]
 
 
 def list_view_sources(settings: Settings) -> dict[str, str]:
-    """Returns for each view of the lake the table without which it makes no sense."""
+    """Returns, for each view of the lake, the table that must exist for the view to be read."""
     return {name: view.main_source for name, view in DEFINITIONS.items()} | list_source_tables(settings.capture)
 
 
-def write_query_result_as_of(
+def show_query_result_as_of(
     spark: SparkSession,
     settings: Settings,
     sql: str,
@@ -265,7 +265,17 @@ def write_query_result_as_of(
     form: OutputFormat,
     arguments: Mapping[str, str] | None = None,
 ) -> int:
-    """Writes the result of a statement over silver's tables as of one batch. Returns the batch that was read.
+    """Prints the result of a statement over silver's tables as they were after a batch, and returns that batch.
+
+    It is the last one, up to `batch`, with which a merge ended.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        sql: The statement.
+        batch: The requested batch of silver.
+        form: The format of the output.
+        arguments: The texts of the statement's parameters, by name.
 
     Raises:
         UsageError: The statement reads other tables, does more than read, or Spark does not accept it.
@@ -285,7 +295,7 @@ def write_query_result_as_of(
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
-        raise _make_not_of_silver_error(other[0])
+        raise _create_not_of_silver_error(other[0])
     point = as_of_batch(spark, settings, batch)
     private = create_separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
@@ -298,7 +308,7 @@ def write_query_result_as_of(
 
 
 def remove_silver_schema(sql: str) -> tuple[str, list[str]]:
-    """Returns the statement without the schema of silver's tables, and the names of these tables.
+    """Returns the statement with `sessions` instead of `silver.sessions` and so on, and the names of these tables.
 
     Raises:
         UsageError: The statement reads a table that cannot be read as of a batch.
@@ -307,11 +317,11 @@ def remove_silver_schema(sql: str) -> tuple[str, list[str]]:
 
     names = find_names(sql)
     if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
-        raise _make_not_of_silver_error(other[0])
+        raise _create_not_of_silver_error(other[0])
     return replace_names(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
 
 
-def _make_not_of_silver_error(name: str) -> UsageError:
+def _create_not_of_silver_error(name: str) -> UsageError:
     from sessionlake.history.batch_as_of import SILVER_WRITES
 
     return UsageError(

@@ -1,11 +1,11 @@
-"""`verify silver` and `rebuild silver`: compares silver with a rebuild from bronze, or replaces it by one."""
+"""`verify silver` and `rebuild silver`: compare silver with a rebuild from bronze, or replace it by one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.processors import advise_rebuild
+from sessionlake.cli.processors import describe_needed_rebuild
 from sessionlake.gold.declared.references import list_declared_enriched_tables
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -22,7 +22,7 @@ GOLD_EMPTIED = "gold is emptied, and computed again at its next run"
 
 
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
-    """Compares silver with a rebuild from bronze, and says the result. Returns True if they are equal."""
+    """Compares silver with a rebuild from bronze, and tells the user the result. Returns True if they are equal."""
     with claim_layers(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
         comparison = verify_silver_tables(spark, settings)
     if comparison.first_difference is None:
@@ -33,11 +33,11 @@ def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     for removed in comparison.not_compared:
         say(f"{removed}: only later rows are compared")
     if comparison.states is not None:
-        say(_describe_states(comparison.states))
+        say(_describe_states_comparison(comparison.states))
     return comparison.is_exact
 
 
-def _describe_states(states: StatesComparison) -> str:
+def _describe_states_comparison(states: StatesComparison) -> str:
     if states.skipped is not None:
         return f"the states from which silver resumes are not compared: {states.skipped}"
     if states.first_difference is None:
@@ -48,8 +48,8 @@ def _describe_states(states: StatesComparison) -> str:
     )
 
 
-def cancel_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
-    """Cancels an interrupted rebuild that has not replaced a table yet."""
+def cancel_silver_rebuild(spark: SparkSession, settings: Settings, say: Say) -> None:
+    """Cancels an interrupted rebuild of silver. Only possible before the rebuild has replaced a table."""
     with claim_layers(spark, settings, Layer.ALL, "cancels a rebuild of silver", CLAIM):
         cancel_rebuild(spark, settings)
     say("the interrupted rebuild is cancelled: silver is unchanged, and all layers can start")
@@ -64,11 +64,15 @@ def rebuild_silver(
     *,
     start_over: bool = False,
 ) -> None:
-    """Replaces silver by one that is built again from bronze.
+    """Rebuilds silver, or some of its sessions, from bronze, and replaces the former tables.
 
     Args:
+        spark: The Spark session.
+        settings: The configuration.
         version: The version of `bronze.messages` to build from; None means the latest.
-        start_over: Build everything again instead of finishing an interrupted rebuild.
+        selection: The sessions to rebuild.
+        say: Shows a line to the user.
+        start_over: True to build everything again instead of finishing an interrupted rebuild.
 
     Raises:
         ConfigError: Gold could not be computed from the result, because a table of gold uses a column that is not
@@ -83,14 +87,14 @@ def rebuild_silver(
 def report_rebuild(
     result: RebuildResult, settings: Settings, say: Say, selection: SessionSelection = EVERYTHING
 ) -> None:
-    """Says what a rebuild has changed, and which tables should be rebuilt next."""
-    _report_result(result, say, selection)
+    """Tells the user what a rebuild of silver has changed, and which tables should be rebuilt next."""
+    _report_rebuild_result(result, say, selection)
     for processor in settings.processors:
         if processor.key and processor.source.startswith("silver."):
-            say(advise_rebuild(processor))
+            say(describe_needed_rebuild(processor))
 
 
-def _report_result(result: RebuildResult, say: Say, selection: SessionSelection) -> None:
+def _report_rebuild_result(result: RebuildResult, say: Say, selection: SessionSelection) -> None:
     if result.finished_interrupted:
         say(
             f"the interrupted rebuild from bronze.messages@v{result.version} is finished; run the command again for a "

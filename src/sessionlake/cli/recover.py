@@ -44,14 +44,18 @@ _REBUILDABLE = (SILVER, GOLD)
 def recover_layer(
     spark: SparkSession, settings: Settings, lost: RecoverableLayer, say: Say, *, shorten: bool = False
 ) -> None:
-    """Finds what a layer or the ledger has lost, repairs it, and says what was lost and repaired.
+    """Finds what a layer or the ledger has lost, repairs it, and tells the user what was lost and repaired.
 
     Args:
-        shorten: True to recompute gold even if retention has removed changes of silver. Gold then starts later.
+        spark: The Spark session.
+        settings: The configuration.
+        lost: What to repair.
+        say: Shows a line to the user.
+        shorten: True to recompute gold even if retention has removed changes of silver. Gold then covers less time.
 
     Raises:
         LakeError: The layer does not exist yet, or the tables from which it is repaired are lost as well.
-        UsageError: `shorten` is given for a layer other than gold.
+        UsageError: `shorten` is given for something other than gold or the ledger.
     """
     # Recovering silver can empty gold, and no layer may read half-replaced tables. So all layers are claimed.
     layers = {RecoverableLayer.BRONZE: Layer.BRONZE, RecoverableLayer.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
@@ -112,15 +116,21 @@ def _recover_gold(spark: SparkSession, settings: Settings, say: Say, *, shorten:
 
 
 def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    """Repairs each layer of which the ledger has no batch. Can be repeated after a crash.
+    """Repairs the ledger, and each layer of which the ledger then has no batch. Can be repeated after a crash.
 
     For bronze, the sums of ledger entries that retention has removed are kept, because nothing else says at which
     offsets its table began.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        say: Shows a line to the user.
+        shorten: True to recompute gold even if retention has removed changes of silver.
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover ledger: {settings.place} has no {MESSAGES}, from which the ledger is computed",
+            f"recover ledger: {settings.location} has no {MESSAGES}, from which the ledger is computed",
             fix="Restore the table from a backup. For a new lake, run `sessionlake run all`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
@@ -135,7 +145,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     lake.prepare_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
-    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
+    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
     if lacks_ledger_entries(spark, lake, SILVER):
         report_rebuild(rebuild_silver_tables(spark, settings, compares=unread is None), settings, say)
@@ -148,9 +158,9 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
 
 
 def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
-    """Raises a `LossError` if the ledger is older than the layer's checkpoint.
+    """Raises LossError if the ledger has batches of the layer, but ends before the layer's checkpoint does.
 
-    A ledger without any batch of the layer is not older: it has lost the layer, which `_recover_ledger` repairs.
+    A ledger without any batch of the layer is not an error here: it has lost the layer, and recovery repairs that.
     """
     first = handover.read_first_batch_number_or_none(lake.settings, layer)
     if first is not None and not lacks_ledger_entries(spark, lake, layer):
@@ -158,10 +168,10 @@ def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
 
 
 def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
-    """Removes all remaining entries of the ledger, so that every layer is repaired.
+    """Removes all entries of the ledger, so that every layer is then repaired.
 
     Raises:
-        LakeError: What silver has read could not be determined again.
+        LakeError: Bronze is incomplete, so what silver has read could not be found out again.
     """
     if has_layer_started(spark, lake, SILVER):
         try:

@@ -1,4 +1,4 @@
-"""`sessionlake reference`: writes rows into reference tables, and shows how much of them gold has applied."""
+"""`sessionlake reference`: writes rows into reference tables, and shows how many of them gold has used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.cli.context import Config, Form, load_config, say, with_reader, with_spark
 from sessionlake.cli.show import OutputFormat, show_rows
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def load_reference_table(
 
     Each row replaces the former one of its key, from its valid_from on, or from now on without one.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.gold.declared.references import list_declared_references
     from sessionlake.gold.references.writing import find_declared_reference, read_reference_rows_file
 
@@ -63,7 +63,7 @@ def list_reference_tables(form: Form = OutputFormat.TABLE, config: Config = None
 
     Also shows which keys have faulty rows, and why.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     with_reader(settings, lambda reader: show_rows(_COLUMNS, _describe_reference_tables(settings, reader), form))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, say, settings_of
+from sessionlake.cli.context import Config, Form, load_config, say
 from sessionlake.cli.options import DecisionOptions, SqlCommand, add_decision_options
 from sessionlake.cli.show import OutputFormat, write_text
 
@@ -57,7 +57,7 @@ def remote_status(
 
     With --warehouse it also shows each layer's batches of the last hour.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.remote_tables import read_last_hour
     from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
@@ -88,7 +88,7 @@ def remote_logs(
 ) -> None:
     """Show the output and the error of a run."""
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
-    from sessionlake.databricks.remote.runs import find_latest_run, make_run_status
+    from sessionlake.databricks.remote.runs import convert_to_run_status, find_latest_run
     from sessionlake.databricks.remote.workspace import open_workspace
     from sessionlake.errors import RemoteError
 
@@ -96,7 +96,7 @@ def remote_logs(
         if run is None:
             status = find_latest_run(client, choose_job(find_deployed_jobs(client, target), job), ended=True)
         else:
-            status = make_run_status(client.jobs.get_run(run))
+            status = convert_to_run_status(client.jobs.get_run(run))
         if status is None:
             raise RemoteError(
                 f"remote: no run of the job {job} has ended yet, so there is no output to show",
@@ -206,7 +206,7 @@ def remote_query(
 
     The tables have the same names as on a laptop.
     """
-    show_remote_query(settings_of(config), sql, form, warehouse, target, profile)
+    show_remote_query(load_config(config), sql, form, warehouse, target, profile)
 
 
 def show_remote_query(
@@ -217,13 +217,13 @@ def show_remote_query(
     target: str | None = None,
     profile: str | None = None,
 ) -> None:
-    """Writes the result of a statement that a SQL warehouse runs over a deployment's tables.
+    """Runs a statement on a SQL warehouse over a deployment's tables, and prints its result.
 
     Args:
-        settings: Settings of the lake.
+        settings: The configuration.
         sql: The statement.
         form: The format of the output.
-        warehouse: Id or name of the warehouse. None is the default of `remote query`.
+        warehouse: Id or name of the warehouse. None is the default of `sessionlake remote query`.
         target: Target of the deployment; None if there is only one.
         profile: Profile of the workspace's configuration; None is the default one.
 
@@ -243,7 +243,7 @@ def show_remote_query(
 
 
 def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> None:
-    """Runs a command line by the job, waits for its end, and shows its output.
+    """Runs a command line in a new run of the job, waits for its end, and shows its output.
 
     Raises:
         RemoteError: The run failed.
@@ -266,9 +266,9 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
 
 
 def _write_outputs(client: WorkspaceClient, run: int) -> None:
-    from sessionlake.databricks.remote.runs import read_outputs
+    from sessionlake.databricks.remote.runs import read_task_outputs
 
-    tasks = list(read_outputs(client, run))
+    tasks = list(read_task_outputs(client, run))
     for task in tasks:
         if len(tasks) > 1:
             say(f"task {task.task}:")

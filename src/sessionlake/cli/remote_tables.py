@@ -27,7 +27,14 @@ LAST_HOUR = """
 def run_query(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None, sql: str
 ) -> StatementResult:
-    """Returns the result of a statement over a deployment's tables.
+    """Runs a statement over a deployment's tables on a SQL warehouse, and returns its result.
+
+    Args:
+        client: The workspace.
+        settings: The configuration.
+        jobs: The deployment's jobs by name, which say where its tables are.
+        warehouse: Id or name of the warehouse; None for the default one.
+        sql: The statement, with the names that tables have on a laptop.
 
     Raises:
         ConfigError: The catalog of the tables is not configured.
@@ -49,7 +56,7 @@ def require_reading_statement(settings: Settings, sql: str) -> None:
     their full names.
 
     Raises:
-        UsageError: The statement does more than read tables, or sqlglot cannot parse it.
+        UsageError: The statement does more than read tables, or cannot be parsed.
     """
     lake = {*list_table_names(settings), *FUNCTIONS}
     try:
@@ -68,9 +75,9 @@ def require_reading_statement(settings: Settings, sql: str) -> None:
 def read_last_hour(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Returns the names of figures about the last hour's batches, and by layer the values in the same order.
+    """Returns the names of figures about each layer's batches of the last hour, and their values by layer.
 
-    Both are empty if there is no warehouse to query.
+    Both are empty if no warehouse is known that could be asked.
     """
     if warehouse is None and not client.config.warehouse_id:
         return [], {}
@@ -79,9 +86,12 @@ def read_last_hour(
 
 
 def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
-    """Returns the statement with the full names of the lake's tables in the deployment.
+    """Returns the statement with the full names that the lake's tables have in the deployment.
 
     Catalog and schemas come from the environment variables of the jobs' clusters, otherwise from the configuration.
+
+    Raises:
+        ConfigError: Neither names the catalog.
     """
     given = read_job_environment(client, jobs)
     catalog = given.get(f"{ENV_PREFIX}CATALOG") or settings.catalog
@@ -91,7 +101,7 @@ def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: It
             fix=f"Set `catalog` in sessionlake.yml, or {ENV_PREFIX}CATALOG",
         )
     schemas = {
-        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.configured_name(schema)
+        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.find_schema_name(schema)
         for schema in SchemaSettings.model_fields
     }
     deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})

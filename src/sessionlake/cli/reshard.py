@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, say, settings_of, with_spark
+from sessionlake.cli.context import Config, load_config, say, with_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,18 +37,22 @@ def reshard(
 
     Moves the states of silver, processors and gold into the number of shards that the configuration now sets.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
+
     from sessionlake.delta.lake import create_storage
 
     create_storage(settings).require_writable()
     if cancel:
         with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return
-    with_spark(settings, lambda spark: reshard_all(spark, settings, shards, wait))
+    with_spark(settings, lambda spark: reshard_all_layers(spark, settings, shards, wait))
 
 
-def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
-    """Moves the states while all layers are paused, and says which layers were changed."""
+def reshard_all_layers(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
+    """Moves states into another number of shards while all layers are paused, and tells the user which layers changed.
+
+    `wait` says how many seconds to wait until running layers have paused.
+    """
     from sessionlake.cli.claims import claim_all_layers
     from sessionlake.operations.resharding import reshard as work
     from sessionlake.streaming.pause_requests import request_pause
@@ -65,7 +69,10 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
 
 
 def cancel_resharding(spark: SparkSession, settings: Settings, wait: float) -> None:
-    """Cancels an interrupted resharding while all layers are paused, and says which layers were moved."""
+    """Cancels an interrupted resharding while all layers are paused, and tells the user which layers stay moved.
+
+    `wait` says how many seconds to wait until running layers have paused.
+    """
     from sessionlake.cli.claims import claim_all_layers
     from sessionlake.operations.resharding import reshard as work
 

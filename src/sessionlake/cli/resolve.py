@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def choose_decision(options: DecisionOptions) -> Decision | None:
-    """Returns the decision that the options choose; None withdraws an earlier one.
+    """Returns the decision that the options choose; None if they withdraw an earlier decision.
 
     Raises:
         UsageError: No decision is chosen, or several.
@@ -53,7 +53,17 @@ def record_or_withdraw_decision(
     partition: int | None = None,
     why: str | None,
 ) -> RecordedDecision:
-    """Records the current user's decision, or withdraws the earlier one if `decision` is None.
+    """Records the current user's decision about a message; if `decision` is None, withdraws the earlier one.
+
+    Args:
+        spark: The Spark session; None if tables can be read without Spark.
+        settings: The configuration.
+        session: The session's id.
+        decision: The decision.
+        offset: The message's offset; None means the message at which silver stopped.
+        topic: The session's topic; None if only one topic has this session id.
+        partition: The session's partition; None if only one partition has this session id.
+        why: The reason, in the user's words.
 
     Raises:
         ClaimedError: Silver is running. It could pass the message without the decision, while a rebuild would apply it.
@@ -70,7 +80,7 @@ def record_or_withdraw_decision(
 
 
 def current_user(spark: SparkSession | None) -> str:
-    """Returns the name of the user who runs the command."""
+    """Returns the name of the user who runs the command: Spark's current user, or without Spark the system's."""
     if spark is not None:
         return str(spark.sql("SELECT current_user()").first()[0])
     return getpass.getuser()

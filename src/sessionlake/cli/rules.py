@@ -43,7 +43,7 @@ _TESTED = ("rule", "change", *KEY, "event", "at", "values")
 
 
 def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
-    """Reads the rules in a file.
+    """Returns the rules in a file, parsed.
 
     Raises:
         UsageError: The file cannot be read.
@@ -62,17 +62,21 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
 
 
 def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
-    """Writes rules into `gold.rules`. A rule replaces the one of the same name.
+    """Writes rules into `gold.rules`, and tells the user how many changed. A rule replaces the one with the same name.
 
     Args:
-        only: Disable all other rules.
+        spark: The Spark session.
+        settings: The configuration.
+        rules: The rules.
+        say: Shows a line to the user.
+        only: True to disable all other rules.
     """
     lake = Lake(settings)
     lake.prepare_tables(spark, [RULES])
     stored = {row["name"]: row for row in lake.reader(spark).read_rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
-    rows = [row for row in rows if _describe_state(stored.get(str(row["name"]))) != (row["text"], True)]
+    rows = [row for row in rows if _get_text_and_enabled(stored.get(str(row["name"]))) != (row["text"], True)]
     unchanged, named = len(rules) - len(rows), {one.rule.name for one in rules}
     others = [row for name, row in stored.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
@@ -86,12 +90,12 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     )
 
 
-def _describe_state(row: dict[str, object] | None) -> tuple[object, object] | None:
+def _get_text_and_enabled(row: dict[str, object] | None) -> tuple[object, object] | None:
     return None if row is None else (row["text"], row["enabled"])
 
 
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
-    """Shows the rules in `gold.rules`, and whether gold evaluates them."""
+    """Prints the rules in `gold.rules`, and whether gold evaluates each."""
     declared = get_value_columns(settings)
     evaluated = (
         {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
@@ -109,8 +113,12 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 
 
 @dataclass(frozen=True)
-class _LakeWithMoreEvents(LakeRuleInputs):
-    """The lake, with the additional events that the tested rules need and that gold has not recorded yet."""
+class _LakeWithAddedEvents(LakeRuleInputs):
+    """The lake, with events added that tested rules need and that gold has not recorded yet.
+
+    Attributes:
+        events: The added events.
+    """
 
     events: pa.Table
 
@@ -122,7 +130,7 @@ class _LakeWithMoreEvents(LakeRuleInputs):
 def try_rules(
     reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
 ) -> None:
-    """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
+    """Prints which alerts the rules would add to gold's log of alerts, and which they would remove. Writes no table."""
     declared = get_value_columns(settings)
     if not reader.exists(RULES):
         raise UsageError(
@@ -136,7 +144,7 @@ def try_rules(
     once = OnceTopics(settings.capture)
     matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
     batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = compute_log_rows([], tried, batch, _LakeWithMoreEvents(reader, matches))
+    rows = compute_log_rows([], tried, batch, _LakeWithAddedEvents(reader, matches))
     show_rows(
         _TESTED,
         [

@@ -12,6 +12,11 @@ from sessionlake.settings.model import Settings
 def choose_processor(settings: Settings, layer: Layer, processor: str | None) -> Settings:
     """Returns the settings with only the named processor, or unchanged if none is named.
 
+    Args:
+        settings: The configuration.
+        layer: The layer to run.
+        processor: Name of the processor; None for all.
+
     Raises:
         UsageError: No processor is configured, or a processor is named together with another layer.
         ConfigError: No processor has this name.
@@ -31,5 +36,5 @@ def choose_processor(settings: Settings, layer: Layer, processor: str | None) ->
 
 
 def report_failure(error: Exception) -> None:
-    """Says which error stopped a processor while the others continue."""
+    """Tells the user which error stopped a processor while others continue."""
     say(f"error: {error}")

@@ -13,7 +13,7 @@ from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import convert_datetime_to_ms, find_session, table_as_of
+from sessionlake.history.asof import compute_session_table, convert_datetime_to_ms, find_session
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.as_of import SessionMoment
@@ -29,7 +29,7 @@ def show_session(
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
-    """Writes the rows of a session's table as it is now, ordered by row id.
+    """Prints the rows of a session's table as it is now, sorted by row id.
 
     Raises:
         LakeError: Silver has no tables yet.
@@ -49,18 +49,18 @@ def show_session_as_of(
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
-    """Writes the rows of a session's table as it was at a moment, ordered by row id.
+    """Prints the rows of a session's table as it was at a moment, sorted by row id.
 
     Raises:
         LakeError: The table at that moment is unknown. The text says which moments are known.
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
     session_key = find_session(reader, settings, session, topic, partition)
-    show_session_table(table_as_of(reader, settings, session_key, moment), form)
+    show_session_table(compute_session_table(reader, settings, session_key, moment), form)
 
 
 def show_session_table(table: pa.Table, form: OutputFormat) -> None:
-    """Writes a session's table. For people it lacks columns without any value, such as those of other feeds."""
+    """Prints a session's table. In the format for people, columns without any value are left out, and named."""
     if form is OutputFormat.TABLE and table.num_rows:
         empty = [name for name in table.column_names if table[name].null_count == table.num_rows]
         table = table.drop_columns(empty)
@@ -70,10 +70,12 @@ def show_session_table(table: pa.Table, form: OutputFormat) -> None:
 
 
 def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> SessionMoment:
-    """Returns the moment that the options give.
+    """Returns the moment that exactly one of three options names.
 
     Args:
-        ts: Milliseconds since 1970, or ISO 8601, in UTC without a time zone.
+        ts: Stream time: milliseconds since 1970, or ISO 8601, in UTC without a time zone.
+        seq: The moment just after the message with this seq.
+        offset: The moment just after the message at this Kafka offset.
 
     Raises:
         UsageError: Not exactly one is given, or `ts` cannot be parsed.

@@ -1,4 +1,4 @@
-"""Writes rows to standard output: as a table for people, or as JSON lines or CSV for programs.
+"""Prints rows to standard output: as a table for people, or as JSON lines or CSV for programs.
 
 No other module writes to standard output. Text for people goes through `escape_invisible`, so that no character of the
 data reaches a terminal as a control sequence.
@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from sessionlake.cli.layout import fits, transpose_table
+from sessionlake.cli.layout import fits_terminal, transpose_table
 from sessionlake.delta.storage.far_times import OutOfRangeTime
 from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line
 
@@ -32,7 +32,7 @@ _UNBOUNDED = 1 << 30
 
 
 class OutputFormat(StrEnum):
-    """The format of the output."""
+    """The format in which a command prints rows."""
 
     TABLE = "table"
     JSON = "json"
@@ -40,7 +40,7 @@ class OutputFormat(StrEnum):
 
 
 def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
-    """Writes rows in a format.
+    """Prints rows in the chosen format.
 
     A table that is too wide for a terminal is turned: its rows become columns.
 
@@ -55,7 +55,7 @@ def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO 
         for row in rows:
             out.write(to_json_line(dict(zip(names, map(convert_to_json_value, row), strict=True))) + "\n")
     elif form is OutputFormat.CSV:
-        shown = _choose_escaping(out)
+        shown = _choose_escape_function(out)
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(map(shown, names))
         writer.writerows([shown(_format_cell(value, "")) for value in row] for row in rows)
@@ -64,46 +64,46 @@ def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO 
 
 
 def write_line(text: str) -> None:
-    """Writes a line that a program may read, such as a path. It is written unchanged, unless a terminal reads it."""
-    sys.stdout.write(f"{_choose_escaping(sys.stdout)(text)}\n")
+    """Prints a line that a program may read, such as a path. Invisible characters are escaped only on a terminal."""
+    sys.stdout.write(f"{_choose_escape_function(sys.stdout)(text)}\n")
 
 
 def write_text(text: str) -> None:
-    """Writes lines for people to read."""
+    """Prints text for people. Invisible characters are escaped."""
     sys.stdout.write(f"{escape_invisible(text)}\n")
 
 
-def _choose_escaping(out: TextIO) -> Callable[[str], str]:
+def _choose_escape_function(out: TextIO) -> Callable[[str], str]:
     return escape_invisible if out.isatty() else escape_surrogates
 
 
 def show_table(table: pa.Table, form: OutputFormat, *, bytes_as_base64: bool = False) -> None:
-    """Writes the rows of an Arrow table in a format.
+    """Prints the rows of an Arrow table in the chosen format.
 
     Args:
         table: The table.
         form: The format.
-        bytes_as_base64: True to write all bytes as Base64. Otherwise bytes that are UTF-8 are written as text.
+        bytes_as_base64: True to print all bytes as Base64. Otherwise bytes that are UTF-8 are printed as text.
     """
     names, rows = convert_to_cells(table)
     show_rows(names, [[_encode_bytes(value) for value in row] for row in rows] if bytes_as_base64 else rows, form)
 
 
 def _encode_bytes(value: Any) -> Any:
-    """Returns bytes as Base64, also those in lists. Other values stay as they are."""
+    """Returns bytes, also those inside lists, as Base64 text. Other values are returned unchanged."""
     if isinstance(value, list):
         return [_encode_bytes(item) for item in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def convert_to_cells(table: pa.Table) -> tuple[list[str], Rows]:
-    """Returns a table's column names, which may repeat, and its rows as Python values."""
+    """Returns an Arrow table's column names, which may repeat, and its rows as Python values."""
     columns = [_convert_column(table.column(i)) for i in range(table.num_columns)]
     return table.column_names, list(zip(*columns, strict=True))
 
 
 def _convert_column(column: pa.ChunkedArray) -> list[Any]:
-    """Returns a column's values. Maps become dictionaries."""
+    """Returns the values of an Arrow column as a list. Maps become dictionaries."""
     from pyarrow.types import is_map
 
     from sessionlake.delta.storage.values import to_values
@@ -113,7 +113,7 @@ def _convert_column(column: pa.ChunkedArray) -> list[Any]:
 
 
 def convert_to_json_value(value: Any) -> Any:
-    """Converts a value to types that JSON has."""
+    """Returns a value in types that JSON has: for example times as ISO 8601 texts, bytes as text, NaN as a string."""
     if isinstance(value, dict):
         return {str(key): convert_to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -121,13 +121,13 @@ def convert_to_json_value(value: Any) -> Any:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, OutOfRangeTime | bytes):
-        return _format_value(value) if isinstance(value, bytes) else int(value)
+        return _decode_bytes(value) if isinstance(value, bytes) else int(value)
     if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     return value
 
 
-def _format_value(value: bytes) -> str:
+def _decode_bytes(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -146,38 +146,38 @@ def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
 
 
 def _format_for_people(value: Any) -> str:
-    """Returns a value as the text of a table's cell on one line."""
+    """Returns a value as the text of a table cell: on one line, with invisible characters escaped."""
     return escape_invisible(_format_cell(value, "null", hinted=True).replace("\n", "\\n"))
 
 
-def make_visible_text(text: str, style: str = "") -> Text:
-    """Returns a text for a table or grid, in which control and invisible characters are replaced by escapes."""
+def create_visible_text(text: str, style: str = "") -> Text:
+    """Returns a text for Rich in which control characters and invisible characters are escaped."""
     from rich.text import Text
 
     return Text(escape_invisible(text), style)
 
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
-    console = make_console(out)
+    console = create_console(out)
     print_table(console, names, rows)
     if not rows:
         console.print("no rows")
 
 
 def print_table(console: Console, names: Sequence[str], rows: Rows, *, title: str | None = None) -> None:
-    """Prints rows as a table. If it is too wide for a terminal, its rows become columns."""
+    """Prints rows as a table for people. If it is too wide for a terminal, its rows become columns."""
     cells = [[_format_for_people(value) for value in row] for row in rows] if console.is_terminal else []
     shown = [_format_for_people(name) for name in names]
-    if fits(shown, cells, console.width):
-        console.print(make_terminal_table(names, rows, title=title))
+    if fits_terminal(shown, cells, console.width):
+        console.print(create_terminal_table(names, rows, title=title))
         return
     for part in transpose_table(shown, cells, console.width):
-        console.print(make_terminal_table(*part, title=title))
+        console.print(create_terminal_table(*part, title=title))
         title = None
 
 
-def make_console(out: TextIO) -> Console:
-    """Returns a console that escapes invisible characters, and prints brackets instead of reading them as markup.
+def create_console(out: TextIO) -> Console:
+    """Returns a Rich console that escapes invisible characters, and does not read brackets as markup.
 
     If the output is a file or a pipe, lines are not cut, folded or padded, because there is no width to fit into.
     """
@@ -193,10 +193,10 @@ def make_console(out: TextIO) -> Console:
 
 
 class _EscapingRenderHook:
-    """A render hook that escapes invisible characters in drawn text, but not the console's own control sequences."""
+    """A hook of Rich that escapes invisible characters in drawn text, but not the console's own control sequences."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
-        """Wraps the objects to draw."""
+        """Wraps each object that is drawn, so that its text is escaped."""
         return [_EscapedRenderable(one) for one in renderables]
 
 
@@ -224,21 +224,18 @@ class _StreamWithoutPadding:
         return getattr(self._out, name)
 
 
-def make_terminal_table(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
-    """Returns rows as a table for a terminal.
-
-    Numbers are right-aligned, nothing is cut, and line breaks in the data are escaped.
-    """
+def create_terminal_table(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
+    """Returns rows as a Rich table. Numbers are right-aligned, nothing is cut, line breaks in the data are escaped."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = None if title is None else make_visible_text(title)
+    shown = None if title is None else create_visible_text(title)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=shown, title_justify="left")
     for i, name in enumerate(names):
         numeric = any(isinstance(row[i], int | float) for row in rows)
         table.add_column(
-            make_visible_text(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold"
+            create_visible_text(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(make_visible_text(_format_for_people(value)) for value in row))
+        table.add_row(*(create_visible_text(_format_for_people(value)) for value in row))
     return table

@@ -1,4 +1,4 @@
-"""The command `sessionlake query`: its arguments. `query.py` does the work."""
+"""The command `sessionlake query`: its arguments. Module `query` does the work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, say, settings_of, with_spark
+from sessionlake.cli.context import Config, Form, load_config, say, with_spark
 from sessionlake.cli.engines.interface import EngineName
 from sessionlake.cli.show import OutputFormat
 
@@ -41,11 +41,11 @@ def query(
 
     With --format json each row is one JSON object on its own line.
     """
-    settings = settings_of(config)
-    from sessionlake.cli.query import answer_query, require_tables, show_answer, write_query_result_as_of
+    settings = load_config(config)
+    from sessionlake.cli.query import answer_query, require_existing_tables, show_answer, show_query_result_as_of
     from sessionlake.errors import UsageError
 
-    arguments = _split_arguments(param or [])
+    arguments = _parse_param_options(param or [])
     if engine is EngineName.WAREHOUSE or (engine is EngineName.AUTO and _is_in_workspace_only(settings)):
         if batch is not None or arguments:
             raise UsageError(
@@ -56,14 +56,14 @@ def query(
 
         show_remote_query(settings, sql, form)
         return
-    require_tables(settings, sql)
+    require_existing_tables(settings, sql)
     if batch is None:
         answer = answer_query(settings, sql, arguments, engine, lambda work: with_spark(settings, work), say)
         show_answer(answer, form, say)
         return
     if engine is EngineName.SAIL:
         raise UsageError("query: Sail cannot read tables as of a batch", fix="Leave out --engine")
-    read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form, arguments))
+    read = with_spark(settings, lambda spark: show_query_result_as_of(spark, settings, sql, batch, form, arguments))
     if read != batch:
         say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
 
@@ -75,7 +75,7 @@ def _is_in_workspace_only(settings: Settings) -> bool:
     return settings.catalog not in {None, _LOCAL_CATALOG} and not on_databricks()
 
 
-def _split_arguments(given: list[str]) -> dict[str, str]:
+def _parse_param_options(given: list[str]) -> dict[str, str]:
     from sessionlake.errors import UsageError
 
     arguments = {}

@@ -1,4 +1,4 @@
-"""Finds the names of tables and functions in a SQL statement with sqlglot, to look them up or rename them.
+"""Finds the names of tables and functions in a SQL statement with sqlglot, to look them up or replace them.
 
 The engine that runs a statement decides whether it only reads (`spark.reading_plan`), not this module.
 """
@@ -21,10 +21,12 @@ _EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
 
 @dataclass(frozen=True)
 class NameInStatement:
-    """A name of two parts in a statement, both in lower case.
+    """A name of the form `schema.name` at one place of a statement.
 
     Attributes:
-        start: The index of its first character.
+        schema: The part before the point, in lower case.
+        name: The part after the point, in lower case.
+        start: The index of the name's first character in the statement.
         end: The index after its last character.
         is_function: True if it is the name of a function.
         is_table: True if a query reads the table at this place. False before a column, as in `silver.sessions.topic`.
@@ -46,8 +48,9 @@ class NameInStatement:
 def find_names(sql: str) -> list[NameInStatement]:
     """Returns the tables and functions with a schema that a statement names, in order of their position.
 
-    Includes the table's name before a column, as in `silver.sessions.topic`, if the statement reads that table. Returns
-    an empty list if sqlglot cannot parse the statement.
+    Includes the table's name before a column, as in `silver.sessions.topic`, if the statement reads that table. Empty
+    if
+    sqlglot cannot parse the statement.
     """
     names = list(_find_tables_and_functions(sql))
     tables = {str(one) for one in names if not one.is_function}
@@ -59,7 +62,8 @@ def replace_names(sql: str, new_name: Callable[[NameInStatement], str | None]) -
     """Returns the statement with other names for tables and functions.
 
     Args:
-        new_name: Returns the replacement of a name, or None to keep it.
+        sql: The statement.
+        new_name: Returns the replacement for a name, or None to keep it.
     """
     parts, at = [], 0
     for one in find_names(sql):
@@ -71,7 +75,7 @@ def replace_names(sql: str, new_name: Callable[[NameInStatement], str | None]) -
 
 
 def replace_prefixed_names(sql: str) -> str:
-    """Replaces `IDENTIFIER(:prefix || 'silver.sessions')` by `silver.sessions`.
+    """Returns the statement with `silver.sessions` instead of `IDENTIFIER(:prefix || 'silver.sessions')`, and so on.
 
     The bundle's queries name tables this way, because every deployment has its own schemas.
     """
@@ -93,7 +97,7 @@ def replace_prefixed_names(sql: str) -> str:
 
 
 def find_parameters(sql: str) -> list[tuple[str, int, int]]:
-    """Returns the named parameters of a statement, as in `:topic`: name, start, and the index after the end."""
+    """Returns the named parameters of a statement, such as `:topic`: name, start, and the index after the end."""
     import sqlglot
     from sqlglot.errors import SqlglotError
 
@@ -110,9 +114,9 @@ def find_parameters(sql: str) -> list[tuple[str, int, int]]:
 
 
 def insert_arguments(sql: str, arguments: Mapping[str, str]) -> str | None:
-    """Returns the statement with texts in place of its parameters.
+    """Returns the statement with its parameters replaced by texts in quotes.
 
-    None if a text has characters that SQL engines read in different ways.
+    Returns None if a parameter has no text, or a text has characters that SQL engines read in different ways.
     """
     parts, at = [], 0
     for name, start, end in find_parameters(sql):
@@ -127,9 +131,9 @@ def insert_arguments(sql: str, arguments: Mapping[str, str]) -> str | None:
 
 @lru_cache(maxsize=8)
 def parse_statements(sql: str) -> tuple[Any, ...]:
-    """Returns the syntax tree of each statement in a text. Of EXPLAIN it is the tree of the statement to explain.
+    """Returns sqlglot's syntax tree of each statement in a text; for EXPLAIN, the tree of the explained statement.
 
-    Returns an empty tuple if sqlglot cannot parse the text.
+    Empty if sqlglot cannot parse the text.
     """
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -142,13 +146,13 @@ def parse_statements(sql: str) -> tuple[Any, ...]:
         return ()
 
 
-def is_explained(sql: str) -> bool:
-    """True if a statement that `parse_statements` can parse begins with EXPLAIN."""
+def is_explain_statement(sql: str) -> bool:
+    """Returns True if the statement begins with EXPLAIN."""
     return _blank_out_explain(sql) != sql
 
 
 def _blank_out_explain(sql: str) -> str:
-    """Replaces EXPLAIN and its modes by spaces, because sqlglot does not parse the statement after them."""
+    """Returns the statement with EXPLAIN and its modes replaced by spaces, so that sqlglot can parse the rest."""
     import sqlglot
 
     words: Sequence[str] = ("EXPLAIN",)

@@ -44,7 +44,7 @@ _ADDED = frozenset({"cast_to_str_type", "time_str_to_time", "ts_or_ds_to_date"})
 
 
 def find_tables_read(sql: str) -> list[tuple[str, ...]]:
-    """Returns the tables and functions with a schema that a statement reads, in lower case.
+    """Returns the names of the tables and functions with a schema that a statement reads, split and in lower case.
 
     Leaves out names that the statement defines itself (WITH).
 
@@ -77,11 +77,16 @@ def find_tables_read(sql: str) -> list[tuple[str, ...]]:
     for node in tree.walk(prune=lambda one: isinstance(one, exp.Hint)):
         _require_allowed_node(node, sql)
     tables = (table for table in tree.find_all(exp.Table) if table.find_ancestor(exp.Hint) is None)
-    return [name for table in tables for name in _find_outside_name(table)]
+    return [name for table in tables for name in _list_name_if_outside(table)]
 
 
 def list_called_names(node: Any, sql: str) -> set[str]:
-    """Returns the name by which a statement calls a function, in lower case, or the possible names of an operator."""
+    """Returns the lower-case name by which a statement calls a function; for an operator, all names it may have.
+
+    Args:
+        node: The call in sqlglot's syntax tree.
+        sql: The statement.
+    """
     from sqlglot import exp
 
     if isinstance(node.parent, exp.Dot):
@@ -122,8 +127,8 @@ def _require_allowed_node(node: Any, sql: str) -> None:
         )
 
 
-def _find_outside_name(table: Any) -> Iterator[tuple[str, ...]]:
-    """Yields the table's name, unless the statement defines that name itself for a query (WITH)."""
+def _list_name_if_outside(table: Any) -> Iterator[tuple[str, ...]]:
+    """Yields the table's name, split into parts, unless the statement itself defines that name (WITH)."""
     name = tuple(part.lower() for part in (table.catalog, table.db, table.this.name) if part)
     if len(name) == 1 and (_is_function_call(table) or name[0] in _find_defined_names(table)):
         return
@@ -137,7 +142,7 @@ def _is_function_call(table: Any) -> bool:
 
 
 def _find_defined_names(table: Any) -> set[str]:
-    """Returns the names of the queries (WITH) that are visible at a place of the statement."""
+    """Returns the names of the queries (WITH) that can be used at the place of this table in the statement."""
     from sqlglot import exp
 
     names: set[str] = set()

@@ -1,4 +1,4 @@
-"""`sessionlake state`: shows what silver's state store holds."""
+"""`sessionlake state`: shows the contents of silver's state store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import choose_topic_partition
-from sessionlake.history.state import STATS, compute_stats, convert_times_to_iso, find_session_state
+from sessionlake.history.state import STATS, compute_shard_stats, convert_times_to_iso, find_session_state
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import compute_shard, read_shard_states
@@ -29,7 +29,7 @@ def show_session_state(
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
-    """Writes the state of one session: one row per field, or one JSON object in which times are milliseconds.
+    """Prints the state of one session: one row per field, or one JSON object in which times are milliseconds.
 
     Raises:
         UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
@@ -51,8 +51,8 @@ def show_session_state(
 
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
-    """Writes one row per shard, ordered by number. A table ends with a row of sums."""
-    rows = sorted(astuple(compute_stats(shard, state)) for shard, state in read_shard_states(spark, settings))
+    """Prints counts and size of each shard's state, sorted by number. A table for people ends with a row of sums."""
+    rows = sorted(astuple(compute_shard_stats(shard, state)) for shard, state in read_shard_states(spark, settings))
     if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
     show_rows(STATS, rows, form)

@@ -1,4 +1,4 @@
-"""Shows the status of the layers."""
+"""Prints the status of the layers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sessionlake.history.status import STATUS_COLUMNS, LayerStatus
 
 
 def show_statuses(layers: Sequence[LayerStatus], form: OutputFormat) -> None:
-    """Writes the status of the layers. A table for people has times in seconds, which fit into a narrow terminal."""
-    rows = [dict(zip(STATUS_COLUMNS, layer.to_row(), strict=True)) for layer in layers]
+    """Prints the status of the layers. In the format for people, times are cut to seconds to fit a narrow terminal."""
+    rows = [dict(zip(STATUS_COLUMNS, layer.to_tuple(), strict=True)) for layer in layers]
     if form is OutputFormat.TABLE:
         for row in rows:
             row["committed_at"] = row["committed_at"] and f"{row['committed_at']:%Y-%m-%d %H:%M:%S}Z"

@@ -1,4 +1,4 @@
-"""`sessionlake trace`: shows one message's path through the lake, as lines for people or one object for programs."""
+"""`sessionlake trace`: prints one message's path through the lake, as lines for people or one object for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sessionlake.cli.show import OutputFormat, make_console, make_terminal_table, make_visible_text, show_rows
+from sessionlake.cli.show import OutputFormat, create_console, create_terminal_table, create_visible_text, show_rows
 from sessionlake.delta.storage.far_times import format_time
 from sessionlake.history.fate import Fate
 from sessionlake.history.traced import BatchCommit, SilverMerge, Trace, TracedPart
@@ -24,22 +24,19 @@ _ABSENT = ""
 
 
 def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
-    """Writes a trace. JSON is one nested object.
-
-    CSV has one column per field of its parts, named as in `silver.batch`.
-    """
+    """Prints a trace. JSON is one nested object. CSV has a column for each nested field, such as `silver.batch`."""
     out = out or sys.stdout
     if form is OutputFormat.TABLE:
         _print_trace(trace, out)
         return
     parts = asdict(trace)
     if form is OutputFormat.CSV:
-        parts = dict(_flatten_trace(parts))
+        parts = dict(_flatten_trace_columns(parts))
     show_rows(list(parts), [list(parts.values())], form, out)
 
 
-def _flatten_trace(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the columns of a trace as name and value, without nesting. The names are the same for every message."""
+def _flatten_trace_columns(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the CSV columns of a trace as name and value. The names are the same for every message."""
     for name, value in parts.items():
         part = dict.fromkeys(item.name for item in fields(SilverMerge)) if name == "tables" and value is None else value
         if isinstance(part, dict) and name != "session":
@@ -51,27 +48,27 @@ def _flatten_trace(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _print_trace(trace: Trace, out: TextIO) -> None:
     from rich.table import Table
 
-    console = make_console(out)
+    console = create_console(out)
     place = f"topic {trace.topic}, partition {trace.partition}, offset {trace.offset}: "
-    console.print(make_visible_text(place).append_text(make_visible_text(trace.judgement.fate, "bold")))
+    console.print(create_visible_text(place).append_text(create_visible_text(trace.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
     for name, text in _describe_trace(trace):
-        grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
+        grid.add_row(create_visible_text(f"  {name}", "dim"), create_visible_text(text))
     console.print(grid)
     _print_changes(console, trace.changes)
     for number, part in enumerate(trace.other_parts, 2):
         what = f"part {number} of {len(trace.other_parts) + 1}, {part.type}, seq {part.seq}: "
-        console.print(make_visible_text(what).append_text(make_visible_text(part.judgement.fate, "bold")))
+        console.print(create_visible_text(what).append_text(create_visible_text(part.judgement.fate, "bold")))
         grid = Table.grid(padding=(0, 2))
         for name, text in _describe_outcome(trace, part):
-            grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
+            grid.add_row(create_visible_text(f"  {name}", "dim"), create_visible_text(text))
         console.print(grid)
         _print_changes(console, part.changes)
 
 
 def _print_changes(console: Console, changes: list[dict[str, Any]]) -> None:
     if changes:
-        console.print(make_terminal_table(*_change_rows(changes[:_SHOWN_CHANGES])))
+        console.print(create_terminal_table(*_build_change_rows(changes[:_SHOWN_CHANGES])))
     if len(changes) > _SHOWN_CHANGES:
         console.print(f"and {len(changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
@@ -86,7 +83,12 @@ def _describe_trace(trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def _describe_outcome(trace: Trace, part: Trace | TracedPart) -> Iterator[tuple[str, str]]:
-    """Yields what silver made of a part of a message. The trace itself is the first part."""
+    """Yields label and text of the lines that say what silver did with a part of a message.
+
+    Args:
+        trace: The trace of the message.
+        part: The part. The trace itself stands for the first part.
+    """
     yield "judgement", _describe_judgement(trace, part)
     if part.tables:
         yield "tables", _describe_merge(part.tables)
@@ -112,7 +114,8 @@ def _describe_message(trace: Trace) -> str:
         kind = "without an event"
     times = f"Kafka time {format_time(message.timestamp)}"
     ingested = f", ingested {format_time(message.ingested_at)}" if message.ingested_at else ""
-    return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
+    erased = "; the parts of forgotten sessions are erased" if message.has_erased_parts else ""
+    return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}{erased}"
 
 
 def _describe_commit(commit: BatchCommit) -> str:
@@ -131,7 +134,7 @@ def _describe_merge(merge: SilverMerge) -> str:
 
 
 def _describe_written_tables(commit: BatchCommit) -> str:
-    """Returns the tables' versions in the syntax of Delta's time travel."""
+    """Returns the tables that a commit wrote, with their versions, as in `: sessions@v7`; empty if it wrote none."""
     tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
     return f": {tables}" if tables else ""
 
@@ -181,7 +184,7 @@ def _describe_session(session: Mapping[str, Any]) -> str:
     return ", ".join([session["session_id"], session["status"], f"next seq {session['next_seq']}", *counts])
 
 
-def _change_rows(changes: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def _build_change_rows(changes: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     columns = list(dict.fromkeys(name for change in changes for name in change["set"]))
     more = [n for n in ("_rescued",) if any(change[n] is not None for change in changes)]
     rest = [*more, "_epoch", "_seq", "_position"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.cli.context import Config, settings_of
+from sessionlake.cli.context import Config, load_config
 from sessionlake.cli.show import write_line
 
 
@@ -11,7 +11,7 @@ def types(config: Config = None) -> None:
 
     The types are those of `capture.columns`.
     """
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.processors.typed import generate_types_source
 
     write_line(generate_types_source(settings).rstrip("\n"))

@@ -22,7 +22,7 @@ _SHOWN_NAMES = 10
 
 
 def check_before_spark(settings: Settings) -> None:
-    """Checks what can be checked before Spark is started.
+    """Checks, before Spark is started, that bronze exists and can be compared with Kafka.
 
     Raises:
         LakeError: Bronze does not exist yet, or does not read Kafka.
@@ -30,7 +30,7 @@ def check_before_spark(settings: Settings) -> None:
     """
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"verify bronze: {MESSAGES} does not exist yet in {settings.place}",
+            f"verify bronze: {MESSAGES} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
         )
     if settings.bronze.source is not SourceKind.KAFKA:
@@ -43,7 +43,7 @@ def check_before_spark(settings: Settings) -> None:
 
 
 def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
-    """Compares bronze with Kafka, and says the result and what could not be compared.
+    """Compares bronze with Kafka, and tells the user the result and what could not be compared.
 
     Returns True if they are equal.
     """
@@ -55,7 +55,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
 
 def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
-    """Yields the result in words, line by line."""
+    """Yields lines of text that tell the result of a comparison of bronze with Kafka."""
     comparison, overlap = result.comparison, result.overlap
     if comparison.first_difference is not None:
         what = f"{comparison.different} of {comparison.messages} messages differ from Kafka's"
@@ -73,7 +73,7 @@ def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
     if result.gone:
         yield f"not compared: {result.gone} messages that maintain.retention has removed from bronze"
     if comparison.erased:
-        yield f"not compared: {comparison.erased} messages of sessions that were forgotten"
+        yield f"not compared: {comparison.erased} messages with sessions that were forgotten"
     if overlap.unread:
         yield f"not compared: {overlap.unread} offsets in Kafka that bronze has not read"
 

@@ -25,13 +25,14 @@ from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.interface import StagedRows
 from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def build_merge_app_id(app_id: str) -> str:
@@ -157,6 +158,21 @@ def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: Sessio
         rows: selects the session's messages.
     """
     _retry_write(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
+
+
+def replace_column(
+    spark: SparkSession, lake: Lake, table: str, chosen: RowSelection, column: str, source: DataFrame
+) -> None:
+    """Replaces a column's values in the selected rows in one commit. Streams that read the table skip this commit.
+
+    Sets `delta.appendOnly` to false if the table has it.
+
+    Args:
+        source: The new values (alias `s`), with the columns by which the selection joins the table.
+    """
+    _disable_append_only(spark, lake, table)
+    values = {column: f"s.{column}"}
+    rewrite_with_spark(lake.storage, spark, table, chosen, lambda merge: merge.whenMatchedUpdate(set=values), source)
 
 
 def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:

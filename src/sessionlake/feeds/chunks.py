@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.feeds.compiled import get_compiled_reader
+from sessionlake.feeds.events import Event
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
@@ -25,7 +26,7 @@ from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_c
 from sessionlake.protocol.chunk import IGNORED, ChangeKind, Expectation, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
-from sessionlake.protocol.erased import is_erased
+from sessionlake.protocol.erased import decode_chain_places, is_erased
 from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
 from sessionlake.protocol.payload import Payload
@@ -96,6 +97,10 @@ class FeedDecoder:
         raw = raw.combine_chunks()
         reasons, of_feed = self._classify_messages(raw)
         chunks, messages = [], []
+        if len(erased := self._find_erased_of_chains(raw, reasons, of_feed)):
+            chunk, message = _chunk_of_erased(raw, erased, self.columns)
+            chunks.append(chunk)
+            messages.append(message)
         for number, feed in enumerate(self.feeds):
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
@@ -114,7 +119,7 @@ class FeedDecoder:
             own = mine[np.array(lists.message, np.int64)]
             chunks.append(_chunk_of_events(raw, own, lists, self.columns))
             messages.append(own)
-        without = np.flatnonzero(reasons)
+        without = np.setdiff1d(np.flatnonzero(reasons), erased)
         chunks.append(_chunk_without_events(raw, without, reasons[without], self.columns))
         messages.append(without)
         message = np.concatenate(messages)
@@ -141,6 +146,14 @@ class FeedDecoder:
         ]
         reasons[is_erased(raw["key"], raw["value"]).to_numpy()] = ERASED
         return reasons, of_feed
+
+    def _find_erased_of_chains(self, raw: pa.Table, reasons: Int8s, of_feed: Int64s) -> Int64s:
+        """Returns the indices of erased messages that keep places in chains, if their feed has chains."""
+        if not (erased := np.flatnonzero(reasons == ERASED)).size:
+            return erased
+        has_chains = np.array([feed.has_chains for feed in self.feeds])
+        has_value = pc.is_valid(raw["value"]).to_numpy()[erased]
+        return erased[has_chains[of_feed[erased]] & (of_feed[erased] >= 0) & has_value]
 
     def _drop_future_events(self, lists: EventLists, raw: pa.Table, mine: Int64s, reasons: Int8s) -> None:
         """Removes the events of messages of which an event time is too far ahead, and sets the messages' reasons."""
@@ -264,6 +277,23 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         _build_changes(types, lists, columns),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
+
+
+def _chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...]) -> tuple[pa.Table, Int64s]:
+    """Returns a row for each place in a chain that erased messages keep, and the index of its raw message."""
+    lists = EventLists(())
+    for number, value in zip(erased.tolist(), raw["value"].take(pa.array(erased)).to_pylist(), strict=True):
+        for place in decode_chain_places(value):
+            kind = Kind.HEARTBEAT if place.is_heartbeat else Kind.IGNORE
+            event = Event("", kind, 0, place.seq, place.after, place.is_link, place.chain, place.restart)
+            lists.add_event(number, event)
+    message = np.array(lists.message, np.int64)
+    chunk = _chunk_of_events(raw, message, lists, columns)
+    for name, value in (("session_id", None), ("reason", ERASED)):
+        index = chunk.schema.get_field_index(name)
+        field = chunk.schema.field(index)
+        chunk = chunk.set_column(index, field, pa.array([value] * len(message), field.type))
+    return chunk, message
 
 
 def _build_changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:

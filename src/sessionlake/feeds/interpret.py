@@ -53,6 +53,14 @@ def interpret(feed: Feed, place: Place) -> Decoded | Refusal:
 
 
 def _read_message(feed: Feed, place: Place) -> Decoded:
+    rules, split = _choose_rules(feed, place)
+    if split is None:
+        return Decoded((rules[0].number,), tuple(_read_events(feed, rules[0], place)))
+    return _read_parts(feed, rules, split, place)
+
+
+def _choose_rules(feed: Feed, place: Place) -> tuple[list[Rule], Path | None]:
+    """Returns the rules that read the message, and the path of its parts; None if it is not split."""
     candidates = [
         rule for rule in feed.rules if all(_condition_holds(one, place) for one in rule.when if not _is_of_part(one))
     ]
@@ -60,10 +68,8 @@ def _read_message(feed: Feed, place: Place) -> Decoded:
         is_tombstone = place.value is MISSING
         reason = Reason.TOMBSTONE if is_tombstone else Reason.NO_RULE
         raise RefusedError(reason, "", f"no rule takes {describe_value(place.value)}")
-    first = candidates[0]
-    if first.split is None:
-        return Decoded((first.number,), tuple(_read_events(feed, first, place)))
-    return _read_parts(feed, [rule for rule in candidates if rule.split == first.split], first.split, place)
+    split = candidates[0].split
+    return [rule for rule in candidates if rule.split == split], split
 
 
 def _is_of_part(condition: Condition) -> bool:
@@ -75,18 +81,11 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
 
     Parts of the same session are joined into one event.
     """
-    found = find_elements(split, place)
-    if found is None:
-        raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
     events: dict[tuple[str, str | None], Event] = {}
     numbers = set()
-    for element in found:
-        part = _move_place(place, element)
-        rule = next((one for one in rules if all(_condition_holds(c, part) for c in one.when if _is_of_part(c))), None)
-        if rule is None:
-            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
+    for rule, found in _read_each_part(feed, rules, split, place):
         numbers.add(rule.number)
-        for event in _read_events(feed, rule, part):
+        for event in found:
             name = event.session, event.chain if event.kind is Kind.IGNORE else None
             before = events.get(name)
             try:
@@ -99,6 +98,36 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
     if several := find_chain_of_several_seqs(events.values()):
         raise RefusedError(Reason.BAD_VALUE, split.text, f"the parts have several numbers of the chain {several}")
     return Decoded(tuple(sorted(numbers)), tuple(events.values()))
+
+
+def _read_each_part(
+    feed: Feed, rules: list[Rule], split: Path, place: Place
+) -> Iterator[tuple[Rule, tuple[Event, ...]]]:
+    """Yields the rule of each part, and its event; no event if it is ignored."""
+    found = find_elements(split, place)
+    if found is None:
+        raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
+    for element in found:
+        part = _move_place(place, element)
+        rule = next((one for one in rules if all(_condition_holds(c, part) for c in one.when if _is_of_part(c))), None)
+        if rule is None:
+            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
+        yield rule, tuple(_read_events(feed, rule, part))
+
+
+def find_sessions_of_parts(feed: Feed, place: Place) -> tuple[Path | None, list[str]]:
+    """Returns the path of a message's parts, and the session id of each; "" for an ignored part.
+
+    The path is None if the message is not split.
+
+    Raises:
+        RefusedError: The message has a fault.
+    """
+    rules, split = _choose_rules(feed, place)
+    if split is None:
+        return None, []
+    parts = _read_each_part(feed, rules, split, place)
+    return split, ["".join(event.session for event in events) for _, events in parts]
 
 
 def _read_events(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:

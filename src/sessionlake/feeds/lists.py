@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.feeds.events import Decoded, Delete, Refusal
+from sessionlake.feeds.events import Decoded, Delete, Event, Refusal
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.paths import MISSING
 
@@ -78,11 +78,7 @@ class EventLists:
             return
         keys = [column.name for column in feed.key]
         for event in found.events:
-            self.message.append(message)
-            self.rows.append(len(event.rows))
-            for name in ("session", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent"):
-                getattr(self, name).append(getattr(event, name))
-            self.kind.append(event.kind.value)
+            self.add_event(message, event)
             for row in event.rows:
                 deletes = isinstance(row, Delete)
                 said = dict(zip(keys, row.key, strict=True)) if isinstance(row, Delete) else row.values
@@ -92,6 +88,14 @@ class EventLists:
                 self.expect.append(None if row.expect is None else row.expect.value)
                 for name, values in zip(self.columns, self.values, strict=True):
                     values.append(said.get(name, MISSING))
+
+    def add_event(self, message: int, event: Event) -> None:
+        """Adds the fields of a message's event, but not its rows."""
+        self.message.append(message)
+        self.rows.append(len(event.rows))
+        for name in ("session", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent"):
+            getattr(self, name).append(getattr(event, name))
+        self.kind.append(event.kind.value)
 
     def extend(self, other: EventLists) -> None:
         """Adds all events and rows of other lists, which have the same columns."""

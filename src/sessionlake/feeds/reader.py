@@ -104,6 +104,12 @@ def read(
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
         return decode(feed, feed.decoder, Message(*record, *list_constants_of_messages(feed, payload)))
+    place = parse_record(feed, record, payload)
+    return place if isinstance(place, Refusal) else interpret(feed, place)
+
+
+def parse_record(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Place | Refusal:
+    """Returns a message with its parsed value, in which paths are looked up; its fault if it cannot be parsed."""
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -113,8 +119,7 @@ def read(
     except (InvalidJsonError, PayloadError):
         return Refusal(Reason.BAD_KEY, "kafka.key", f"the key is no {feed.key_format.value} that can be used")
     headers = {name: text for name, value in record.headers.items() if (text := decode_text(value or b"")) is not None}
-    place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
-    return interpret(feed, place)
+    return Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
 
 
 def parse_function(feed: Feed, payload: PayloadReader | None) -> Callable[[bytes], Any]:

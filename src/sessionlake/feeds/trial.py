@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sessionlake.feeds.events import Decoded, Event, Refusal
@@ -29,12 +29,14 @@ class Outcome:
         feed: The feed that matches its topic; None if none does.
         found: Events of the message, or its fault; None without a feed.
         findings: What is wrong with the message beside a refusal, such as a gap, in a few words each.
+        quarantined: For sessions whose part of the message goes to quarantine: the reason.
     """
 
     record: KafkaRecord
     feed: Feed | None
     found: Decoded | Refusal | None
     findings: tuple[str, ...] = ()
+    quarantined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_refused(self) -> bool:

@@ -146,7 +146,7 @@ def _catch_up_and_rebuild_tables(
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
-    if read_last_planned_batch(settings.checkpoint(LAYER)) is not None:
+    if read_last_planned_batch(settings.checkpoint_path(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, runs_lookups=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables_to_rebuild):
         ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all_corrections()
@@ -167,7 +167,7 @@ def _start_stream(
     """
     settings, begin = lake.settings, read_active_handover(lake.settings, LAYER)
     store_maintained_tables(spark, lake, tables)
-    query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
+    query = QueryWithBackground(LAYER, settings.checkpoint_path(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
     expiry = start_expiry(
         spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
@@ -201,7 +201,7 @@ def _create_background_rule_steps(
     """
     if rules is None:
         return
-    checkpoint, session = lake.settings.checkpoint(LAYER), create_separate_session(spark)
+    checkpoint, session = lake.settings.checkpoint_path(LAYER), create_separate_session(spark)
 
     def apply_changed_rules() -> bool:
         with rules.lock:
@@ -232,11 +232,11 @@ def create_folded_stream(
     options: dict[str, Any] = {**SKIP_REMOVALS}
     if handover is not None:
         options["startingVersion"] = handover.bronze_version + 1
-    elif read_last_planned_batch(settings.checkpoint(LAYER)) is None:
+    elif read_last_planned_batch(settings.checkpoint_path(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
-        options |= choose_starting_options(settings.checkpoint(LAYER))
+        options |= choose_starting_options(settings.checkpoint_path(LAYER))
     read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)

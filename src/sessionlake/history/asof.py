@@ -87,10 +87,12 @@ def session_as_of(
         )
     moment = SessionMoment(ts=convert_datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
-    return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
+    return compute_session_table(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
-def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> pa.Table:
+def compute_session_table(
+    reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment
+) -> pa.Table:
     """Returns the table of a known session at one moment, sorted by row id, with the columns of `session_rows`.
 
     Raises:
@@ -100,7 +102,7 @@ def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary
 
 
 def convert_datetime_to_ms(time: datetime) -> int:
-    """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
+    """Returns milliseconds since the Unix epoch. A time without a time zone counts as UTC."""
     return convert_time_to_ms(time)
 
 
@@ -132,7 +134,7 @@ class SessionSummary:
 def find_session(
     reader: TableReader, settings: Settings, session: str, topic: str | None = None, partition: int | None = None
 ) -> SessionSummary:
-    """Returns the session with this id.
+    """Returns what silver knows of the session with this id, after its latest batch.
 
     Raises:
         LakeError: There are no sessions yet.
@@ -143,7 +145,7 @@ def find_session(
     noted = list(reader.read_rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
     place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in noted}, partition)
     if place is None:
-        raise _make_unknown_session_error(reader, settings, session, topic, partition)
+        raise _create_unknown_session_error(reader, settings, session, topic, partition)
     noted = [row for row in noted if (row["topic"], row["partition"]) == place]
     last = max(noted, key=lambda row: row["_batch"])
     late_fills = any(row["beneath"] for row in noted)
@@ -151,19 +153,19 @@ def find_session(
 
 
 def choose_topic_partition(
-    session: str, places: Collection[TopicPartition], partition: int | None
+    session: str, topic_partitions: Collection[TopicPartition], partition: int | None
 ) -> TopicPartition | None:
-    """Returns the topic and partition of the only session that matches; None if no session matches.
+    """Returns the one topic-partition in which a session may be; None if there is none.
 
     Args:
         session: The session's id, for the error text.
-        places: The topic-partitions that have a session with this id.
+        topic_partitions: The topic-partitions that have a session with this id.
         partition: The session's partition; None for any partition.
 
     Raises:
-        UsageError: Several sessions match.
+        UsageError: Several topic-partitions have such a session.
     """
-    matches = sorted(place for place in places if partition in (None, place[1]))
+    matches = sorted(place for place in topic_partitions if partition in (None, place[1]))
     topics = sorted({topic for topic, _ in matches})
     if len(topics) > 1:
         raise UsageError(f"session {session!r} exists in topics {', '.join(topics)}", fix="Choose one with --topic")
@@ -177,7 +179,7 @@ def choose_topic_partition(
     return matches[0] if matches else None
 
 
-def _make_unknown_session_error(
+def _create_unknown_session_error(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
     rows = reader.sample_rows(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
@@ -190,34 +192,34 @@ def _make_unknown_session_error(
 
 
 class _AsOfQuery:
-    """Computes one session's table at one moment, from a cut (a stored earlier table) and the changes since then."""
+    """Computes one session's table at a past moment, from a cut (a stored earlier table) and the changes since then."""
 
     def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> None:
         self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
-        self._columns = settings.capture.declared
+        self._columns = settings.capture.declared_columns
         self._session_conditions: list[Condition] = [
             ("topic", operator.eq, session.topic),
             ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
         has_seqs = RuleLookup(settings.capture).find_rules(session.topic).integrity is not Integrity.NONE
-        self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_reached)
+        self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_stream_time_reached)
 
     def compute_table(self) -> pa.Table:
-        """Returns the session's rows at the moment, sorted by row id.
+        """Returns the session's table at the moment, sorted by row id.
 
         Raises:
             LakeError: The table at this moment is not known.
         """
         base, rows = self._compute_cut_and_table()
-        self._require_kept_changes(base)  # after the read: retention records what it removes before it removes it
-        return self._sort_by_row_id(rows)
+        self._require_no_removed_changes(base)  # after the read: retention records what it removes before it removes it
+        return self._drop_session_columns_and_sort(rows)
 
     def _compute_cut_and_table(self) -> tuple[pa.Table | None, pa.Table]:
-        """Returns the cut that the table is computed from, and the table. Without a cut (None) all changes are used."""
-        self._refuse_moment_not_known_yet()
+        """Returns the cut from which the table is computed, and the table. The cut is None if all changes are used."""
+        self._refuse_moment_after_last_judged()
         cuts = self._moment.select_cuts(
-            self._read_merged_cuts(), replace(self._history, reached=self._has_surely_reached)
+            self._read_merged_cuts(), replace(self._history, reached=self._has_certainly_reached)
         )
         seen = None
         for place in range(cuts.num_rows):
@@ -229,7 +231,7 @@ class _AsOfQuery:
                 return base, compute_table(self._read_stored_table(base), seen, self._columns, self._history)
         seen = self._read_changes_after(None)
         if not seen.num_rows:
-            self._require_kept_changes(None)
+            self._require_no_removed_changes(None)
             self._refuse_moment_before_first_change()
         nothing = build_rows_schema(self._columns).empty_table()
         return None, compute_table(nothing, seen, self._columns, self._history)
@@ -241,7 +243,7 @@ class _AsOfQuery:
             return self._reader.read_arrow_table(CUTS, *conditions)
         return read_kept_cuts(self._reader.read_arrow_table, *conditions)
 
-    def _sort_by_row_id(self, rows: pa.Table) -> pa.Table:
+    def _drop_session_columns_and_sort(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(list(SESSION)).sort_by("row_id")
 
     def _read_stored_table(self, cut: pa.Table) -> pa.Table:
@@ -257,7 +259,7 @@ class _AsOfQuery:
         return found
 
     def _read_changes_after(self, cut: pa.Table | None) -> pa.Table:
-        """Returns the session's changes after a cut up to the moment; with None, all changes up to the moment."""
+        """Returns the session's changes after a cut up to the moment; without a cut (None), all up to the moment."""
         since: list[Condition] = []
         if cut is not None:
             since = [("_position", operator.gt, cut["position"][0].as_py())]
@@ -271,20 +273,19 @@ class _AsOfQuery:
             self._reader.read_arrow_table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )
 
-    def _has_surely_reached(self, ts: int) -> bool:
-        """Returns True if stream time had certainly reached `ts` (ms) at the moment.
+    def _has_certainly_reached(self, ts: int) -> bool:
+        """Returns True if stream time had certainly reached `ts` (ms) at the moment; False if that is not known.
 
-        If bronze no longer has the messages that tell it, this is False. The table is then computed from an earlier cut
-        and more changes, with the same result.
+        Then bronze lacks the messages that tell it, and an earlier cut with more changes gives the same table.
         """
-        return self._explain_unknown_stream_time(self._moment.offset) is None and self._has_reached(ts)
+        return self._explain_unknown_stream_time(self._moment.offset) is None and self._has_stream_time_reached(ts)
 
-    def _has_reached(self, ts: int, offset: int | None = None) -> bool:
-        """Returns True if the topic-partition's stream time had reached `ts` (ms) at an offset.
+    def _has_stream_time_reached(self, ts: int, offset: int | None = None) -> bool:
+        """Returns True if the topic-partition's stream time had reached `ts` when bronze had read up to an offset.
 
         Args:
             ts: Stream time in ms.
-            offset: The offset; None means the offset of the moment.
+            offset: The offset; None means the offset of the requested moment.
 
         Raises:
             LakeError: Bronze no longer has the messages that answer this.
@@ -310,15 +311,15 @@ class _AsOfQuery:
         return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)
 
     def _explain_unknown_stream_time(self, offset: int | None) -> str | None:
-        """Returns a text that says why stream time at an offset is not known; None if it is known."""
+        """Returns a text that says why the stream time at an offset is unknown; None if it is known."""
         place = self._session.topic, self._session.partition
         gone = self._partition_starts.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
             return None
         return f"{describe_partition_start(place, gone)}, so stream time at offset {offset} is not known"
 
-    def _read_noted_stream_time(self, judged_offset: int) -> int:
-        """Returns the stream time in ms that silver stored after it judged `judged_offset`. Silences are included."""
+    def _read_stored_stream_time(self, judged_offset: int) -> int:
+        """Returns the stream time in ms that silver stored after it had judged the offset. Silences are included."""
         place = self._session.topic, self._session.partition
         (time,), _ = open_stored_times(self._settings, SILVER).read_times_before([place], np.array([judged_offset + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
@@ -333,14 +334,13 @@ class _AsOfQuery:
 
     # -- checks that the table at the moment is known
 
-    def _require_kept_changes(self, cut: pa.Table | None) -> None:
-        """Checks that retention has not removed changes that are needed to compute the table.
+    def _require_no_removed_changes(self, cut: pa.Table | None) -> None:
+        """Checks that retention has not removed changes after the cut from which the table is computed.
 
-        Args:
-            cut: The cut that the table is computed from; None if it is computed from all changes.
+        Without a cut (None), all changes must exist.
 
         Raises:
-            LakeError: Such changes are removed.
+            LakeError: Retention has removed some of them.
         """
         session = self._session
         floor = read_last_removed_position(self._reader, session.topic, session.partition, session.session_id)
@@ -355,7 +355,7 @@ class _AsOfQuery:
             fix="Ask for the moment of that snapshot or a later one",
         )
 
-    def _refuse_moment_not_known_yet(self) -> None:
+    def _refuse_moment_after_last_judged(self) -> None:
         session, moment = self._session, self._moment
         judged = read_last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
@@ -366,7 +366,7 @@ class _AsOfQuery:
                 fix=fix,
             )
         if moment.ts is not None and not (
-            self._read_noted_stream_time(judged) >= moment.ts or self._has_reached(moment.ts, judged)
+            self._read_stored_stream_time(judged) >= moment.ts or self._has_stream_time_reached(moment.ts, judged)
         ):
             raise LakeError(
                 f"{session}: the table at {format_time(moment.ts)} ({moment.ts}) is not known yet",

@@ -58,7 +58,7 @@ class AsOfBatch:
 
     Attributes:
         lake: The lake.
-        asked: The requested batch.
+        requested_batch: The batch that was asked for.
         batch: The batch as of which tables are read: the last one, up to `requested_batch`, with which a merge ended.
         versions: The Delta version to read, by table. It has the tables whose rows have no batch number; if silver was
             rebuilt since, it has all tables.
@@ -100,7 +100,7 @@ class AsOfBatch:
 
 
 def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatch:
-    """Returns silver's tables as they were after a batch of the ledger's layer `silver`.
+    """Returns silver's tables as they were after a batch of silver in the ledger.
 
     Raises:
         LakeError: Silver has not committed this batch, or no merge ended with it or an earlier one.
@@ -124,7 +124,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     if known.summed <= known.merged >= 0:
         end, versions = known.merged, _find_table_versions(books.read_entries(_LAYERS), known.merged)
     else:  # an entry that sums up batches beyond this one does not say what was true before
-        end, versions = _search_ledger(reader, known, batch)
+        end, versions = _find_merge_end_and_versions(reader, known, batch)
     versioned_tables = known.find_tables_to_read_at_version(end)
     return AsOfBatch(
         lake,
@@ -142,13 +142,13 @@ def _is_append_only(table: str) -> bool:
 
 @dataclass
 class _LedgerSummary:
-    """A summary of all ledger entries of silver and its merges. One old entry may stand for several batches.
+    """A summary of all ledger entries of silver and its merges. An old entry may stand for several batches.
 
     Attributes:
         committed: Silver's last batch; -1 before the first.
         merged: The last batch, up to the requested one, with which a merge is known to have ended; -1 if there is none.
         latest: When the last entry was committed.
-        summed: The last batch for which an entry stands together with others; -1 if there is none.
+        summed: The last batch of an entry that stands for several batches; -1 if there is none.
         rebuilds: The numbers of the batches that were rebuilds of silver.
         last_writes: For each table, when it was last written, and its version after that (None if not known).
     """
@@ -195,7 +195,7 @@ class _LedgerSummary:
         """Returns the tables that must be read at an old Delta version to see them as of the batch `end`."""
         return {table for table in self.last_writes if self.is_rebuilt_after(end) or not _is_append_only(table)}
 
-    def find_versions_of_idle_tables(self, moment: datetime) -> dict[str, int]:
+    def find_versions_of_unwritten_tables(self, moment: datetime) -> dict[str, int]:
         """Returns the current version of each merged table that was last written before `moment`.
 
         Append-only tables are left out, because silver's stream may already have written batches that are not merged.
@@ -207,20 +207,27 @@ class _LedgerSummary:
         }
 
 
-def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> tuple[int, dict[str, int]]:
+def _find_merge_end_and_versions(
+    reader: TableReader, summary: _LedgerSummary, batch: int
+) -> tuple[int, dict[str, int]]:
     """Returns the last batch, up to `batch`, with which a merge ended, and the tables' versions after that batch.
 
-    It reads the ledger's entries from the latest backwards, until everything is found.
+    The ledger's entries are read from the latest backwards, until all versions are found.
+
+    Args:
+        reader: Reads the ledger.
+        summary: A summary of the ledger's entries.
+        batch: The requested batch.
 
     Raises:
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
     for window in iterate_search_windows(summary.latest):
-        ends = _find_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
+        ends = _list_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
             continue
-        versions = summary.find_versions_of_idle_tables(window[0][2]) if window else {}
+        versions = summary.find_versions_of_unwritten_tables(window[0][2]) if window else {}
         versions |= _find_table_versions(reader.read_batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
         if versions.keys() >= summary.find_tables_to_read_at_version(end):
             break
@@ -232,7 +239,7 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
                 fix="Choose a later batch",
             )
     if end is None:
-        first = min(_find_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
+        first = min(_list_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
         raise LakeError(
             f"the merge of batch {batch} into session_rows and sessions was still to come when the "
@@ -243,13 +250,13 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
     return end, versions
 
 
-def _find_last_batch_of_entries(entries: pa.RecordBatch) -> pa.Array:
-    """Returns, for each ledger entry of silver or its merges, the last silver batch that it covers."""
+def _get_last_batch_of_entries(entries: pa.RecordBatch) -> pa.Array:
+    """Returns, for each ledger entry of silver or of its merges, the last silver batch that the entry covers."""
     return pc.if_else(pc.equal(entries["layer"], SILVER), entries["batch_id"], entries["source_to"])
 
 
-def _find_last_batch_of_merges(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    """Yields the last silver batch of each merge."""
+def _list_last_batch_of_merges(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """Yields, for each merge in the ledger entries, the last silver batch that it merged."""
     for part in entries:
         yield from part["source_to"].filter(pc.equal(part["layer"], SILVER_TABLES)).to_pylist()
 
@@ -258,10 +265,10 @@ def _find_table_versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[st
     """Returns each table's Delta version after silver batch `end`, by table name."""
     found: dict[str, tuple[int, str, int]] = {}
     for part in entries:
-        kept = part.filter(pc.less_equal(_find_last_batch_of_entries(part), end))
+        kept = part.filter(pc.less_equal(_get_last_batch_of_entries(part), end))
         lists = kept["outputs"]
         outputs, of = lists.flatten(), pc.list_parent_indices(lists)
-        columns = {"end": _find_last_batch_of_entries(kept).take(of), "layer": kept["layer"].take(of)}
+        columns = {"end": _get_last_batch_of_entries(kept).take(of), "layer": kept["layer"].take(of)}
         named = {name: pc.struct_field(outputs, name) for name in ("table", "version")}
         rows = pa.table(columns | named).sort_by([("end", "ascending"), ("layer", "ascending")])
         lasts = [(name, "last") for name in ("end", "layer", "version")]

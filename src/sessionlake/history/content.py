@@ -39,7 +39,7 @@ READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_a
 
 @dataclass(frozen=True)
 class FeedReading:
-    """How a feed reads a message.
+    """How a feed reads a message: by which rules, or why it refuses the message.
 
     Attributes:
         feed: Name of the feed.
@@ -54,22 +54,29 @@ class FeedReading:
     why: str | None = None
 
 
-def decode_parts(raw: Row, settings: Settings) -> list[MessageContent]:
-    """Returns the content of a row of `bronze.messages`: one part, or one for each session of a feed's message."""
-    ingested = None if raw["ingested_at"] is None else convert_time_to_ms(raw["ingested_at"])
-    row = raw | {"kafka_ts": convert_time_to_ms(raw["timestamp"]), "ingested_at": ingested}
+def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageContent]:
+    """Returns the content of a row of `bronze.messages`, as one item for each session that the message concerns.
+
+    A message in the form of sessionlake has one item.
+
+    Args:
+        bronze_row: The row, with the columns in `READ`.
+        settings: The configuration.
+    """
+    ingested = None if bronze_row["ingested_at"] is None else convert_time_to_ms(bronze_row["ingested_at"])
+    row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
     chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
-    return list(_read_contents(chunk))
+    return list(_convert_to_contents(chunk))
 
 
-def decode_row(raw: Row, settings: Settings) -> MessageContent:
-    """Returns the content of a row of `bronze.messages`; of a message with several parts, the first part."""
-    return decode_parts(raw, settings)[0]
+def decode_first_part(bronze_row: Row, settings: Settings) -> MessageContent:
+    """Returns the content of a row of `bronze.messages`; if the message concerns several sessions, for the first."""
+    return decode_message_parts(bronze_row, settings)[0]
 
 
-def _read_contents(chunk: pa.Table) -> Iterator[MessageContent]:
+def _convert_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
     counts = pc.list_value_length(chunk["changes"]).to_pylist()
     for message, changes in zip(chunk.drop_columns("changes").to_pylist(), counts, strict=True):
         if message["reason"]:
@@ -81,20 +88,20 @@ def _read_contents(chunk: pa.Table) -> Iterator[MessageContent]:
         yield MessageContent(kind, seq, message["ts"], message["session_id"], changes)
 
 
-def read_by_feed(raw: Row, settings: Settings) -> FeedReading | None:
-    """Returns how the feed of its topic reads a row of `bronze.messages`; None if no feed does."""
+def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | None:
+    """Returns how a row of `bronze.messages` is read by the feed of its topic; None if the topic has no feed."""
     capture = settings.capture
-    feed = find_feed_of_topic([feed.build() for feed in capture.feeds], raw["topic"])
+    feed = find_feed_of_topic([feed.build() for feed in capture.feeds], bronze_row["topic"])
     if feed is None:
         return None
-    headers = {header["key"]: header["value"] for header in raw["headers"] or ()}
+    headers = {header["key"]: header["value"] for header in bronze_row["headers"] or ()}
     place = (
-        raw["topic"],
-        raw["partition"],
-        raw["offset"],
-        convert_time_to_ms(raw["timestamp"]),
-        raw["key"],
-        raw["value"],
+        bronze_row["topic"],
+        bronze_row["partition"],
+        bronze_row["offset"],
+        convert_time_to_ms(bronze_row["timestamp"]),
+        bronze_row["key"],
+        bronze_row["value"],
     )
     payload = read_payload_of_feeds(capture)
     found = read(

@@ -49,8 +49,8 @@ _OF_BATCH = ("batch_id", "source_from", "source_to", "committed_at", "code_versi
 
 
 @dataclass(frozen=True)
-class Offsets:
-    """The messages of one topic-partition that a row is computed from.
+class OffsetSpan:
+    """The messages of one topic-partition from which a row is computed.
 
     Attributes:
         first, last: The lowest and the highest offset of these messages.
@@ -66,7 +66,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class GoldBatch:
-    """A batch of gold that added some of a row's events, from the ledger.
+    """A batch of gold, from the ledger, that added events to a row.
 
     Attributes:
         batch: Number of the batch.
@@ -106,7 +106,7 @@ class ExplainedRow:
     key: Mapping[str, Any]
     figures: Mapping[str, Any]
     events: int
-    offsets: tuple[Offsets, ...]
+    offsets: tuple[OffsetSpan, ...]
     batches: tuple[GoldBatch, ...]
     logic: str | None
     holds: bool | None
@@ -114,8 +114,8 @@ class ExplainedRow:
 
 
 @dataclass(frozen=True)
-class _ReadChanges:
-    """The changes of silver that gold has read.
+class _ChangesReadByGold:
+    """The rows of `session_changes` that gold has read.
 
     Attributes:
         rows: The changes.
@@ -138,7 +138,7 @@ def explain(
     message: tuple[int, int] | None = None,
     at_most: int = 3,
 ) -> tuple[list[ExplainedRow], bool]:
-    """Explains the rows of a table of gold that meet a condition, in the order of their keys.
+    """Explains the rows of a gold table that meet a condition, in the order of their keys.
 
     Args:
         where: A SQL condition on the table's columns; empty for all rows.
@@ -167,7 +167,7 @@ def explain(
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(
-            f"{table} does not exist yet in {settings.place}", fix="Run `sessionlake run all --once` to fill it"
+            f"{table} does not exist yet in {settings.location}", fix="Run `sessionlake run all --once` to fill it"
         )
     rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
@@ -181,7 +181,7 @@ def explain(
 
 
 def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
-    """Returns the first rows of a table, by key, that meet a condition.
+    """Returns the rows of a gold table that meet a SQL condition, sorted by key, at most `at_most` of them.
 
     Raises:
         UsageError: Spark rejects the condition, or it fails at run time.
@@ -198,36 +198,36 @@ def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: s
         raise explain_sql_error("explain", error) from error
 
 
-def _select_changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _ReadChanges:
+def _select_changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _ChangesReadByGold:
     from pyspark.sql import functions as F
 
     taken = read_change_progress(reader)
     last = -1 if taken is None else taken.batch
-    if not _has_read_complete_batches(lake.settings):
+    if not _has_read_only_complete_batches(lake.settings):
         last -= 1  # gold may have read only a part of silver's last batch
     rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
-    return _ReadChanges(rows, lake.settings, None if taken is None else taken.renumbered)
+    return _ChangesReadByGold(rows, lake.settings, None if taken is None else taken.renumbered)
 
 
-def _has_read_complete_batches(settings: Settings) -> bool:
-    """Returns True if gold has read the last silver batch that it started to read completely.
+def _has_read_only_complete_batches(settings: Settings) -> bool:
+    """Returns True if gold has read every silver batch of which it has read a part.
 
     Raises:
         LakeError: This is not known, because gold is still reading the changes from before its first start.
     """
-    if reads_initial_snapshot(settings.checkpoint(GOLD)):
+    if reads_initial_snapshot(settings.checkpoint_path(GOLD)):
         raise LakeError(
             f"gold is still reading the rows that {CHANGES} had when gold started for the first time",
             why="Until it has read them all, it is not known which of them are in gold's figures",
             fix="Wait until `sessionlake status` shows that gold has read all batches of silver, and run this again",
         )
-    batch = read_last_committed_batch(settings.checkpoint(GOLD))
+    batch = read_last_committed_batch(settings.checkpoint_path(GOLD))
     return batch is None or read_version_reached_by_batch(settings, GOLD, batch)[1]
 
 
 def _explain_row(
     reader: TableReader,
-    changes: _ReadChanges,
+    changes: _ChangesReadByGold,
     table: GoldTable,
     row: Row,
     message: tuple[int, int] | None,
@@ -239,11 +239,11 @@ def _explain_row(
         return name in table.result_columns or not name.startswith("_")
 
     events = _select_events_of_row(changes, table, row)
-    found = _collect_rows(events.groupBy("topic", "partition").agg(*_offset_range_columns()))
+    found = _collect_rows(events.groupBy("topic", "partition").agg(*_build_offset_range_columns()))
     silver_numbers = [one["batch"] for one in _collect_rows(events.select("batch").distinct())]
     key = {name: row[name] for name in keys}
     made_of = sum(one["events"] for one in found)
-    gone = None if _is_complete(table, row, made_of) else _find_time_of_removal(reader, key)
+    gone = None if _has_exactly_these_events(table, row, made_of) else _find_time_of_removal(reader, key)
     holds = None if message is None else _contains_message(events, message)
     return ExplainedRow(
         table=table.table_name,
@@ -251,7 +251,7 @@ def _explain_row(
         figures={name: value for name, value in row.items() if name not in keys and is_shown(name)},
         events=made_of,
         offsets=tuple(
-            Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
+            OffsetSpan(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
         ),
         batches=tuple(_read_gold_batches(reader, sorted(silver_numbers), changes.renumbered)),
         logic=logic,
@@ -260,17 +260,15 @@ def _explain_row(
     )
 
 
-def _is_complete(table: GoldTable, row: Row, events: int) -> bool:
-    """Returns True if the row's own values show that it is computed from exactly `events` events."""
+def _has_exactly_these_events(table: GoldTable, row: Row, event_count: int) -> bool:
+    """Returns True if the row's own values show that it is computed from exactly this number of events."""
     if isinstance(table, EnrichedTable):
-        return events == 1
-    return isinstance(table, RollingAverage) and bool(events == row["points"])
+        return event_count == 1
+    return isinstance(table, RollingAverage) and bool(event_count == row["points"])
 
 
 def _find_time_of_removal(reader: TableReader, key: Row) -> datetime | None:
-    """Returns a time before which retention has removed changes that may belong to a row.
-
-    None means that no changes of the row are removed.
+    """Returns the time before which retention has removed changes that may belong to a row; None if none may.
 
     Args:
         reader: Reads the tables.
@@ -289,7 +287,7 @@ def _collect_rows(frame: DataFrame) -> list[Row]:
     return to_rows(frame.toArrow())
 
 
-def _offset_range_columns() -> list[Any]:
+def _build_offset_range_columns() -> list[Any]:
     from pyspark.sql import functions as F
 
     return [
@@ -300,8 +298,8 @@ def _offset_range_columns() -> list[Any]:
     ]
 
 
-def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> DataFrame:
-    """Returns the events that a row of a gold table is computed from."""
+def _select_events_of_row(changes: _ChangesReadByGold, table: GoldTable, row: Row) -> DataFrame:
+    """Returns the events from which a row of a gold table is computed."""
     from pyspark.sql import functions as F
 
     if isinstance(table, EnrichedTable):
@@ -320,8 +318,8 @@ def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> 
     return events
 
 
-def _select_points_of_average(changes: _ReadChanges, series: RollingAverage, row: Row) -> DataFrame:
-    """Returns the points that a moving average is computed from: the row's own point and the points before it."""
+def _select_points_of_average(changes: _ChangesReadByGold, series: RollingAverage, row: Row) -> DataFrame:
+    """Returns the points from which a moving average is computed: the row's own point and those before it."""
     from pyspark.sql import functions as F
 
     key = {name: row[name] for name in series.row_keys}
@@ -332,12 +330,12 @@ def _select_points_of_average(changes: _ReadChanges, series: RollingAverage, row
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFrame:
-    """Returns the events whose topic, session, row and partition are as in the key of a gold row.
+def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> DataFrame:
+    """Returns the events that have the same topic, session, row and partition as a row of gold.
 
     Args:
         changes: The changes to search.
-        key: The key. Columns that it does not have are not compared.
+        key: The key of gold's row. Columns that it lacks are not compared.
         numbers: True for events that are numbers, False for texts.
     """
     from pyspark.sql import functions as F
@@ -356,7 +354,7 @@ def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:
 
 
 def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
-    """Yields the gold batches that read some silver batches. Batches from before gold's last rebuild are left out.
+    """Yields the batches of gold since its last rebuild that read one of these silver batches.
 
     Args:
         reader: Reads the ledger.
@@ -379,17 +377,21 @@ def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbere
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
 
 
-def _read_batches_before_rebuild(reader: TableReader, own: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
-    """Yields one item for all gold batches that read changes from before silver's last rebuild; none if there are none.
+def _read_batches_before_rebuild(
+    reader: TableReader, gold_conditions: list[Condition], renumbered: int
+) -> Iterator[GoldBatch]:
+    """Yields one item that stands for all gold batches that read changes from before silver's last rebuild, if any.
 
     Args:
         reader: Reads the ledger.
-        own: Conditions that select gold's entries.
+        gold_conditions: Conditions that select gold's entries.
         renumbered: Number of silver's last rebuild.
     """
     if not reader.exists(LEDGER):
         return
-    found = reader.read_arrow_table(LEDGER, *own, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])
+    found = reader.read_arrow_table(
+        LEDGER, *gold_conditions, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"]
+    )
     if found.num_rows:
         span = pc.min(found["source_from"]).as_py(), pc.max(found["source_to"]).as_py()
         (last,) = found.sort_by("committed_at").slice(found.num_rows - 1).to_pylist()

@@ -1,4 +1,4 @@
-"""Concludes from rows of silver's tables what happened to one message that silver has judged. No I/O.
+"""Finds out from rows of silver's tables what happened to one message that silver has judged. No I/O.
 
 A message leaves rows in silver's tables if it changed rows or if something was wrong with it. A message without such
 rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state. Class `window`
@@ -26,7 +26,7 @@ _NEVER_WAIT = frozenset({"snapshot", "end"})
 
 
 class Fate(StrEnum):
-    """What happened to a message."""
+    """What happened to a message: for example it was applied, dropped as a duplicate, or put into quarantine."""
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"
@@ -61,7 +61,7 @@ class MessageContent:
 
     @property
     def fate(self) -> Fate | None:
-        """The fate of a message that is not judged: erased or ignored; None for all others."""
+        """What happened to a message that silver does not judge: erased or ignored; None for all other messages."""
         return Fate.ERASED if self.erased else Fate.IGNORED if self.ignored else None
 
 
@@ -104,9 +104,9 @@ class DecidedFate(NamedTuple):
 def decide_fate(
     content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool = False
 ) -> DecidedFate | None:
-    """Returns what happened to a message.
+    """Returns what happened to a message, why, and in which batch.
 
-    None means that silver's tables lack rows which they must have if silver judged the message, as the ledger says.
+    Returns None if silver's tables lack rows of the message that silver must have written.
 
     Args:
         content: The message's content.
@@ -129,31 +129,31 @@ def decide_fate(
 def _decide_without_rows(
     content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool
 ) -> DecidedFate | None:
-    """Decides about a well-formed message of which no table has a row that says what happened to it."""
+    """Returns what happened to a well-formed message about which no table has a row; None if there must be one."""
     if integrity is Integrity.WINDOW:
-        return _decide_held_or_released(content, evidence)
+        return _decide_if_held_by_window(content, evidence)
     if holds and content.type not in _NEVER_WAIT:
-        return _decide_waiting_or_applied(content, evidence)
+        return _decide_if_waiting_for_snapshot(content, evidence)
     return None if content.changes else DecidedFate(Fate.APPLIED, batch=evidence.batch)
 
 
-def _decide_held_or_released(content: MessageContent, evidence: Evidence) -> DecidedFate:
+def _decide_if_held_by_window(content: MessageContent, evidence: Evidence) -> DecidedFate:
     for row in evidence.events:
         if row["event"] in _AT_RELEASE:
             return DecidedFate(Fate.APPLIED, batch=row["_batch"])
-    held = content.changes > 0 or not _is_released(content, evidence)
+    held = content.changes > 0 or not _is_certainly_released(content, evidence)
     return DecidedFate(Fate.HELD if held else Fate.APPLIED)
 
 
-def _decide_waiting_or_applied(content: MessageContent, evidence: Evidence) -> DecidedFate:
-    """Decides about a message of a feed that holds messages back until a snapshot arrives."""
-    if content.changes or _lacks_snapshot(content, evidence):
+def _decide_if_waiting_for_snapshot(content: MessageContent, evidence: Evidence) -> DecidedFate:
+    """Returns what happened to a message of a feed that holds messages back until a snapshot arrives."""
+    if content.changes or _waits_for_snapshot(content, evidence):
         return DecidedFate(Fate.HELD)
     return DecidedFate(Fate.APPLIED)
 
 
-def _lacks_snapshot(content: MessageContent, evidence: Evidence) -> bool:
-    """Returns True if the message's session waits for a snapshot that the message needs."""
+def _waits_for_snapshot(content: MessageContent, evidence: Evidence) -> bool:
+    """Returns True if the message is held back because its session waits for a snapshot."""
     session = evidence.session
     if session is None or session["status"] in {"ended", "expired"} or session["first_offset"] > evidence.offset:
         return False
@@ -163,10 +163,10 @@ def _lacks_snapshot(content: MessageContent, evidence: Evidence) -> bool:
     return bool(session["status"] == "broken" and is_new)
 
 
-def _is_released(content: MessageContent, evidence: Evidence) -> bool:
+def _is_certainly_released(content: MessageContent, evidence: Evidence) -> bool:
     """Returns True if the message is certainly no longer held back.
 
-    This is so if its session has applied messages with a later or the same event time, has expired, or has a new life.
+    That is so if its session has applied messages of the same or a later event time, has expired, or has a new life.
     """
     session = evidence.session
     if session is None:

@@ -1,4 +1,4 @@
-"""Counts the offsets without a message, and explains why a layer does not have a message, from the ledger."""
+"""Counts offsets without a message, and explains with the ledger's help why a layer does not have a message."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _MAX_NAMED = 20
 
 
 def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
-    """Returns how many messages are missing in the range of offsets that a layer has read.
+    """Returns how many messages are missing in each range of offsets that a layer has read.
 
-    The keys are the ranges, one for each layer and topic-partition. A number is negative if the layer has messages
-    twice. Offsets at which Kafka has no message, such as transaction markers, do not count.
+    There is one range for each layer and topic-partition. A number is negative if the layer has messages twice. Offsets
+    at
+    which Kafka has no message, such as transaction markers, do not count.
     """
     found = {span: span.last - span.first + 1 - span.messages for span in read_layer_offsets(reader)}
     wanted: dict[TopicPartition, tuple[int, int]] = {}
@@ -35,11 +36,13 @@ def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
     }
 
 
-def explain_unread(spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int) -> str:
+def explain_unread_message(
+    spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int
+) -> str:
     """Returns a text that says why bronze does not have a message, and which offsets it has.
 
     Args:
-        spans: The range of offsets that each layer has read, per topic-partition.
+        spans: The ranges of offsets that the layers have read, one for each layer and topic-partition.
         settings: The configuration.
         topic: The message's topic.
         partition: The message's partition.
@@ -67,8 +70,8 @@ def explain_unread(spans: list[ReadOffsets], settings: Settings, topic: str, par
     return f"{where}, but none at {offset}: Kafka had no message there, as in a compacted topic"
 
 
-def explain_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
-    """Returns a text that says why bronze has no message at an offset; None if no reason is recorded."""
+def explain_absent_message(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
+    """Returns the recorded reason for which bronze has no message at an offset, as a text; None if none is recorded."""
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
     for row in reader.read_rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
         where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
@@ -78,13 +81,13 @@ def explain_absent(reader: TableReader, topic: str, partition: int, offset: int)
     return None
 
 
-def explain_unjudged(
+def explain_unjudged_message(
     spans: list[ReadOffsets], batch: int, committed_at: datetime, topic: str, partition: int, offset: int
 ) -> str:
-    """Returns a text that says how far silver is in the partition of a message that it has not judged yet.
+    """Returns a text that says that silver has not judged a message yet, and how far it is in the message's partition.
 
     Args:
-        spans: The range of offsets that each layer has read, per topic-partition.
+        spans: The ranges of offsets that the layers have read, one for each layer and topic-partition.
         batch: The batch of bronze that committed the message.
         committed_at: When that batch was committed.
         topic: The message's topic.

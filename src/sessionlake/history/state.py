@@ -18,7 +18,7 @@ _HELD = ("offset", "seq", "ts", "size")
 
 @dataclass(frozen=True)
 class ShardStats:
-    """The size of one shard's state.
+    """The size of the state that silver keeps of one shard.
 
     Attributes:
         shard: Number of the shard.
@@ -42,8 +42,8 @@ class ShardStats:
 STATS = tuple(ShardStats.__dataclass_fields__)
 
 
-def compute_stats(shard: int, stored: bytes) -> ShardStats:
-    """Returns the size of a shard's state.
+def compute_shard_stats(shard: int, stored: bytes) -> ShardStats:
+    """Returns counts and the size of one shard's state.
 
     Args:
         shard: Number of the shard.
@@ -62,9 +62,13 @@ def compute_stats(shard: int, stored: bytes) -> ShardStats:
 
 
 def find_session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
-    """Returns the state of one session, from the stored state of its shard.
+    """Returns what silver keeps of one session in its state, by the value's name. Times are in ms; None is unknown.
 
-    The keys are the names of the values, times are in ms, and a missing value is None.
+    Args:
+        stored: The stored state of the session's shard.
+        topic: The session's topic.
+        partition: The session's partition.
+        session: The session's id.
 
     Raises:
         UsageError: The shard has no state of this session.
@@ -99,7 +103,11 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
 
 
 def convert_times_to_iso(session_state: Any) -> Any:
-    """Returns a session's state with times as ISO 8601 texts in UTC. Times after the year 9999 stay numbers."""
+    """Returns a session's state with times as ISO 8601 texts in UTC. Times after the year 9999 stay numbers.
+
+    Args:
+        session_state: What `find_session_state` returned, or a part of it.
+    """
     if isinstance(session_state, list):
         return [convert_times_to_iso(item) for item in session_state]
     if not isinstance(session_state, dict):
@@ -123,7 +131,7 @@ _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "
 
 
 def _list_held_messages(state: ShardState, key: str, *, by_event_time: bool) -> list[dict[str, int]]:
-    """Returns a session's held messages in the order in which they will be judged."""
+    """Returns offset, seq, event time (ms) and size of each of a session's held messages, in the order of judging."""
     if state.held_messages is None:
         return []
     mine = pc.equal(build_session_keys(state.held_messages), key)

@@ -67,8 +67,8 @@ class LayerStatus:
     committed_at: datetime | None = None
     age_seconds: float | None = None
 
-    def to_row(self) -> tuple[Any, ...]:
-        """Returns the values of the fields, in the order of `STATUS_COLUMNS`."""
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Returns the values of all fields as a tuple, in the order of `STATUS_COLUMNS`."""
         return astuple(self)
 
 
@@ -76,12 +76,12 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
 def may_have_ledger(settings: Settings) -> bool:
-    """Returns False if the ledger certainly does not exist yet. Spark is not started to find out."""
+    """Returns False if the ledger certainly does not exist yet, True if it may exist. Does not start Spark."""
     return not Lake(settings).is_known_missing(LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
-    """Returns the status of every layer, in the order in which data flows through them."""
+    """Returns the status of every layer and processor, in the order in which data flows through them."""
     batches = _read_batch_totals(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
@@ -104,7 +104,7 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
         behind[own.layer] = _count_unread_messages(reader, wanted, _find_next_offsets(layer_spans, own.layer))
     now = datetime.now(UTC)
     return [
-        _make_layer_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()
+        _create_layer_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()
     ]
 
 
@@ -136,7 +136,12 @@ def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
 
 
 def _find_next_offsets(spans: Iterable[ReadOffsets], layer: str) -> KafkaEnds:
-    """Returns, for each topic-partition, the offset after the last one that a layer has read."""
+    """Returns, for each topic-partition, the offset after the last one that a layer has read.
+
+    Args:
+        spans: The ranges of offsets that the layers have read, one for each layer and topic-partition.
+        layer: Name of the layer.
+    """
     return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
 
@@ -144,9 +149,14 @@ _SUMMED_COLUMNS = ("batches", "messages", "duplicates", "quarantined", "held", "
 
 
 class _BatchTotals(NamedTuple):
-    """Totals of one ledger entry. An entry may stand for several batches of a layer.
+    """Totals of one ledger entry, which may stand for several batches of a layer.
 
     Attributes:
+        layer: Name of the layer.
+        last_batch: Number of the entry's last batch.
+        committed_at: When it was committed.
+        batches: Number of batches that the entry stands for.
+        messages, duplicates, quarantined, held, unaccounted: Numbers of messages, with the ledger's meaning.
         rows: Number of rows that were written to all tables.
         events: Number of rows that were written to `integrity_events`.
     """
@@ -165,14 +175,14 @@ class _BatchTotals(NamedTuple):
 
 
 def _read_batch_totals(reader: TableReader) -> list[_BatchTotals]:
-    """Returns the totals of all ledger entries, without those from before a layer's last rebuild."""
+    """Returns the totals of all ledger entries since each layer's last rebuild."""
     return [
-        _to_totals(row)
+        _convert_to_totals(row)
         for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").read_entries_since_rebuild())
     ]
 
 
-def _to_totals(row: Row) -> _BatchTotals:
+def _convert_to_totals(row: Row) -> _BatchTotals:
     def count_written_rows(*tables: str) -> int:
         return sum(output["rows"] for output in row["outputs"] if not tables or output["table"] in tables)
 
@@ -187,9 +197,13 @@ def _to_totals(row: Row) -> _BatchTotals:
 
 
 def _convert_to_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
-    """Converts the next offsets of Kafka's partitions to offsets as in `bronze.messages`.
+    """Converts next offsets in Kafka's partitions to next offsets in `bronze.messages`; None stays None.
 
     They differ if a topic was deleted and created again. Topics that are no longer read are left out.
+
+    Args:
+        ends: For each topic-partition, the offset in Kafka after the last message.
+        topics: What bronze has recorded about each topic, by the topic's name.
     """
     if ends is None:
         return None
@@ -217,12 +231,12 @@ def _sum_messages(batches: Iterable[_BatchTotals], layer: str) -> int:
     return sum(b.messages for b in batches if b.layer == layer)
 
 
-def _count_unread_changes(reader: TableReader, read: int) -> int:
+def _count_unread_changes(reader: TableReader, read_count: int) -> int:
     """Returns the number of rows of `session_changes` that gold has not read.
 
     Args:
         reader: Reads the tables.
-        read: Number of changes that gold has read since its last rebuild. Retention may have removed some of them.
+        read_count: Number of changes that gold has read since its last rebuild; some may have been removed since.
     """
     taken = read_change_progress(reader)
     if taken is None:
@@ -230,10 +244,10 @@ def _count_unread_changes(reader: TableReader, read: int) -> int:
     later = reader.count_rows_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
     # In its first run gold reads the table's files in the order of their writing. Compacted files come late, although
     # their changes are old, so the batch number alone is not enough.
-    return max(later, reader.count_rows(CHANGES) - read)
+    return max(later, reader.count_rows(CHANGES) - read_count)
 
 
-def _make_layer_status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:
+def _create_layer_status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:
     if not batches:
         return LayerStatus(layer, behind=behind)
     committed = max(b.committed_at for b in batches)

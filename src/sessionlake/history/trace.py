@@ -20,9 +20,9 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotFoundError
-from sessionlake.history.content import READ, FeedReading, decode_parts, read_by_feed
+from sessionlake.history.content import READ, FeedReading, decode_message_parts, explain_feed_reading
 from sessionlake.history.fate import DecidedFate, Evidence, Fate, MessageContent, decide_fate
-from sessionlake.history.missing import explain_absent, explain_unjudged, explain_unread
+from sessionlake.history.missing import explain_absent_message, explain_unjudged_message, explain_unread_message
 from sessionlake.history.traced import BatchCommit, Judgement, SilverMerge, Trace, TracedMessage, TracedPart
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleLookup
@@ -40,6 +40,7 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.erased import PARTS_ERASED_HEADER
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
@@ -51,7 +52,7 @@ _SESSION = ("session_id", "partition", "status", "epoch", "next_seq", *_COUNTED,
 
 
 def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
-    """Returns the path of one message through the layers.
+    """Returns what happened to one message in bronze and silver.
 
     Raises:
         NotFoundError: Bronze has not read it, silver has not judged it yet, or retention has removed it.
@@ -59,7 +60,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
     raw = next(reader.read_rows(MESSAGES, *place, columns=READ), None)
-    bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
+    bronze = _find_batch_of_message(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
         start = describe_partition_start((topic, partition), gone)
@@ -70,29 +71,42 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     if raw is not None:
         _require_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
-        absent = explain_absent(reader, topic, partition, offset)
-        raise NotFoundError(absent or explain_unread(read_layer_offsets(reader), settings, topic, partition, offset))
-    silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
+        absent = explain_absent_message(reader, topic, partition, offset)
+        raise NotFoundError(
+            absent or explain_unread_message(read_layer_offsets(reader), settings, topic, partition, offset)
+        )
+    silver = _find_batch_of_message(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entry_of_message(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotFoundError(
-            explain_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
+            explain_unjudged_message(
+                read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset
+            )
         )
     _require_complete_tables(reader, silver)
-    contents = decode_parts(raw, settings)
+    contents = decode_message_parts(raw, settings)
     first, *others = [_trace_part(reader, settings, place, content, silver) for content in contents]
-    message = _make_traced_message(raw, contents[0], read_by_feed(raw, settings))
+    reading = None if contents[0].erased else explain_feed_reading(raw, settings)
+    message = _create_traced_message(raw, contents[0], reading)
     outcome = first.judgement, first.tables, first.changes, first.session
     return Trace(topic, partition, offset, bronze, message, silver, *outcome, others)
 
 
 def _trace_part(
-    reader: TableReader, settings: Settings, place: list[Condition], content: MessageContent, silver: BatchCommit
+    reader: TableReader, settings: Settings, conditions: list[Condition], content: MessageContent, silver: BatchCommit
 ) -> TracedPart:
-    """Returns what silver made of a message, or of one of its parts."""
-    topic, partition, offset = (value for _, _, value in place)
-    quarantined = reader.read_rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])
-    events = _select_own_rows(content, reader.read_rows(EVENTS, *place, columns=_EVENT))
+    """Returns what silver decided about a message, or about the part of a message that concerns one session.
+
+    Args:
+        reader: Reads the tables.
+        settings: The configuration.
+        conditions: Conditions that select the message's topic, partition and offset, in this order.
+        content: The content of the message or part.
+        silver: The batch of silver that read the message.
+    """
+    topic, partition, offset = (value for _, _, value in conditions)
+    quarantined = reader.read_rows(QUARANTINE, *conditions, columns=["reason", "session_id", "_batch"])
+    events = _select_own_rows(content, reader.read_rows(EVENTS, *conditions, columns=_EVENT))
     session = _read_session(reader, topic, partition, content.session_id)
     found = Evidence(
         offset=offset,
@@ -102,7 +116,7 @@ def _trace_part(
             {name: value for name, value in row.items() if name != "session_id"}
             for row in sorted(events, key=itemgetter("_batch"))
         ],
-        changes=_select_own_rows(content, _read_changes(reader, silver.batch, place)),
+        changes=_select_own_rows(content, _read_changes(reader, silver.batch, conditions)),
         session=session,
     )
     judgement = _find_judgement(reader, settings, (topic, partition), content, found, silver)
@@ -119,12 +133,12 @@ def _trace_part(
 
 
 def _select_own_rows(content: MessageContent, rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows about the session of a part. Rows without a session are about the message itself."""
+    """Returns the rows about the session of a message's part, and rows without a session, which are about all parts."""
     return [row for row in rows if content.session_id is None or row["session_id"] in {None, content.session_id}]
 
 
 def _require_entry_of_message(
-    reader: TableReader, topic: str, partition: int, offset: int, found: tuple[BatchCommit | None, str]
+    reader: TableReader, topic: str, partition: int, offset: int, batch_and_layer: tuple[BatchCommit | None, str]
 ) -> None:
     """Checks that retention has not removed the ledger entry of the batch that read a message.
 
@@ -133,12 +147,12 @@ def _require_entry_of_message(
         topic: The message's topic.
         partition: The message's partition.
         offset: The message's offset.
-        found: The batch of a layer that read the message (None if the ledger has none), and the layer.
+        batch_and_layer: The batch that read the message (None if the ledger has none), and the name of the layer.
 
     Raises:
         NotFoundError: Retention has removed the entry.
     """
-    batch, layer = found
+    batch, layer = batch_and_layer
     cut = None if batch is not None else read_removed_rows_without_limits(reader).get(LEDGER)
     if cut is not None and has_read_message(reader, layer, topic, partition, offset):
         raise NotFoundError(
@@ -149,9 +163,7 @@ def _require_entry_of_message(
 
 
 def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
-    """Checks that silver's tables still have all rows of a batch.
-
-    Otherwise it would be wrong to conclude anything from a row that is not there.
+    """Checks that silver's tables still have all rows of a batch, so that a missing row proves something.
 
     Raises:
         NotFoundError: Retention has removed rows of the batch.
@@ -167,47 +179,48 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
             )
 
 
-def _make_traced_message(raw: Row, content: MessageContent, reading: FeedReading | None) -> TracedMessage:
+def _create_traced_message(bronze_row: Row, content: MessageContent, reading: FeedReading | None) -> TracedMessage:
     return TracedMessage(
-        key=raw["key"],
+        key=bronze_row["key"],
         session_id=content.session_id,
         type=content.type,
         seq=content.seq,
         ts=content.ts,
-        timestamp=raw["timestamp"],
-        value_bytes=len(raw["value"] or b""),
-        ingested_at=raw["ingested_at"],
+        timestamp=bronze_row["timestamp"],
+        value_bytes=len(bronze_row["value"] or b""),
+        ingested_at=bronze_row["ingested_at"],
         reading=reading,
+        has_erased_parts=any(header["key"] == PARTS_ERASED_HEADER for header in bronze_row["headers"] or ()),
     )
 
 
-def _find_batch(
+def _find_batch_of_message(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
     found = find_entry_of_message(reader, layer, topic, partition, offset, near)
-    return None if found is None else BatchCommit(*_parse_commit(found))
+    return None if found is None else BatchCommit(*_parse_ledger_entry(found))
 
 
-def _parse_commit(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
+def _parse_ledger_entry(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
     versions = {output["table"]: output["version"] for output in row["outputs"]}
     return row["batch_id"], row["app_id"], row["committed_at"], versions, row["source"] == RECOVERED
 
 
-def _read_changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:
-    named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in place]
+def _read_changes(reader: TableReader, batch: int, conditions: list[Condition]) -> list[Row]:
+    named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in conditions]
     return sorted(reader.read_rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
 
 def _convert_change_for_users(row: Row) -> Row:
-    """Returns a row of `session_changes` for users: a dictionary under `set` has the columns that the message set."""
+    """Returns a row of `session_changes` in which `set` has the values of the columns that the message set."""
     head = {name: row[name] for name in _CHANGE}
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
 def _read_session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
-    """Returns the current row of a session.
+    """Returns the current row of a session; None if there is none.
 
-    It comes from batches that are not merged yet, or else from `silver.sessions`; None if neither has the session.
+    It is from `session_progress` if that has a batch which is not merged yet, or else from `silver.sessions`.
     """
     if session_id is None:
         return None
@@ -260,7 +273,7 @@ def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | Non
 
 
 def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
-    """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
+    """Returns ledger entries that meet the conditions and were committed near `moment`; else those of any time."""
     found: list[Row] = []
     for window in iterate_search_windows(moment):
         found = list(reader.read_rows(LEDGER, *conditions, *window))
@@ -285,4 +298,4 @@ def _find_merge(reader: TableReader, judgement: Judgement) -> SilverMerge | None
     since = judgement.committed_at
     rows = _read_ledger_entries_near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
     found = min(rows, key=lambda row: row["committed_at"], default=None)
-    return None if found is None else SilverMerge(*_parse_commit(found), found["source_from"], found["source_to"])
+    return None if found is None else SilverMerge(*_parse_ledger_entry(found), found["source_from"], found["source_to"])

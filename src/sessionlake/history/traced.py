@@ -1,4 +1,4 @@
-"""The path of one message through the layers, as `history.trace` finds it and `sessionlake trace` shows it."""
+"""What `sessionlake trace` shows: the path of one message through the layers."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class TracedMessage:
     """A message as bronze stores it, with its content decoded by the current configuration.
 
     Attributes:
-        key: The message's Kafka key.
-        session_id: Id of the message's session.
+        key, session_id: The message's Kafka key, and the id of its session.
         type, seq, ts: The message's type, seq and event time (ms); None if the message is malformed.
         timestamp: The message's Kafka timestamp.
         value_bytes: Size of the message's value in bytes.
         ingested_at: When bronze read the message; None if it is not known.
         reading: How its feed reads it; None if the message has the form of sessionlake.
+        has_erased_parts: True if the parts of forgotten sessions are erased in the message.
     """
 
     key: bytes | None
@@ -62,6 +62,7 @@ class TracedMessage:
     value_bytes: int
     ingested_at: datetime | None
     reading: FeedReading | None = None
+    has_erased_parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class TracedPart:
-    """What a message says of one session, and what silver made of it.
+    """What a message says about one session, and what silver decided about that part.
 
     Attributes:
-        session_id, type, seq, ts: As in `TracedMessage`.
+        session_id, type, seq, ts: The part's session, type, seq and event time (ms); None if the part is malformed.
         judgement: What silver decided.
         tables: The merge of the deciding batch into `session_rows` and `sessions`; None if it is not merged yet.
         changes: The part's rows of `session_changes`, in order. `set` has the columns that the message set.

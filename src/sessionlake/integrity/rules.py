@@ -137,4 +137,4 @@ class IsSeqOptional:
 def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
     """Returns the rules for decoding messages, such as the declared columns and the maximum size."""
     skew = milliseconds(capture.max_future_skew)
-    return DecodeRules(capture.declared, capture.max_message_bytes, skew, IsSeqOptional(capture))
+    return DecodeRules(capture.declared_columns, capture.max_message_bytes, skew, IsSeqOptional(capture))

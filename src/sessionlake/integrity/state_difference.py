@@ -27,8 +27,9 @@ from sessionlake.protocol.types import Int64s, TopicPartition
 # never lower than the offset of its first message. A session is forgotten only when the offsets are past its positions.
 _OF_PRESENT_LIFE = ("position", "cut_position")
 # `clock` is the highest timestamp among the messages packed together, so it depends on the batches. It is used only
-# when the message arrives, never for a message that is already held back.
-_NOT_COMPARED_OF_HELD = "clock"
+# when the message arrives, never for a message that is already held back. So is `part`, which becomes lower if an
+# earlier part of the message is erased with its session.
+_NOT_COMPARED_OF_HELD = ("clock", "part")
 _COORDINATES = ("topic", "partition", "offset")
 # Number of held messages compared at once in Arrow; only where they differ are they compared in Python.
 _LOOKED_AT = 1_000
@@ -228,14 +229,13 @@ def _format_value(state: ShardState, field_name: str, value: int) -> str:
 def _sort_messages(held_messages: pa.Table | None) -> pa.Table | None:
     if held_messages is None:
         return None
-    rows = held_messages.drop_columns([_NOT_COMPARED_OF_HELD])
-    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _COORDINATES]))
+    rows = held_messages.drop_columns(list(_NOT_COMPARED_OF_HELD))
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in (*_COORDINATES, "session_id")]))
 
 
 def _list_rows(held_messages: pa.Table | None) -> list[dict[str, Any]]:
     return [] if held_messages is None else held_messages.to_pylist()
 
 
-def _get_message_key(row: dict[str, Any]) -> tuple[str, int, int]:
-    topic, partition, offset = (row[name] for name in _COORDINATES)
-    return topic, partition, offset
+def _get_message_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _COORDINATES)

@@ -114,6 +114,14 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
     return sorted(found, key=lambda erasure: (erasure.begun_at, erasure.receipt))
 
 
+def read_receipts_to_apply(lake: Lake, spark: SparkSession) -> list[Erasure]:
+    """Returns the receipts by which bronze erases messages on arrival.
+
+    With feeds there are none: a Kafka key is no session id then, and its message may have other sessions.
+    """
+    return [] if lake.settings.capture.feeds else read_receipts(lake.reader(spark))
+
+
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
     """Writes a receipt to `ops.erasures`, in place of a stored receipt with the same number.
 

@@ -20,7 +20,7 @@ _JEMALLOC_DECAY = "tcache_max:4096,dirty_decay_ms:1000,muzzy_decay_ms:0"
 
 
 def limit_malloc_arenas(max_arenas: int) -> None:
-    """Limits this process, and processes that it starts later, to `max_arenas` arenas. Existing arenas stay.
+    """Limits the number of memory pools (arenas) of this process and of those that it starts. Existing arenas stay.
 
     A limit already set in the environment (`MALLOC_ARENA_MAX`, `_RJEM_MALLOC_CONF`) is kept. delta-rs reads its limit
     when it is loaded. Only glibc has arenas; with other C libraries only the limit for delta-rs is set.

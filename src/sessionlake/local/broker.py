@@ -26,7 +26,7 @@ from sessionlake.local.broker_config import DATA, build_server_properties
 from sessionlake.local.home import create_home
 from sessionlake.local.jars import fetch_broker_jars
 from sessionlake.local.java import build_java_environment, build_logging_flags, require_java
-from sessionlake.local.probe import broker_answers, is_loopback, parse_bootstrap_servers
+from sessionlake.local.probe import does_broker_answer, is_loopback, parse_bootstrap_servers
 from sessionlake.settings.model import Settings
 
 START_SECONDS = 60.0
@@ -55,7 +55,7 @@ class BrokerStatus:
 
     @property
     def log(self) -> Path:
-        """Path of the broker's log file."""
+        """Path of the embedded broker's log file."""
         return self.folder / "broker.log"
 
 
@@ -69,11 +69,11 @@ def start_broker(settings: Settings) -> BrokerStatus:
     """
     host, port = _read_embedded_address(settings)
     folder = create_home(settings, "kafka") / "kafka"
-    with _lock_folder(folder):
+    with _lock_broker_folder(folder):
         process = _find_running_broker(folder)
         if process is None:
             _require_free_port(host, port)
-            process = _start_process(settings, folder, host, port)
+            process = _start_broker_process(settings, folder, host, port)
         else:
             _require_same_address(settings, folder)
         _wait_until_ready(settings, folder, process)
@@ -89,10 +89,10 @@ def stop_broker(settings: Settings) -> bool:
     folder = settings.home / "kafka"
     if not folder.is_dir():
         return False
-    with _lock_folder(folder):
+    with _lock_broker_folder(folder):
         process = _find_running_broker(folder)
         if process is not None:
-            _stop_process(process)
+            _stop_broker_process(process)
         _get_pid_file(folder).unlink(missing_ok=True)
     return process is not None
 
@@ -103,7 +103,7 @@ def read_broker_status(settings: Settings) -> BrokerStatus:
     process = _find_running_broker(folder)
     if process is not None:
         config = {"bootstrap.servers": _read_recorded_address(folder) or servers}
-        state: State = "running" if broker_answers(config, 2.0) else "starting"
+        state: State = "running" if does_broker_answer(config, 2.0) else "starting"
         return BrokerStatus(state, config["bootstrap.servers"], process.pid, folder)
     where = parse_bootstrap_servers(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
@@ -123,7 +123,7 @@ def _read_embedded_address(settings: Settings) -> tuple[str, int]:
 
 
 @contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
+def _lock_broker_folder(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -138,7 +138,7 @@ def _get_config_file(folder: Path) -> Path:
 
 
 def _find_running_broker(folder: Path) -> psutil.Process | None:
-    """Returns the running broker of this home, or None.
+    """Returns the process of this home's running broker; None if it does not run.
 
     The system reuses pids, so the process's command line must name this home's configuration file.
     """
@@ -189,7 +189,7 @@ def _require_free_port(host: str, port: int) -> None:
         )
 
 
-def _start_process(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
+def _start_broker_process(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
     config = _get_config_file(folder)
     config.write_text(build_server_properties(settings, host, port), encoding="ascii")
     java = _build_java_command(folder)
@@ -246,12 +246,12 @@ def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process)
     host, port = parse_bootstrap_servers(settings)[0]
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
-        if not _is_running(process):
+        if not _is_process_running(process):
             raise BrokerError(
                 f"the embedded broker stopped while it was starting ({_read_last_line(folder / 'broker.log')})",
                 fix=f"Look for the cause in the logs in {folder}, then run `sessionlake broker up` again",
             )
-        if not _is_free_port(host, port) and broker_answers(config, 5.0):
+        if not _is_free_port(host, port) and does_broker_answer(config, 5.0):
             return
         time.sleep(_POLL_SECONDS)
     raise BrokerError(
@@ -261,7 +261,7 @@ def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process)
     )
 
 
-def _is_running(process: psutil.Process) -> bool:
+def _is_process_running(process: psutil.Process) -> bool:
     # The command line cannot be compared here: it is empty for a moment after a process starts.
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -269,7 +269,7 @@ def _is_running(process: psutil.Process) -> bool:
         return False
 
 
-def _stop_process(process: psutil.Process) -> None:
+def _stop_broker_process(process: psutil.Process) -> None:
     try:
         process.terminate()
         try:

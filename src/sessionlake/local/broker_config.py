@@ -50,10 +50,10 @@ _PROPERTIES = {
 
 
 def build_server_properties(settings: Settings, host: str, port: int) -> str:
-    """Returns the text of the broker's `server.properties`.
+    """Returns the text of the embedded broker's configuration file, `server.properties`.
 
     Args:
-        settings: The pipeline's settings.
+        settings: The configuration. Messages up to somewhat more than `capture.max_message_bytes` are accepted.
         host: Loopback host that clients connect to. Give an IPv6 address without brackets.
         port: Port that clients connect to.
     """

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.local.jars import cache_folder, fetch_spark_jars, find_pyspark_jars_folder
+from sessionlake.local.jars import fetch_spark_jars, find_pyspark_jars_folder, get_cache_folder
 from sessionlake.local.java import require_java
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _MAX_ARCHIVES = 3
 _NO_CDS_LOG = "-Xlog:cds*=off"  # Java logs thousands of lines about classes that it leaves out
 
 
-def archive_flags(*, recording: bool = False) -> Sequence[str]:
-    """Returns the JVM options that use the archive.
+def build_archive_flags(*, recording: bool = False) -> Sequence[str]:
+    """Returns the JVM options that make Java use the class archive; empty if there is none.
 
     Args:
         recording: True to return, if there is no archive, the options that let `write_archive` create one later.
@@ -39,30 +39,31 @@ def archive_flags(*, recording: bool = False) -> Sequence[str]:
 
 
 def find_archive() -> Path | None:
-    """Returns the archive for the current Java and jars, or None if there is no complete one."""
+    """Returns the file of the class archive for the current Java and jars; None if there is no complete one."""
     with suppress(OSError):  # another process may be removing it
-        files = _archive_folder().glob(f"classes-{hash_file_list(_list_class_path())}-*.jsa")
+        files = _get_archive_folder().glob(f"classes-{hash_file_list(_list_class_path())}-*.jsa")
         # A truncated archive crashes Java, so its size must match the one in its name.
         return next((file for file in files if file.stem.endswith(f"-{file.stat().st_size}")), None)
     return None
 
 
 def write_archive(spark: SparkSession) -> None:
-    """Writes the classes that the session's JVM has loaded into an archive, unless one exists.
+    """Writes the classes that the session's JVM has loaded into a class archive, unless one exists.
 
-    The JVM must have been started with the flags for recording. If it cannot write the archive, nothing changes.
+    The JVM must have been started with `build_archive_flags(recording=True)`. If it cannot write the archive, nothing
+    changes.
     """
     if find_archive() is not None:
         return
     from py4j.protocol import Py4JError
 
-    partial = _archive_folder() / f"classes.{os.getpid()}"
+    partial = _get_archive_folder() / f"classes.{os.getpid()}"
     try:
         with suppress(Py4JError, OSError):
             _write_archive_file(spark, partial)
             name = f"classes-{hash_file_list(_list_class_path())}-{partial.stat().st_size}.jsa"
-            partial.replace(_archive_folder() / name)
-            for old in sorted(_archive_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[
+            partial.replace(_get_archive_folder() / name)
+            for old in sorted(_get_archive_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[
                 _MAX_ARCHIVES:
             ]:
                 old.unlink(missing_ok=True)
@@ -71,13 +72,13 @@ def write_archive(spark: SparkSession) -> None:
 
 
 def hash_file_list(files: Iterable[Path]) -> str:
-    """Returns a hash of the files' paths, sizes, modification times and order."""
+    """Returns a hash of the files' paths, sizes and modification times, in the order of the files."""
     described = "\n".join(f"{file} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files)
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
-def _archive_folder() -> Path:
-    return cache_folder() / "jars"
+def _get_archive_folder() -> Path:
+    return get_cache_folder() / "jars"
 
 
 def _list_class_path() -> list[Path]:
@@ -85,14 +86,14 @@ def _list_class_path() -> list[Path]:
 
 
 def _write_archive_file(spark: SparkSession, file: Path) -> None:
-    """Writes the archive through the JVM's diagnostic commands, so that no `jcmd` of a JDK is needed.
+    """Makes the JVM write its class archive to a file, as `jcmd <pid> VM.cds dynamic_dump <file>` would.
 
-    It does what `jcmd <pid> VM.cds dynamic_dump <file>` does.
+    The JVM's own diagnostic commands are called, so that no JDK with `jcmd` is needed.
     """
     gateway = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no public way to its JVM
     jvm, java = gateway.jvm, gateway.jvm.java.lang
 
-    def make_java_array(kind: object, *items: object) -> object:
+    def create_java_array(kind: object, *items: object) -> object:
         items_array = gateway.new_array(kind, len(items))
         for index, item in enumerate(items):
             items_array[index] = item
@@ -100,12 +101,14 @@ def _write_archive_file(spark: SparkSession, file: Path) -> None:
 
     # By reflection, because py4j looks up methods in the object's own class, which is in a package it cannot access.
     names = ("javax.management.ObjectName", "java.lang.String", "[Ljava.lang.Object;", "[Ljava.lang.String;")
-    parameters = make_java_array(java.Class, *map(java.Class.forName, names))
+    parameters = create_java_array(java.Class, *map(java.Class.forName, names))
     invoke = java.Class.forName("javax.management.MBeanServer").getMethod("invoke", parameters)
     server = java.management.ManagementFactory.getPlatformMBeanServer()
     diagnostics = jvm.javax.management.ObjectName("com.sun.management:type=DiagnosticCommand")
-    words = make_java_array(java.Object, make_java_array(java.String, "dynamic_dump", str(file)))
+    words = create_java_array(java.Object, create_java_array(java.String, "dynamic_dump", str(file)))
     invoke.invoke(
         server,
-        make_java_array(java.Object, diagnostics, "vmCds", words, make_java_array(java.String, "[Ljava.lang.String;")),
+        create_java_array(
+            java.Object, diagnostics, "vmCds", words, create_java_array(java.String, "[Ljava.lang.String;")
+        ),
     )

@@ -25,7 +25,7 @@ _SHARED = (
 
 
 def main() -> None:
-    """Forks workers for Spark until Spark ends."""
+    """Imports the modules that workers need, then forks workers for Spark until Spark ends."""
     sys.path[:] = [place for place in sys.path if not place.endswith((".zip", ".jar"))]
     sys.path_importer_cache.clear()
     for name in _SHARED:

@@ -51,8 +51,8 @@ _FLAGS = (
 
 
 @dataclass(frozen=True)
-class JvmStart:
-    """How to start a JVM.
+class JvmOptions:
+    """Options with which a JVM is started.
 
     Attributes:
         java: Path of the `java` program.
@@ -60,7 +60,7 @@ class JvmStart:
         flags: Other JVM options.
         spark: Folder of Spark's own jars.
         jars: Folder of additional jars.
-        output: File for what the JVM itself prints.
+        output: File to which the JVM's output is written.
     """
 
     java: Path
@@ -71,12 +71,12 @@ class JvmStart:
     output: Path
 
 
-def prepare_jvm_start(jvm: JvmStart) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
-    """Decides how the JVM of the installed pyspark is started.
+def prepare_jvm_start(jvm: JvmOptions) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+    """Decides who starts the JVM: this module for tested versions of pyspark, otherwise pyspark itself.
 
     Returns:
         Settings for the session's builder, and a context manager in whose block the session must be built. For a tested
-        version the context manager starts the JVM. For others it does nothing, and pyspark starts the JVM.
+        version the context manager starts the JVM. For others it does nothing.
     """
     found = version("pyspark")
     if found in TESTED_SPARK:
@@ -92,8 +92,8 @@ def prepare_jvm_start(jvm: JvmStart) -> tuple[Mapping[str, str], AbstractContext
 
 
 @contextmanager
-def _start_jvm_for_session(jvm: JvmStart) -> Iterator[None]:
-    """Starts the JVM. A session that pyspark builds in the block uses it.
+def _start_jvm_for_session(jvm: JvmOptions) -> Iterator[None]:
+    """Starts the JVM that a session built in the block will use.
 
     Ctrl-C does not reach the JVM, so that Python can stop Spark in order. The JVM reads from a pipe that only this
     process holds open, so it ends when this process ends, even if this process is killed.
@@ -123,7 +123,7 @@ def _start_jvm_for_session(jvm: JvmStart) -> Iterator[None]:
 
 @contextmanager
 def _stop_jvm_on_interrupt() -> Iterator[None]:
-    """Stops the JVM if the block is interrupted. A starting JVM would notice the closed pipe only after seconds."""
+    """Stops the JVM if Ctrl-C interrupts the block. A starting JVM would notice the closed pipe only after seconds."""
     try:
         yield
     except KeyboardInterrupt:
@@ -164,7 +164,7 @@ _EXIT_SECONDS = 2.0
 
 
 def describe_jvm_failure() -> str | None:
-    """Returns how the JVM ended: signal or exit code, its error message and its output file. None if it still runs."""
+    """Returns how the JVM ended, with its error message and output file, as a text; None if it still runs."""
     for jvm in _running:
         with suppress(subprocess.TimeoutExpired):  # a JVM's sockets close before its process ends
             code = jvm.wait(_EXIT_SECONDS)
@@ -189,7 +189,16 @@ def _start_process(command: Sequence[str], output: Path, answer: Path) -> subpro
 
 
 def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tuple[int, str]:
-    """Waits for the file with the gateway's port and secret, which Spark renames into place, and returns both."""
+    """Waits until Spark has written the file with its gateway's port and secret, and returns both.
+
+    Args:
+        jvm: The JVM's process.
+        output: File with the JVM's output, for errors.
+        answer: The file that Spark writes.
+
+    Raises:
+        MachineError: The JVM ended, or did not answer in time.
+    """
     end = time.monotonic() + START_SECONDS
     while not answer.exists():
         if jvm.poll() is not None:
@@ -210,7 +219,7 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
 
 
 def _find_error_line(output: Path) -> str:
-    """Returns the first line of a JVM's output that names an error, else the last line."""
+    """Returns the first line of a JVM's output that names an error; without one, the last line."""
     lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     errors = (line for line in lines if "Error" in line or "Exception" in line)
     return next(errors, lines[-1] if lines else "no reason given")[:300]

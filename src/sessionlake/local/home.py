@@ -26,7 +26,7 @@ _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 
 
 class _HeldLocks(threading.local):
-    """Lock files of `hold_lock` that this thread holds."""
+    """The lock files that this thread holds by `hold_lock`."""
 
     def __init__(self) -> None:
         self.paths: set[Path] = set()
@@ -51,46 +51,46 @@ class LockHolder:
 
     @classmethod
     def describe_this_process(cls, doing: str) -> LockHolder:
-        """Returns this process as the holder, starting now."""
+        """Returns this process as the holder of a lock that it takes now."""
         return cls(f"{socket.gethostname()}, process {os.getpid()}", doing, datetime.now(UTC))
 
     def __str__(self) -> str:
         return f"{self.process}, since {self.since:%Y-%m-%d %H:%M:%S}Z"
 
 
-def make_claimed_error(settings: Settings, holder: LockHolder | None, name: str, fix: str) -> ClaimedError:
-    """Returns the error for a process that cannot take a lock because another process holds it.
+def create_claimed_error(settings: Settings, holder: LockHolder | None, name: str, fix: str) -> ClaimedError:
+    """Returns the error for a process that cannot take a lock or lease because another process holds it.
 
     Args:
-        settings: The pipeline's settings.
+        settings: The configuration, which says where the tables are.
         holder: The other process; None if it has not written its name into the lock file yet.
         name: Name of the lock.
-        fix: The `fix` part of the error: what the operator can do.
+        fix: The part of the error that says what the operator can do.
     """
     activity = f"has {name}" if holder is None else holder.doing
     holder_text = "" if holder is None else f" ({holder})"
     return ClaimedError(
-        f"another process {activity} over the tables in {settings.place}{holder_text}",
+        f"another process {activity} over the tables in {settings.location}{holder_text}",
         why="Only one process at a time may do this, or both would write the same rows. Nothing was changed",
         fix=fix,
     )
 
 
 def create_home(settings: Settings, *folders: str) -> Path:
-    """Creates the home, readable by its owner only, and the named folders in it. Existing folders keep their rights.
+    """Creates the home, readable by its owner only, and folders in it. Existing folders keep their access rights.
 
     Args:
-        settings: The pipeline's settings.
+        settings: The configuration.
         folders: Paths relative to the home, created if missing.
 
     Returns:
-        The home.
+        The path of the home.
 
     Raises:
         MachineError: The home cannot be created or written, or its path has characters that delta-rs cannot open.
     """
     home = settings.home
-    _require_readable_home(home)
+    _require_path_that_delta_rs_opens(home)
     try:
         for folder in (create_private_folder(home), *(home / name for name in folders)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,13 +104,13 @@ def create_home(settings: Settings, *folders: str) -> Path:
     return home
 
 
-def read_rights_for_others(settings: Settings) -> str | None:
-    """Returns the home's rights as an octal number if group or others have any; None if only the owner has rights."""
+def read_rights_of_other_users(settings: Settings) -> str | None:
+    """Returns the home's access rights as an octal number, such as `755`; None if only its owner has any."""
     rights = stat.S_IMODE(settings.home.stat().st_mode)
     return f"{rights:o}" if rights & (stat.S_IRWXG | stat.S_IRWXO) else None
 
 
-def _require_readable_home(home: Path) -> None:
+def _require_path_that_delta_rs_opens(home: Path) -> None:
     found = _UNREADABLE.search(str(home.resolve()))
     if found:
         raise MachineError(
@@ -123,12 +123,12 @@ def _require_readable_home(home: Path) -> None:
 
 @contextmanager
 def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
-    """Takes an exclusive lock in the home for the block, or fails at once if another process has it.
+    """Holds an exclusive lock in the home during the block. Fails at once if another process holds it.
 
     The operating system releases the lock when the process ends, even if it is killed. The lock file names the holder.
 
     Args:
-        settings: The pipeline's settings.
+        settings: The configuration.
         name: Name of the lock file.
         doing: What this process does, for example "runs silver".
 
@@ -141,7 +141,7 @@ def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             fix = "Stop it or wait until it ends, and run the command again. Or name another home with SESSIONLAKE_HOME"
-            raise make_claimed_error(settings, _read_holder(lock.read()), name, fix) from None
+            raise create_claimed_error(settings, _read_holder(lock.read()), name, fix) from None
         lock.truncate()
         lock.write(msgspec.json.encode(LockHolder.describe_this_process(doing)))
         lock.flush()
@@ -157,12 +157,12 @@ def _read_holder(content: bytes) -> LockHolder | None:
 
 @contextmanager
 def hold_lock(settings: Settings, name: str) -> Iterator[None]:
-    """Holds an exclusive lock for the block, and waits while another thread or process of this machine holds it.
+    """Holds an exclusive lock in the home during the block. Waits while another thread or process holds it.
 
     The lock is reentrant: a thread that holds it enters an inner block without waiting.
 
     Args:
-        settings: The pipeline's settings.
+        settings: The configuration.
         name: Name of the lock file.
     """
     locks = create_private_folder(settings.home) / "locks"

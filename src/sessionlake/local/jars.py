@@ -35,7 +35,7 @@ _JAR_VERSION = re.compile(r"-\d[^/]*\.jar$")
 
 @dataclass(frozen=True)
 class JarSet:
-    """Maven modules that are resolved together with their dependencies.
+    """Maven modules that are downloaded together with their dependencies.
 
     Attributes:
         name: Name of the set, used in its folder's name.
@@ -51,7 +51,7 @@ class JarSet:
 
     @property
     def descriptor(self) -> str:
-        """The Ivy module file that requests the set."""
+        """The text of the Ivy file that requests the modules of the set."""
         wanted = [module.split(":") for module in self.modules]
         lines = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in wanted]
         lines += [f'<exclude module="{artifact}"/>' for artifact in self.provided]
@@ -59,7 +59,7 @@ class JarSet:
 
     @property
     def folder(self) -> str:
-        """Name of the set's folder. It differs if any coordinate differs."""
+        """Name of the set's folder in the cache. It has a hash of all modules, so other sets have other folders."""
         return f"{self.name}-{hashlib.sha256(self.descriptor.encode()).hexdigest()[:12]}"
 
 
@@ -71,32 +71,32 @@ _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-
 
 
 def fetch_spark_jars() -> list[Path]:
-    """Returns the jars of Delta and of the Kafka source, which pyspark lacks, in a stable order.
+    """Returns the jars of Delta and of Spark's Kafka source in a stable order, and downloads them if necessary.
 
     Raises:
-        MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
+        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
     """
     provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in find_pyspark_jars_folder().glob("*.jar")})
-    return fetch_jar_set(JarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
+    return fetch_jars(JarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
 
 
 def fetch_broker_jars() -> list[Path]:
-    """Returns the jars of a Kafka broker, in a stable order.
+    """Returns the jars of a Kafka broker in a stable order. They are downloaded if they are not cached.
 
     Raises:
-        MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
+        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
     """
-    return fetch_jar_set(JarSet("broker", _BROKER, pinned=read_pinned_hashes()))
+    return fetch_jars(JarSet("broker", _BROKER, pinned=read_pinned_hashes()))
 
 
 def read_pinned_hashes() -> dict[str, str]:
-    """Returns the expected SHA-256 of each jar, by file name."""
+    """Returns the expected SHA-256 of each jar that sessionlake uses, by file name."""
     lines = Path(__file__).with_name("jars.sha256").read_text(encoding="ascii").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
-def cache_folder() -> Path:
-    """Returns the folder for downloads: `SESSIONLAKE_CACHE`, else `~/.cache/sessionlake`."""
+def get_cache_folder() -> Path:
+    """Returns the folder for downloads: the one in `SESSIONLAKE_CACHE`, otherwise `~/.cache/sessionlake`."""
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/sessionlake").expanduser().absolute()
 
 
@@ -115,16 +115,15 @@ def find_pyspark_jars_folder() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def fetch_jar_set(jars: JarSet) -> list[Path]:
-    """Returns the jars of a set from the cache, and downloads the set first if it is incomplete.
+def fetch_jars(jars: JarSet) -> list[Path]:
+    """Returns the jars of a set. They are downloaded first if the cache lacks some.
 
     If two processes need the same set at the same time, one process downloads it and the second one waits.
 
     Raises:
-        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar does not have its
-            pinned hash.
+        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
     """
-    folder = cache_folder() / "jars" / jars.folder
+    folder = get_cache_folder() / "jars" / jars.folder
     cached = _read_cached_jars(folder)
     if cached is not None:
         _require_pinned_hashes(jars, cached, folder)
@@ -166,14 +165,14 @@ def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) ->
 
 @cache
 def _hash_file(jar: Path, size: int, modified: int) -> str:
-    """Returns the SHA-256 of a file. The result is cached by path, size and modification time."""
+    """Returns the SHA-256 of a file. Size and modification time make the cache forget a changed file."""
     del size, modified
     with jar.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _read_cached_jars(folder: Path) -> list[Path] | None:
-    """Returns the jars in the folder's manifest, or None if one is missing or has another size."""
+    """Returns the jars in the folder's manifest; None without a manifest, or if a jar is missing or changed."""
     try:
         lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
         listed = [(folder / name, int(size)) for size, name in (line.split(" ", 1) for line in lines)]
@@ -189,7 +188,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         lock = (folder.parent / f"{folder.name}.lock").open("w")
     except OSError as error:
         raise MachineError(
-            f"the folder {cache_folder()}, which keeps downloaded jars, cannot be written ({error.strerror})",
+            f"the folder {get_cache_folder()}, which keeps downloaded jars, cannot be written ({error.strerror})",
             fix=f"Make the folder writable, or name another one with {CACHE_VARIABLE}",
         ) from None
     with lock:
@@ -204,13 +203,13 @@ def _download_jars(jars: JarSet, folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         partial.mkdir()
-        _run_ivy(java, jars, partial, _find_ivy_cache(folder))
+        _run_ivy(java, jars, partial, _get_ivy_cache_folder(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
         _require_pinned_hashes(jars, [partial / name for name in names], folder)
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
         (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         partial.rename(folder)
-        shutil.rmtree(_find_ivy_cache(folder), ignore_errors=True)
+        shutil.rmtree(_get_ivy_cache_folder(folder), ignore_errors=True)
     except OSError as error:
         raise MachineError(
             f"the folder {folder.parent}, which keeps downloaded jars, cannot be written: {error.strerror or error}",
@@ -218,10 +217,13 @@ def _download_jars(jars: JarSet, folder: Path) -> None:
         ) from None
 
 
-def _find_ivy_cache(folder: Path) -> Path:
-    """Returns the folder of Ivy's own cache for a set. Each set has a separate folder, because Ivy does not lock it.
+def _get_ivy_cache_folder(folder: Path) -> Path:
+    """Returns the folder of Ivy's own cache for a set of jars. Each set has its own, because Ivy does not lock it.
 
     After an interrupted download, jars that are already in the folder are not downloaded again.
+
+    Args:
+        folder: The folder of the set.
     """
     return folder.with_suffix(".ivy")
 
@@ -251,15 +253,15 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     if not done:
         raise MachineError(
             f"Spark needs the jars of {', '.join(jars.modules)}, which could not be downloaded from "
-            f"Maven Central ({_find_cause_of_failure(log)})",
+            f"Maven Central ({_find_cause_of_failed_download(log)})",
             fix="Check the network and run the command again (behind a proxy, set "
             "JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT), or copy "
             f"{partial.parent} from a machine that has it. The download's full output is in {log}",
         )
 
 
-def _find_cause_of_failure(log: Path) -> str:
-    """Returns the cause in Ivy's output: a network error if there is one, else the module that was not found."""
+def _find_cause_of_failed_download(log: Path) -> str:
+    """Returns from Ivy's output why a download failed: a network error, or else the module that was not found."""
     text = log.read_text(encoding="utf-8", errors="replace")
     for pattern in (
         r"HttpClientHandler: (.+?)(?: url=|$)",

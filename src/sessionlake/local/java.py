@@ -23,7 +23,7 @@ _VERSION = re.compile(r'(?:version |JAVA_VERSION=)"(?:1\.)?(?P<major>\d+)')
 
 
 def require_java() -> Path:
-    """Returns the `java` that Spark's launcher would use: the one in `JAVA_HOME`, else the first on `PATH`.
+    """Returns the path of the `java` program: the one in `JAVA_HOME`, otherwise the first on `PATH`.
 
     Raises:
         MachineError: There is no Java, it does not start, or it is older than Java 17.
@@ -32,7 +32,7 @@ def require_java() -> Path:
 
 
 def build_java_environment() -> Mapping[str, str]:
-    """Returns the environment for Java processes, with a UTF-8 locale.
+    """Returns the environment variables for Java processes, with a UTF-8 locale.
 
     Without such a locale, Java cannot open paths like `/home/müller`.
     """
@@ -41,7 +41,7 @@ def build_java_environment() -> Mapping[str, str]:
 
 
 def build_logging_flags(log: Path) -> list[str]:
-    """Returns JVM options that make log4j write to a file, and rotate the file to numbered files next to it."""
+    """Returns JVM options that make log4j write to a file, and rename full files to numbered ones next to it."""
     numbered = str(log).replace("%", "%%")  # log4j formats this name, so that `%` is escaped; the first it takes as is
     return [
         f"-Dlog4j2.configurationFile={convert_path_to_uri(_LOGGING)}",

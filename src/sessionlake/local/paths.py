@@ -29,24 +29,24 @@ def convert_uri_to_path(uri: str) -> Path:
 
 
 def encode_path_for_log(path: str) -> str:
-    """Encodes a file's path, relative to its table's folder, as actions in Delta's log write it."""
+    """Returns a file's path, relative to its table's folder, in the percent-encoded form that Delta's log has."""
     return quote(os.fsencode(path))
 
 
 def decode_path_from_log(logged_path: str) -> str:
-    """Returns the path of a file that an action of Delta's log names.
+    """Returns the plain path of a file that an entry of Delta's log names.
 
-    The path is relative to the table's folder, or absolute if the action has a `file:` URI.
+    The path is relative to the table's folder, or absolute if the entry has a `file:` URI.
     """
     return str(convert_uri_to_path(logged_path)) if logged_path.startswith(_SCHEME) else _decode_percent(logged_path)
 
 
 def find_logged_file(table: Path, logged_path: str) -> Path:
-    """Returns the full path of a file that an action of a table's Delta log names.
+    """Returns the full path of a file that an entry of a table's Delta log names.
 
     Args:
         table: The table's folder.
-        logged_path: The action's `path`.
+        logged_path: The path as the log has it.
     """
     return table / decode_path_from_log(logged_path)
 
@@ -54,14 +54,14 @@ def find_logged_file(table: Path, logged_path: str) -> Path:
 def link_without_special_characters(folder: Path) -> Path:
     """Returns the folder, or a symbolic link to it if its path has characters that URIs encode.
 
-    Some readers encode a path once more often than they decode it, and so fail on such characters. The link is deleted
+    Some readers encode a path more often than they decode it, and so fail on such characters. The link is deleted
     when this process ends.
     """
-    return folder if quote(os.fsencode(folder)) == str(folder) else process_folder() / _create_link(folder)
+    return folder if quote(os.fsencode(folder)) == str(folder) else get_process_folder() / _create_link(folder)
 
 
 @cache
-def process_folder() -> Path:
+def get_process_folder() -> Path:
     """Returns a temporary folder that only the owner can read and that is deleted when this process ends."""
     places = (tempfile.gettempdir(), *_TEMPORARY)
     plain = (place for place in places if quote(place) == place and os.access(place, os.W_OK | os.X_OK))
@@ -78,7 +78,7 @@ def create_private_folder(folder: Path) -> Path:
 @cache
 def _create_link(folder: Path) -> str:
     name = f"link-{_create_link.cache_info().currsize}"
-    (process_folder() / name).symlink_to(folder, target_is_directory=True)
+    (get_process_folder() / name).symlink_to(folder, target_is_directory=True)
     return name
 
 

@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class MetadataFailure:
-    """Reason why a broker gave no metadata.
+    """Why a request for a broker's metadata failed.
 
     Attributes:
         refused: True if the broker answered but rejected this client.
@@ -58,13 +58,13 @@ class MetadataFailure:
     message: str = ""
 
 
-def broker_answers(config: dict[str, str], seconds: float) -> bool:
-    """Returns True if a broker sends its metadata to a librdkafka client with this configuration in time."""
+def does_broker_answer(config: dict[str, str], seconds: float) -> bool:
+    """Returns True if a broker sends its metadata to a client with this librdkafka configuration in time."""
     return request_metadata(config, seconds) is None
 
 
 def request_metadata(config: dict[str, str], seconds: float) -> MetadataFailure | None:
-    """Requests a broker's metadata with a librdkafka client, and returns why that failed, or None if it succeeded.
+    """Requests a broker's metadata with a librdkafka client. Returns why that failed; None if it succeeded.
 
     Args:
         config: Properties of the client.

@@ -18,7 +18,7 @@ _recorded: list[int] = []
 
 @contextmanager
 def record_interrupts() -> Iterator[None]:
-    """Records each Ctrl-C during the block, for `was_interrupted`. Only the main thread of a process can record it."""
+    """Records each Ctrl-C during the block for `was_interrupted`. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread() or _recorded:
         yield
         return
@@ -37,7 +37,10 @@ def record_interrupts() -> Iterator[None]:
 
 
 def was_interrupted() -> bool:
-    """Returns True if Ctrl-C was pressed since the last call, and no `StopFlag` has taken note of it."""
+    """Returns True if Ctrl-C was recorded since the last call, and no `StopFlag` has handled it.
+
+    Ctrl-C is recorded during a block of `record_interrupts`.
+    """
     try:
         return any(signal.SIGINT in os.read(readable, select.PIPE_BUF) for readable in _recorded)
     except BlockingIOError:  # nothing was recorded
@@ -45,7 +48,7 @@ def was_interrupted() -> bool:
 
 
 class StopFlag(threading.Event):
-    """An event that SIGINT or SIGTERM sets while its `with` block runs.
+    """An event that a SIGINT or SIGTERM sets during its `with` block, so that work can stop between two steps.
 
     Python handles signals in the main thread only. In other threads, callers set the event themselves.
 

@@ -20,7 +20,7 @@ from sessionlake.settings.model import (
     SchemaSettings,
     Settings,
     load_settings,
-    settings_of,
+    validate_settings,
 )
 from sessionlake.silver.merge.feed_views import create_feed_views, list_source_tables
 
@@ -85,7 +85,7 @@ class Book:
         sources = list_source_tables(self.settings.capture)
         if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
-                f"{self.settings.place} has no table {', '.join(missing)}",
+                f"{self.settings.location} has no table {', '.join(missing)}",
                 fix="On a laptop, run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the "
                 "widgets catalog and schema_prefix, and run the jobs that fill the tables",
             )
@@ -139,10 +139,10 @@ class Book:
                 f"the notebook's widget `target` is {target!r}, but {config} has the targets {', '.join(targets)}",
                 fix="Set the widget to one of these targets",
             )
-        settings = settings_of(read_settings(document, target))
+        settings = validate_settings(read_settings(document, target))
         catalog = given["catalog"] or settings.catalog or "main"
         schemas = {
-            schema: f"{given['schema_prefix']}{settings.schemas.configured_name(schema)}"
+            schema: f"{given['schema_prefix']}{settings.schemas.find_schema_name(schema)}"
             for schema in SchemaSettings.model_fields
         }
         checkpoints = given["checkpoints"] or f"/Volumes/{catalog}/{schemas['ops']}/checkpoints"

@@ -248,7 +248,7 @@ def list_table_readers(settings: Settings, table: str) -> list[TableReaderProgre
     names = [
         processor.layer for processor in settings.processors if processor.key and processor.source == table
     ] + stateful
-    checkpoints = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
+    checkpoints = Path(settings.checkpoint_path("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(checkpoints)]
     begins = {name: handover.read_active_handover(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
@@ -262,7 +262,7 @@ def _read_reader_progress(settings: Settings, name: str, first_version: int | No
         name: The stream's layer, processor or publication.
         first_version: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
     """
-    checkpoint = Path(settings.checkpoint(name))
+    checkpoint = Path(settings.checkpoint_path(name))
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if first_version is None and (rebuilt := read_bronze_version_of_rebuild(settings, name)) is not None:

@@ -77,7 +77,7 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
         read_payload_settings(settings.capture)
     for processor in settings.processors:
         if processor.layer in list_layers_to_run(settings, layer):
-            processors.require_usable(settings, processor.name)
+            processors.require_loadable_processor(settings, processor.name)
     if Layer.BRONZE in layer.single_layers:
         bronze.require_readable_source(settings)
 
@@ -234,11 +234,11 @@ class Pipeline:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
-            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
+            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint_path(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
             self._record_failure(
-                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE))
+                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_path(_MAINTENANCE))
             )
         for part, query in self.queries.items():
             if part in self.failed:

@@ -94,7 +94,7 @@ def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     """Yields the checks of a layer or processor, in the order in which they are made."""
     yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
     yield PreflightCheck(
-        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer)
+        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
     )
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query_id(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
@@ -121,7 +121,7 @@ def require_newest_tables(spark: SparkSession | None, settings: Settings, layers
 
 def _require_query_id(settings: Settings, layer: str) -> None:
     """Checks that a checkpoint folder, if it exists, has the file with the query's id."""
-    folder = Path(settings.checkpoint(layer))
+    folder = Path(settings.checkpoint_path(layer))
     if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
         raise LakeError(f"the checkpoint {folder} has no file `metadata`", fix=build_recovery_hint(layer))
 

@@ -136,9 +136,9 @@ class KeyedProcessor(ABC, Generic[S]):
         """
 
     def on_end(self, state: S) -> Iterable[Record]:
-        """Returns the output rows that follow from all rows of the key.
+        """Returns the output rows that depend on all rows of the key, such as a total. By default there are none.
 
-        It is called again whenever a later row arrives.
+        It is called after the key's last row, and again whenever a later row arrives.
         """
         del state
         return ()
@@ -173,19 +173,22 @@ class Processor(ABC, Generic[S]):
         """
 
     def on_timeout(self, state: S, timer: Timer) -> Iterable[Emitted]:
-        """Processes a timer that fires, or the session's expiry, and returns output rows and timers.
+        """Processes a timer that fires, or the session's expiry, and returns output rows and timers. By default none.
 
-        Timers set here must be later than `timer.at`.
+        New timers must be set for a stream time after `timer.at`.
         """
         del state, timer
         return ()
 
     def migrate(self, old: Any, version: int) -> S:
-        """Converts a state that an earlier version of the class wrote to the present type.
+        """Converts a state that an earlier version of the class stored to the present type, and returns it.
 
         Args:
             old: The stored state as plain dictionaries, lists and scalars.
-            version: The version of the class that wrote the state.
+            version: The version of the class that stored the state.
+
+        Raises:
+            NotImplementedError: The class does not override this method.
         """
         del old
         raise NotImplementedError(f"{type(self).__name__} has no migrate() for states of version {version}")

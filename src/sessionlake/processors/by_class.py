@@ -1,4 +1,4 @@
-"""Computes the table of a processor with a key by a user's class, which receives the rows of each key in order."""
+"""Computes the table of a processor with a key: a user's class receives the rows of each key in order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sessionlake.errors import ConfigError, ProcessorError
 from sessionlake.processors.api import KeyedProcessor, Record
 from sessionlake.processors.computation import (
     TableComputation,
-    compute_groups,
-    filter_rows_with_values,
-    require_columns,
+    compute_rows_by_key,
     require_exact_types,
-    require_names,
+    require_source_columns,
+    require_usable_key_names,
+    select_rows_without_nulls,
 )
-from sessionlake.processors.load import ProcessorRef, create_processor_ref
+from sessionlake.processors.load import ClassReference, create_class_reference
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
@@ -37,11 +37,11 @@ _PUBLISHED = frozenset({ORDINAL, BATCH})
 
 
 class KeyedComputation(TableComputation):
-    """Computes the records that a user's class yields for each key, numbered from 0.
+    """Computes the output records that a user's class yields for each key, and numbers each key's records from 0.
 
     Args:
         config: The processor's configuration.
-        present: The columns of the source table and their types.
+        present: The columns of the source table and their Spark SQL types.
 
     Raises:
         ConfigError: The class or the columns cannot be used.
@@ -54,13 +54,13 @@ class KeyedComputation(TableComputation):
                 why="It computes the result of a key from all its rows, so it cannot leave out a row that failed",
                 fix="Set on_error to `fail` or remove it",
             )
-        require_columns(config, (*config.key, *config.order), present)
-        require_names(config, _PUBLISHED)
+        require_source_columns(config, (*config.key, *config.order), present)
+        require_usable_key_names(config, _PUBLISHED)
         require_exact_types(config, "key", config.key, present)
-        self._config, self._ref = config, create_processor_ref(config)
+        self._config, self._ref = config, create_class_reference(config)
         self._head = (*((name, present[name]) for name in config.key), (ORDINAL, "int"))
         try:
-            output = OutputColumns(self._ref.load_keyed().output, self._head)
+            output = OutputColumns(self._ref.load_keyed_processor().output, self._head)
         except ValueError as error:
             raise ConfigError(
                 f"{config.config_key}.class: {config.target}.output: {error}", fix="Correct `output` of the class"
@@ -71,11 +71,11 @@ class KeyedComputation(TableComputation):
         self.comment = f"Records of the processor {config.name}, computed from the rows of {config.source} key by key"
 
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Filters the source table's rows to those that have a value in every key column."""
-        return filter_rows_with_values(rows, self.by)
+        """Returns the source table's rows without those that are null in a key column."""
+        return select_rows_without_nulls(rows, self.by)
 
     def compute_rows(self, rows: DataFrame) -> DataFrame:
-        """Computes each key's records with the user's class.
+        """Returns the output rows that the user's class computes from these source rows.
 
         Raises:
             ProcessorError: The class failed for a key.
@@ -83,7 +83,7 @@ class KeyedComputation(TableComputation):
         from pyspark.sql import functions as F
 
         columns = (*self.columns, (_ERROR, "string"))
-        found = compute_groups(rows, self.by, _GroupProcessor(self._ref, self._config, self._head), columns)
+        found = compute_rows_by_key(rows, self.by, _KeyRecordsFunction(self._ref, self._config, self._head), columns)
         failed = found.where(F.col(_ERROR).isNotNull()).orderBy(_ERROR).first()
         if failed is not None:
             raise ProcessorError(
@@ -97,9 +97,9 @@ class KeyedComputation(TableComputation):
 def process_key(
     processor: KeyedProcessor[Any], key: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[Iterable[Record]]:
-    """Processes the rows of one key, and yields the records of each call of the processor.
+    """Passes the rows of one key to the processor, and yields the output records of each call.
 
-    There is one call of `on_row` per row, and one of `on_end`.
+    There is one call of `on_row` per row, and then one of `on_end`.
 
     Args:
         processor: The user's processor.
@@ -113,24 +113,23 @@ def process_key(
 
 
 @dataclass(frozen=True)
-class _GroupProcessor:
-    """An Arrow function that computes the records of several keys, given their rows.
+class _KeyRecordsFunction:
+    """A function that computes the output records of several keys from an Arrow table of all their source rows.
 
-    If the class raises, the result has a row with the error's text in the column `_ERROR`. One such row stops the
-    batch.
+    If the class raises, the result has an error text in a column that is otherwise null. One such row stops the batch.
 
     Attributes:
         ref: Identifies the user's class.
         config: The processor's configuration.
-        head: The columns before the declared ones, as pairs of name and Spark SQL type: the key, and `ordinal`.
+        head: The first columns of the result, as pairs of name and Spark SQL type: the key, and `ordinal`.
     """
 
-    ref: ProcessorRef
+    ref: ClassReference
     config: ProcessorSettings
     head: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        processor = self.ref.load_keyed()
+        processor = self.ref.load_keyed_processor()
         output = OutputColumns(processor.output, self.head)
         ordered = sort_rows(rows, (*self.config.key, *self.config.order))
         keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
@@ -138,7 +137,9 @@ class _GroupProcessor:
         for key, of_key in groupby(
             _read_row_dicts(ordered), key=lambda row: tuple(row[name] for name in self.config.key)
         ):
-            found, error = self._run_key(processor, output, dict(zip(self.config.key, key, strict=True)), of_key)
+            found, error = self._compute_records_of_key(
+                processor, output, dict(zip(self.config.key, key, strict=True)), of_key
+            )
             keys += [key] * len(found)
             records += found
             errors += [error] * len(found)
@@ -151,21 +152,21 @@ class _GroupProcessor:
         }
         columns[ORDINAL] = pa.array(_number_rows_per_key(keys), pa.int32())
         blank = output.check_record({})
-        columns |= output.to_declared_arrays([blank if record is None else record for record in records])
+        columns |= output.create_declared_arrays([blank if record is None else record for record in records])
         return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
 
-    def _run_key(
+    def _compute_records_of_key(
         self, processor: KeyedProcessor[Any], output: OutputColumns, key: Mapping[str, Any], rows: Iterable[Any]
     ) -> tuple[list[Any], str | None]:
         found = list[Any]()
         try:
             for call in process_key(processor, key, self._require_distinct_order(rows)):
-                found += map(output.check_record, self._limit_records(call))
+                found += map(output.check_record, self._require_few_records(call))
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
         return found, None
 
-    def _limit_records(self, call: Iterable[Record]) -> Iterator[Record]:
+    def _require_few_records(self, call: Iterable[Record]) -> Iterator[Record]:
         limit = self.config.max_records_per_call
         for number, record in enumerate(call):
             if number == limit:
@@ -173,9 +174,10 @@ class _GroupProcessor:
             yield record
 
     def _require_distinct_order(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yields a key's rows, and fails if two of them have equal values in the order columns.
+        """Yields the rows of a key unchanged. Without distinct order values, results would depend on batch boundaries.
 
-        Otherwise their sequence would depend on how rows are split into batches.
+        Raises:
+            ValueError: Two rows in sequence have equal values in all columns of the setting `order`.
         """
         former: list[Any] | None = None
         for row in rows:
@@ -192,10 +194,10 @@ def _read_row_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _number_rows_per_key(keys: Iterable[tuple[Any, ...]]) -> list[int]:
-    """Returns the number of each record within its key, from 0.
+    """Returns the number of each record among the records of its key, from 0.
 
     Args:
-        keys: The key of each record.
+        keys: The key of each record, in the order of the records.
     """
     seen: dict[tuple[Any, ...], int] = {}
     found = []

@@ -1,4 +1,4 @@
-"""Computes the table of a processor with a key by a declared product of gold.
+"""Computes the table of a product of gold that has a source table.
 
 The product's aggregates are over all rows of each key and bucket. If a row of a key and bucket is added or changed, the
 aggregates are computed again from all of these rows. They are never updated incrementally.
@@ -21,10 +21,10 @@ from sessionlake.gold.declared.tables import create_product
 from sessionlake.gold.verify.tables import compute_expected_product_rows
 from sessionlake.processors.computation import (
     TableComputation,
-    compute_groups,
-    filter_rows_with_values,
-    require_columns,
+    compute_rows_by_key,
     require_exact_types,
+    require_source_columns,
+    select_rows_without_nulls,
 )
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -39,11 +39,11 @@ _TIMES = ("timestamp", "bigint")
 
 
 class ProductComputation(TableComputation):
-    """Computes the aggregates of a declared product, one row per key and bucket.
+    """Computes the aggregates of a product with a source table, one output row per key and bucket.
 
     Args:
-        config: The processor's configuration.
-        present: The columns of the source table and their types.
+        config: The settings of the processor that maintains the product.
+        present: The columns of the source table and their Spark SQL types.
 
     Raises:
         ConfigError: The product or the columns cannot be used.
@@ -72,7 +72,7 @@ class ProductComputation(TableComputation):
     def _require_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
-        require_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
+        require_source_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
         require_exact_types(config, "keys", config.key, present)
         require_exact_types(config, "order", rows.order, present)
         if rows.time is not None and present[rows.time] not in _TIMES:
@@ -99,7 +99,7 @@ class ProductComputation(TableComputation):
             require_exact_types(config, "value", [rows.value], present)
 
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Selects the keys, the start of the bucket and the columns that aggregates read from the source table.
+        """Returns the columns of the source rows that aggregates need: the keys, the bucket's start, and the values.
 
         Rows without a value in a key column, or without a bucket, are dropped.
         """
@@ -112,17 +112,22 @@ class ProductComputation(TableComputation):
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
             within = ts.between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
             found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
-        return filter_rows_with_values(found, self.by)
+        return select_rows_without_nulls(found, self.by)
 
     def compute_rows(self, rows: DataFrame) -> DataFrame:
-        """Returns the product's rows: aggregates over all source rows of each key and bucket."""
+        """Returns the product's rows: aggregates over all source rows of each key and bucket.
+
+        Args:
+            rows: Rows from `select_input`.
+        """
         names = tuple(name for name, _ in self.columns)
-        return compute_groups(rows, self.by, _ProductRows(self.product, names), self.columns)
+        return compute_rows_by_key(rows, self.by, _ProductRowsFunction(self.product, names), self.columns)
 
     def recompute_in_sql(self, rows: DataFrame) -> DataFrame:
-        """Returns the whole table, computed from the source table's rows in plain Spark SQL.
+        """Returns the product's whole table, computed in plain Spark SQL to check the stored table against it.
 
-        It is compared with the stored table.
+        Args:
+            rows: All rows of the source table.
         """
         from pyspark.sql import Window
         from pyspark.sql import functions as F
@@ -131,7 +136,7 @@ class ProductComputation(TableComputation):
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
         orders = [build_order_field_name(i) for i in range(len(source.order))]
-        events = filter_rows_with_values(events, [name for name in events.columns if name not in orders])
+        events = select_rows_without_nulls(events, [name for name in events.columns if name not in orders])
         if source.time is None:
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
         order = [F.col("ts"), *(F.col(quote(name)).asc_nulls_last() for name in orders)]
@@ -145,7 +150,7 @@ class ProductComputation(TableComputation):
         )
 
     def _build_event_columns(self) -> dict[str, Column]:
-        """Returns the columns of the source table that aggregates read, by the name that the aggregates use."""
+        """Returns the columns of the source table that aggregates read, by the names that aggregates have for them."""
         from pyspark.sql import functions as F
 
         source = self._rows
@@ -163,8 +168,13 @@ class ProductComputation(TableComputation):
 
 
 @dataclass(frozen=True)
-class _ProductRows:
-    """An Arrow function that computes the product's rows of several keys, given all source rows of these keys."""
+class _ProductRowsFunction:
+    """A function that computes the product's rows of several keys from an Arrow table of all their source rows.
+
+    Attributes:
+        product: The product.
+        names: The columns of the result.
+    """
 
     product: Product
     names: tuple[str, ...]

@@ -49,11 +49,11 @@ class TableComputation(ABC):
 
     @abstractmethod
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Returns the source rows from which output is computed. Columns: the key, and what `compute_rows` reads."""
+        """Returns the source rows that have a complete key, with the columns that `compute_rows` needs."""
 
     @abstractmethod
     def compute_rows(self, rows: DataFrame) -> DataFrame:
-        """Computes the output rows, each exactly once.
+        """Returns the output rows of all keys that occur in `rows`.
 
         Args:
             rows: Rows from `select_input`. If a key occurs, all of its rows must be included.
@@ -63,12 +63,13 @@ class TableComputation(ABC):
         """
 
 
-def compute_groups(
+def compute_rows_by_key(
     rows: DataFrame, by: Iterable[str], function: Callable[[pa.Table], pa.Table], columns: Iterable[tuple[str, str]]
 ) -> DataFrame:
-    """Applies a function to Arrow tables. Each table holds all rows of several keys.
+    """Applies a function to Arrow tables that each hold all rows of several keys, and returns all results as a frame.
 
     Args:
+        rows: The source rows.
         by: Columns that form the key.
         function: Takes a table of source rows, and returns a table of output rows.
         columns: Columns of the function's result, as pairs of name and Spark SQL type.
@@ -77,21 +78,22 @@ def compute_groups(
     return map_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
 
 
-def filter_rows_with_values(rows: DataFrame, names: Iterable[str]) -> DataFrame:
-    """Filters rows to those that are not null in any of these columns."""
+def select_rows_without_nulls(rows: DataFrame, columns: Iterable[str]) -> DataFrame:
+    """Returns the rows that are null in none of the columns."""
     from pyspark.sql import functions as F
 
-    for name in names:
+    for name in columns:
         rows = rows.where(F.col(quote(name)).isNotNull())
     return rows
 
 
-def require_columns(config: ProcessorSettings, names: Iterable[str], present: Mapping[str, str]) -> None:
-    """Checks that the source table has all these columns.
+def require_source_columns(config: ProcessorSettings, names: Iterable[str], present: Mapping[str, str]) -> None:
+    """Checks that the source table has all columns that the configuration names.
 
     Args:
+        config: The processor's configuration.
         names: Names of the columns.
-        present: The columns of the source table and their types.
+        present: The columns of the source table and their Spark SQL types.
 
     Raises:
         ConfigError: Columns are missing.
@@ -109,9 +111,10 @@ def require_exact_types(
     """Checks that the columns have types whose values compare and sort in the same way in Spark, Arrow and Python.
 
     Args:
-        setting: What the columns are used for, for the error's text.
+        config: The processor's configuration.
+        setting: The setting that names the columns, for the error's text.
         names: Names of the columns.
-        present: The columns of the source table and their types.
+        present: The columns of the source table and their Spark SQL types.
 
     Raises:
         ConfigError: A column has another type, for example a floating-point number.
@@ -125,16 +128,13 @@ def require_exact_types(
             )
 
 
-def require_names(config: ProcessorSettings, published: Collection[str]) -> None:
-    """Checks that the names of the key's columns can be used in the output table.
-
-    Args:
-        published: Names of the output table's other columns.
+def require_usable_key_names(config: ProcessorSettings, other_columns: Collection[str]) -> None:
+    """Checks that the names of the key's columns can be used beside the output table's other columns.
 
     Raises:
         ConfigError: The key names a column twice, or a column that the output table has anyway.
     """
     try:
-        check_columns(config.key, published, config.output_table)
+        check_columns(config.key, other_columns, config.output_table)
     except ValueError as error:
         raise ConfigError(f"{config.config_key}.key: {error}", fix="Correct `key`") from None

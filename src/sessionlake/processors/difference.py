@@ -1,4 +1,4 @@
-"""Compares a processor's table before and after a rebuild: rows added, removed and changed."""
+"""Compares a processor's table before and after a rebuild, and finds rows that were added, removed or changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class TableDifference:
-    """How a table after a rebuild differs from the table before.
+    """How a table after a rebuild differs from the table before. It is true if there is a difference.
 
     Attributes:
         rows: Number of rows after.
@@ -60,14 +60,14 @@ class TableDifference:
         return ", ".join(parts) or "no row differs"
 
 
-def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], max_rows: int = 20) -> TableDifference:
-    """Compares two tables row by row. The batch number of a row is ignored.
+def compare_tables(before: DataFrame, after: DataFrame, keys: Sequence[str], max_rows: int = 20) -> TableDifference:
+    """Compares two tables row by row, and returns how they differ. The column `_batch` is ignored.
 
     Args:
-        before: The table before.
-        after: The table after.
+        before: The table before a rebuild.
+        after: The table after it.
         keys: Columns that identify a row.
-        max_rows: The most differing rows to return.
+        max_rows: Most differing rows in the result.
     """
     from pyspark.sql import functions as F
 
@@ -78,12 +78,12 @@ def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], ma
         return TableDifference(rows, {"added": rows, "removed": before.count()}, (), columns)
     shared = [name for name in after.columns if name not in {*keys, *apart, _BATCH}]
 
-    def select_side(rows: DataFrame, name: str) -> DataFrame:
+    def select_keys_and_values(rows: DataFrame, name: str) -> DataFrame:
         return rows.select(*map(quote, keys), F.struct(*map(quote, shared)).alias(name))
 
     # A key may be null, as any column may.
-    both = select_side(before, _BEFORE).alias("w").join(
-        select_side(after, _AFTER).alias("n"),
+    both = select_keys_and_values(before, _BEFORE).alias("w").join(
+        select_keys_and_values(after, _AFTER).alias("n"),
         [F.col(f"w.{quote(key)}").eqNullSafe(F.col(f"n.{quote(key)}")) for key in keys],
         "full",
     )  # fmt: skip

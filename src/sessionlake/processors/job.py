@@ -22,13 +22,13 @@ from sessionlake.gold.declared.tables import create_product
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
-from sessionlake.processors.load import create_processor_ref, hash_config
+from sessionlake.processors.load import create_class_reference, hash_processor_settings
 from sessionlake.processors.output import HEAD_COMMENTS, OutputColumns
-from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
+from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, decode_report, raise_first_failure
 from sessionlake.processors.shard import MessageProcessor, create_message_processor
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
-from sessionlake.settings.feed_history import list_mappings
+from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import read_binding_decisions
@@ -80,7 +80,7 @@ def find_processor_settings(settings: Settings, name: str) -> ProcessorSettings:
     return processor
 
 
-def require_usable(settings: Settings, name: str) -> None:
+def require_loadable_processor(settings: Settings, name: str) -> None:
     """Checks that the processor with this name can be loaded.
 
     Raises:
@@ -90,30 +90,32 @@ def require_usable(settings: Settings, name: str) -> None:
     if isinstance(config, ProductProcessor):
         create_product(config.product)
     elif config.key:
-        create_processor_ref(config).load_keyed()
+        create_class_reference(config).load_keyed_processor()
     else:
         load_processor(settings, name)
 
 
 def load_processor(settings: Settings, name: str) -> MessageProcessor:
-    """Loads the processor with this name, which must process sessions, and checks its class.
+    """Loads and checks the class of the processor with this name. The processor must be one without a key.
 
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
     """
     config = find_processor_settings(settings, name)
-    ref = create_processor_ref(config)
+    ref = create_class_reference(config)
     processor = create_message_processor(config, settings.capture, settings.silver.shards, ref)
     _ = processor.loaded_processor
     return processor
 
 
 def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = False) -> LayerQuery:
-    """Starts a processor's stream.
+    """Starts a processor's stream and returns its query.
 
     Args:
+        spark: The Spark session.
+        settings: The configuration.
         name: The processor's name.
-        once: True to process only what bronze holds now, and then end. False to run until stopped.
+        once: True to process only what the source holds now, and then end. False to run until stopped.
 
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
@@ -125,12 +127,12 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     if config.key:
         return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
-    lake = Lake(settings, {config.output_table: build_table_schema(config, processor.loaded_processor.output)})
+    lake = Lake(settings, {config.output_table: build_output_schema(config, processor.loaded_processor.output)})
     lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_record_of_building(settings, create_processor_rebuild_operation(config))
-    _refuse_filled_table(spark, lake, config)
-    checkpoint, begin = settings.checkpoint(config.layer), handover.read_active_handover(settings, config.layer)
+    _refuse_new_checkpoint_over_rows(spark, lake, config)
+    checkpoint, begin = settings.checkpoint_path(config.layer), handover.read_active_handover(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
     fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
@@ -144,20 +146,20 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     refuse_changed_feeds(lake.reader(spark), settings, last_batch, topics, config.layer)
     times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
-    batch = _ProcessorBatch(lake, settings, config, processor, log, times)
+    batch = _ProcessorBatchCommit(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
         stream, batch, trigger=config.trigger, once=once, txn=lambda query, number: Txn(query, first_batch + number)
     )
 
 
-def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSettings) -> None:
-    """Refuses to start a new processor if its output table has rows, since all rows would be appended again.
+def _refuse_new_checkpoint_over_rows(spark: SparkSession, lake: Lake, config: ProcessorSettings) -> None:
+    """Refuses to start without a checkpoint over a filled table, since all rows would be appended again.
 
     Raises:
-        LossError: The table has rows.
+        LossError: The output table has rows.
     """
     begun = (
-        CheckpointGenerations(lake.settings.checkpoint(config.layer), config.layer).current_generation.app_id
+        CheckpointGenerations(lake.settings.checkpoint_path(config.layer), config.layer).current_generation.app_id
         is not None
     )
     if (
@@ -175,25 +177,29 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
 
 
 def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
-    """Returns the fold that judges bronze's messages as silver does, and passes applied messages to the processor."""
+    """Returns the function that judges a shard's messages as silver does, and passes applied ones to the processor."""
     capture = lake.settings.capture
-    return SilverFold(capture.declared, capture, read_binding_decisions(lake.reader(spark)), processor=processor)
+    return SilverFold(
+        capture.declared_columns, capture, read_binding_decisions(lake.reader(spark)), processor=processor
+    )
 
 
-def build_row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
-    """Returns the DDL of the rows in payloads of this kind: records or errors.
+def build_output_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
+    """Returns the columns of the processor's output table, or of its table of errors, as Spark DDL.
 
     Args:
-        output: The columns of the processor's output table.
+        kind: `RECORDS` for the output table, `ERRORS` for `silver.processor_errors`.
+        output: The columns of the output table.
     """
     columns = output.column_types if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].column_types
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
-def build_table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
-    """Returns the definition of a processor's output table.
+def build_output_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
+    """Returns the schema with which a processor's output table is created.
 
     Args:
+        config: The processor's configuration.
         output: The columns of the table.
     """
     return TableSchema(
@@ -206,8 +212,8 @@ def build_table_schema(config: ProcessorSettings, output: OutputColumns) -> Tabl
     )
 
 
-class _ProcessorBatch:
-    """Commits one micro-batch: first it checks the batch, then it writes records and failures, then the ledger row."""
+class _ProcessorBatchCommit:
+    """Checks a micro-batch of a processor, then writes its records and failures, and then the ledger row."""
 
     def __init__(
         self,
@@ -220,7 +226,7 @@ class _ProcessorBatch:
     ) -> None:
         self._lake, self._ledger, self._settings, self._config = lake, Ledger(lake), settings, config
         self._output = processor.loaded_processor.output
-        self._hash = hash_config(settings, config)
+        self._hash = hash_processor_settings(settings, config)
         self._log, self._times = log, times
         self._few = False  # whether the last batch was small: the best guess for the next one
 
@@ -230,12 +236,12 @@ class _ProcessorBatch:
         try:
             with without_code_generation(spark, enabled=self._few):
                 folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.driver_limits.inline_bytes)
-            reports = [read_report(report) for report in written]
+            reports = [decode_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
                 record_stopping_message(self._settings, violation.violation, config.layer)
                 raise violation
-            refuse_failures(config.name, reports)
+            raise_first_failure(config.name, reports)
             ranges = list_offset_ranges(partitions)
             self._log.require_consecutive_ranges(
                 ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer
@@ -251,7 +257,7 @@ class _ProcessorBatch:
                     outputs=self._append_outputs(folded, reports, txn),
                     **sum_ledger_counts(partitions),
                     config_hash=self._hash,
-                    feeds=list_mappings(self._settings.capture),
+                    feeds=list_feed_mappings(self._settings.capture),
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
                 self._times.add_batch_notes(partitions, reports)
@@ -264,8 +270,10 @@ class _ProcessorBatch:
     def _append_outputs(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
-        Returns:
-            The tables that were written, with their new version and the number of rows.
+        Returns the tables that were written, each with its new version and the number of added rows.
+
+        Raises:
+            LakeError: The table's last commit has another number of rows than the processor yielded.
         """
         spark, outputs = folded.frame.sparkSession, []
         for kind, table in (
@@ -278,7 +286,7 @@ class _ProcessorBatch:
                     spark,
                     self._lake,
                     table,
-                    select_table_rows(folded, kind, txn, build_row_ddl(kind, self._output)),
+                    select_table_rows(folded, kind, txn, build_output_ddl(kind, self._output)),
                     txn,
                 )
                 commit = self._lake.last_commit(spark, table)

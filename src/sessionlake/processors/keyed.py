@@ -1,6 +1,6 @@
 """Processors with a key: they compute a table from all rows that another table, the source, has of each key.
 
-They have no state beside the table. Each batch says which keys have new or changed rows. All rows of these keys are
+They keep no state besides the table. Each batch says which keys have new or changed rows. All rows of these keys are
 processed again in order, and one MERGE replaces the output rows of these keys. So late rows, other batch boundaries,
 replays and rebuilds give the same rows. But each batch reads all rows of its keys, and scans the source's key columns.
 """
@@ -31,8 +31,8 @@ from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.processors.by_class import KeyedComputation
 from sessionlake.processors.by_product import ProductComputation
-from sessionlake.processors.difference import TableDifference, find_difference
-from sessionlake.processors.load import hash_config
+from sessionlake.processors.difference import TableDifference, compare_tables
+from sessionlake.processors.load import hash_processor_settings
 from sessionlake.processors.output import BATCH, BATCH_COMMENT
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
@@ -56,10 +56,13 @@ if TYPE_CHECKING:
 class KeyedTable:
     """The output table of a processor with a key, and how it is computed from the source table.
 
+    Attributes:
+        computation: Computes output rows with the user's class or the declared product.
+        columns: All columns of the output table with their Spark SQL types.
+
     Raises:
         ConfigError: The class, the product or the columns cannot be used.
-        LakeError: The source table does not exist. Or it does not record its changes. Or retention has removed rows of
-            it.
+        LakeError: The source table does not exist.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, config: ProcessorSettings) -> None:
@@ -117,8 +120,8 @@ class KeyedTable:
 
     # -- which declaration a product's rows were computed by
 
-    def is_current(self, spark: SparkSession) -> bool:
-        """Returns True if the output table is complete and was computed by the product's present declaration."""
+    def is_up_to_date(self, spark: SparkSession) -> bool:
+        """Returns True if the output table is complete and was computed by the present declaration of the product."""
         exists = self.lake.exists(spark, self._config.output_table)
         return (
             exists
@@ -126,39 +129,33 @@ class KeyedTable:
         )
 
     def prepare_table(self, spark: SparkSession) -> None:
-        """Creates the output table if it does not exist, and checks that new rows fit the existing ones.
+        """Creates the output table if it does not exist, and checks how its existing rows were computed.
 
         Raises:
             ConfigError: A user's class computes the table, and the existing rows have another key.
-            LakeError: A product computes the table. The existing rows were computed by another declaration, or are
-                incomplete.
+            LakeError: A product computes the table, and existing rows are incomplete or follow another declaration.
         """
         config, lake, logic = self._config, self.lake, self.computation.logic
         if logic is None:
             self.require_same_key(spark)
-        elif not self.is_current(spark):
-            begun = (
-                CheckpointGenerations(self._settings.checkpoint(config.layer), config.layer).current_generation.app_id
-                is not None
-            )
+        elif not self.is_up_to_date(spark):
+            checkpoint = self._settings.checkpoint_path(config.layer)
+            begun = CheckpointGenerations(checkpoint, config.layer).current_generation.app_id is not None
             if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
                     f"{config.output_table} was computed with another declaration (hash {logic}), or not completely",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
         lake.prepare_tables(spark, [config.output_table, LEDGER])
-        self.store_logic(spark)
+        self.store_declaration_hash(spark)
 
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
-        """Archives the stream's checkpoint if the stream cannot resume from it.
+        """Archives the stream's checkpoint if the stream cannot resume from it. The next start reads the whole source.
 
-        The stream then reads the source from the start.
-
-        The stream cannot resume if the source is now another table, was restored to an older version, or has other
-        columns. Nor can it resume if the source lacks the versions that were read last. Call this only when the output
-        table already has all rows.
+        It cannot if the source is another table, was restored, has other columns, or lacks the versions to read next.
+        Call this only when the output table already has all rows.
         """
-        config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
+        config, checkpoint = self._config, self._settings.checkpoint_path(self._config.layer)
         read, place = read_last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
         of_another = read is not None and read.table != read_table_id(spark, self.lake, config.source)
         if (
@@ -170,26 +167,26 @@ class KeyedTable:
             archive_checkpoint_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
-        """Marks an outdated output table of a product as incomplete, and drops it if its key has changed."""
+        """Marks the table of a product as incomplete if its declaration has changed; drops it if its key has."""
         config, lake = self._config, self.lake
         if (
             self.computation.logic is not None
             and lake.exists(spark, config.output_table)
-            and not self.is_current(spark)
+            and not self.is_up_to_date(spark)
         ):
             lake.set_property(spark, config.output_table, LOGIC, "")
             if self._read_stored_key(spark) != self.computation.by:
                 lake.drop_table(spark, config.output_table)
 
-    def store_logic(self, spark: SparkSession) -> None:
-        """Stores the hash of the product's declaration in the output table, which marks the table as complete."""
-        if self.computation.logic is not None and not self.is_current(spark):
+    def store_declaration_hash(self, spark: SparkSession) -> None:
+        """Stores a hash of the product's declaration in the table's properties, which marks the table as complete."""
+        if self.computation.logic is not None and not self.is_up_to_date(spark):
             self.lake.set_property(spark, self._config.output_table, LOGIC, self.computation.logic)
 
     # -- reading the source
 
     def read_stream(self, spark: SparkSession) -> DataFrame:
-        """Returns the stream of rows that are added to the source table or changed in it.
+        """Returns a stream of the rows that are added to the source table or changed in it.
 
         Raises:
             LakeError: The source table does not record its changes.
@@ -211,10 +208,7 @@ class KeyedTable:
         return self.lake.stream_table(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
     def read_source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """Returns the rows of the source table.
-
-        Args:
-            version: Version of the table to read; None for the latest.
+        """Returns all rows of the source table at a version; None means the latest.
 
         Raises:
             LakeError: Retention has removed some of the rows.
@@ -226,12 +220,14 @@ class KeyedTable:
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
-        """Computes the output rows, without `_batch`, from the source table's current rows.
+        """Returns the output rows, without `_batch`, computed from the source table's current rows.
 
         Args:
-            keys: The keys whose rows are computed; None for all keys.
+            spark: The Spark session.
+            keys: The keys whose rows are computed, with the key's columns; None for all keys.
 
         Raises:
+            LakeError: Retention has removed some of the source rows.
             ProcessorError: The user's class failed.
         """
         rows = self.computation.select_input(self.read_source(spark))
@@ -243,19 +239,22 @@ class KeyedTable:
 def start_keyed_processor(
     spark: SparkSession, settings: Settings, config: ProcessorSettings, *, once: bool = False
 ) -> LayerQuery:
-    """Starts the stream of a processor with a key.
+    """Starts the stream of a processor with a key, and returns its query.
 
     Args:
-        once: True to process only what the source table holds now, and then end. False to run until stopped.
+        spark: The Spark session.
+        settings: The configuration.
+        config: The processor's settings.
+        once: True to process only what the source table holds now, and then end.
 
     Raises:
         ConfigError: The class, the product or the columns cannot be used.
-        LakeError: The output table, the source table or the checkpoint do not fit each other. Nothing was processed.
+        LakeError: The output table, the source table and the checkpoint do not belong together.
     """
     table = KeyedTable(spark, settings, config)
     table.prepare_table(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
-    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
+    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint_path(config.layer))
     if other is not None:
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
@@ -264,17 +263,17 @@ def start_keyed_processor(
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
-    if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint(config.layer)):
+    if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint_path(config.layer)):
         raise LossError(
             f"{config.layer} has read versions of {config.source} that are gone: the table was restored to an "
             "older one",
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
             "current rows",
         )
-    query = LayerQuery(config.layer, settings.checkpoint(config.layer))
+    query = LayerQuery(config.layer, settings.checkpoint_path(config.layer))
     return query.start(
         table.read_stream(spark),
-        _KeyedBatch(table, Ledger(table.lake), settings, config),
+        _KeyedBatchCommit(table, Ledger(table.lake), settings, config),
         trigger=config.trigger,
         once=once,
     )
@@ -288,7 +287,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
     Raises:
         LossError: The ledger has later batches than the checkpoint.
     """
-    checkpoint = settings.checkpoint(config.layer)
+    checkpoint = settings.checkpoint_path(config.layer)
     app_id, planned = (
         CheckpointGenerations(checkpoint, config.layer).current_generation.app_id,
         read_last_planned_batch(checkpoint),
@@ -303,8 +302,8 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
 
 
 @dataclass(frozen=True)
-class _KeyedBatch:
-    """Commits one micro-batch: the output rows of all keys that have rows in the batch, then the ledger row."""
+class _KeyedBatchCommit:
+    """Replaces the output rows of all keys that occur in a micro-batch, then writes the ledger row."""
 
     table: KeyedTable
     ledger: Ledger
@@ -334,17 +333,17 @@ class _KeyedBatch:
             config.source,
             started,
             outputs=tuple(outputs),
-            config_hash=hash_config(self.settings, config),
+            config_hash=hash_processor_settings(self.settings, config),
         )
         self.ledger.write_entry(spark, entry)
 
     def _select_replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
-        """Returns the output table's rows that the batch replaces.
+        """Returns the output table's present rows that the batch replaces or deletes.
 
         Args:
+            spark: The Spark session.
             keys: The keys in the batch.
-            is_first_batch: True for the stream's first batch. Then the result includes rows of keys that the source
-                table no longer has, since no later batch would report these keys.
+            is_first_batch: True to include rows of keys that the source table lacks, as no later batch reports these.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:
@@ -354,7 +353,7 @@ class _KeyedBatch:
 
 
 def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, TableDifference]:
-    """Recomputes the output table from all rows of the source table, in one commit.
+    """Recomputes the output table from all rows of the source table. Rows are written in one commit, if any differ.
 
     The stream resumes from its checkpoint, and processes the rows again that it had not read yet. If it cannot resume,
     its checkpoint is archived and the stream reads the whole source table again.
@@ -369,7 +368,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     rows, found = _recompute_rows(spark, table, config)
     lake, last = table.lake, read_last_batch_number(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
-    by = hash_config(settings, config)
+    by = hash_processor_settings(settings, config)
     metadata = json.dumps({"sessionlake": read_code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.read_column_types(spark, config.output_table) != dict(table.columns)
@@ -381,12 +380,12 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     )
     # Only after the rows are written: a new stream would not remove rows of keys that the source no longer has.
     table.archive_unusable_checkpoint(spark)
-    table.store_logic(spark)
+    table.store_declaration_hash(spark)
     return found.rows, found
 
 
 def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> TableDifference:
-    """Returns how a rebuild would change the output table. Nothing is changed."""
+    """Returns how a rebuild would change the output table. No row is written."""
     return _recompute_rows(spark, KeyedTable(spark, settings, config), config)[1]
 
 
@@ -397,4 +396,4 @@ def _recompute_rows(
     if not table.lake.exists(spark, config.output_table):
         table.lake.prepare_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
-    return rows, find_difference(table.lake.read(spark, config.output_table), rows, table.key_columns)
+    return rows, compare_tables(table.lake.read(spark, config.output_table), rows, table.key_columns)

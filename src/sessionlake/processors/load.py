@@ -24,7 +24,7 @@ GROUP = "sessionlake.processors"
 
 
 @dataclass(frozen=True)
-class ProcessorRef:
+class ClassReference:
     """Identifies a processor's class and options, so that every worker can load the class itself.
 
     Attributes:
@@ -40,53 +40,53 @@ class ProcessorRef:
     folder: str = ""
 
     def load_processor(self) -> Processor[Any]:
-        """Loads the class of a session processor, and returns an instance.
+        """Loads the class of a processor without a key, and returns an instance.
 
         Raises:
             ConfigError: The class is not found, is not a `Processor`, or does not accept the options.
         """
-        return create_processor(self, _find_class(self))
+        return create_processor(self, _import_class(self))
 
-    def load_keyed(self) -> KeyedProcessor[Any]:
+    def load_keyed_processor(self) -> KeyedProcessor[Any]:
         """Loads the class of a processor with a key, and returns an instance.
 
         Raises:
             ConfigError: The class is not found, is not a `KeyedProcessor`, or does not accept the options.
         """
-        processor: KeyedProcessor[Any] = _create_instance(self, _find_class(self), KeyedProcessor)
+        processor: KeyedProcessor[Any] = _create_instance(self, _import_class(self), KeyedProcessor)
         _require_state_type(self, processor)
         return processor
 
 
-def create_processor_ref(config: ProcessorSettings) -> ProcessorRef:
-    """Returns what identifies the class of a configured processor.
+def create_class_reference(config: ProcessorSettings) -> ClassReference:
+    """Returns the reference by which workers find the class of a configured processor.
 
     Modules that are not installed are looked up in the working folder.
     """
-    return ProcessorRef(config.name, config.target, config.options, str(Path.cwd()))
+    return ClassReference(config.name, config.target, config.options, str(Path.cwd()))
 
 
-def hash_config(settings: Settings, config: ProcessorSettings) -> str:
-    """Returns a hash of the settings that decide a processor's results."""
+def hash_processor_settings(settings: Settings, config: ProcessorSettings) -> str:
+    """Returns a hash of all settings that decide a processor's results. It is stored in ledger entries."""
     return hashlib.sha256((hash_settings_of_layers(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 
-def create_processor(ref: ProcessorRef, processor_class: Any) -> Processor[Any]:
+def create_processor(ref: ClassReference, processor_class: Any) -> Processor[Any]:
     """Returns an instance of a processor class, created with the configured options.
 
     Args:
         ref: The options, and the name for errors.
-        processor_class: What was found under the configured name: it should be a class.
+        processor_class: The object that the configuration names. It should be a class.
 
     Raises:
-        ConfigError: It is not a processor class, has wrong declarations, or does not accept the options.
+        ConfigError: The object is not a processor class, has wrong declarations, or does not accept the options.
     """
     processor: Processor[Any] = _create_instance(ref, processor_class, Processor)
     require_declarations(ref, processor)
     return processor
 
 
-def _create_instance(ref: ProcessorRef, processor_class: Any, base_class: type[Any]) -> Any:
+def _create_instance(ref: ClassReference, processor_class: Any, base_class: type[Any]) -> Any:
     if not (inspect.isclass(processor_class) and issubclass(processor_class, base_class)):
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target} is not a subclass of "
@@ -115,8 +115,8 @@ def _create_instance(ref: ProcessorRef, processor_class: Any, base_class: type[A
         ) from error
 
 
-def require_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
-    """Checks what a processor class declares: state, version and output.
+def require_declarations(ref: ClassReference, processor: Processor[Any]) -> None:
+    """Checks the attributes that a processor class must declare: `state`, `version` and `output`.
 
     Raises:
         ConfigError: A declaration cannot be used.
@@ -145,7 +145,7 @@ def require_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
         ) from None
 
 
-def _require_state_type(ref: ProcessorRef, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
+def _require_state_type(ref: ClassReference, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
     state = getattr(processor, "state", None)
     if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
         raise ConfigError(
@@ -156,7 +156,7 @@ def _require_state_type(ref: ProcessorRef, processor: Processor[Any] | KeyedProc
     return found
 
 
-def _find_class(ref: ProcessorRef) -> Any:
+def _import_class(ref: ClassReference) -> Any:
     if ":" not in ref.target:
         return _load_entry_point(ref)
     try:
@@ -165,7 +165,7 @@ def _find_class(ref: ProcessorRef) -> Any:
         raise ConfigError(f"processors.{ref.name}.class: {error}") from error
 
 
-def _load_entry_point(ref: ProcessorRef) -> Any:
+def _load_entry_point(ref: ClassReference) -> Any:
     known = entry_points(group=GROUP)
     if ref.target not in known.names:
         raise ConfigError(

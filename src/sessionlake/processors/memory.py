@@ -80,34 +80,33 @@ class ProcessorMemory:
     due: dict[TopicPartition, int] = field(default_factory=dict)
     sessions: dict[str, SessionState] = field(default_factory=dict)
 
-    def replace_unknown_session_times(self, begun: Mapping[TopicPartition, int]) -> None:
-        """Sets `last` of sessions that had no known Kafka timestamp yet.
+    def fill_unknown_times(self, first_times: Mapping[TopicPartition, int]) -> None:
+        """Sets `last` of the sessions that have no known Kafka timestamp yet.
 
         Args:
-            begun: By topic-partition, the first known stream time in ms. Topic-partitions that had a time before are
-                missing.
+            first_times: For each topic-partition that now has its first stream time: this time in ms.
         """
-        if begun:
+        if first_times:
             for key, session in self.sessions.items():
                 if session.last == NO_KAFKA_TIME:
-                    session.last = begun.get((key.partition("\0")[0], session.partition), session.last)
+                    session.last = first_times.get((key.partition("\0")[0], session.partition), session.last)
 
     @staticmethod
     def read_due_times(stored: bytes | None) -> dict[TopicPartition, int]:
-        """Reads `due` from an encoded memory without decoding the sessions."""
-        found = () if stored is None else _decode_stored(stored).due
+        """Returns the field `due` of an encoded memory, without decoding the sessions; empty for None."""
+        found = () if stored is None else _decode_stored_memory(stored).due
         return {(topic, partition): time for topic, partition, time in found}
 
     @classmethod
     def decode_memory(cls, stored: bytes | None) -> ProcessorMemory:
-        """Decodes a memory that `encode_memory` wrote. Without stored bytes it is empty.
+        """Decodes a memory that `encode_memory` wrote. None gives an empty memory.
 
         Raises:
             LakeError: The format is unknown or the bytes are damaged.
         """
         if stored is None:
             return cls()
-        found = _decode_stored(stored)
+        found = _decode_stored_memory(stored)
         try:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
@@ -118,19 +117,16 @@ class ProcessorMemory:
         return cls(cls.read_due_times(stored), sessions)
 
     def encode_memory(self, processor: str, shards: int) -> bytes:
-        """Encodes the memory as MessagePack, with the format, the processor's name and the number of shards."""
+        """Returns the memory as MessagePack, with the format's name, the processor's name and the number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
         return msgspec.msgpack.encode(
             _StoredMemory(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions))
         )
 
 
-def remove_session(stored: bytes, topic: str, session_id: str) -> bytes:
-    """Removes the sessions with this topic and session id, in any partition, from an encoded memory.
-
-    Returns the new bytes.
-    """
-    found, memory = _decode_stored(stored), ProcessorMemory.decode_memory(stored)
+def remove_session_from_memory(stored: bytes, topic: str, session_id: str) -> bytes:
+    """Returns an encoded memory without the sessions that have this topic and session id, in any partition."""
+    found, memory = _decode_stored_memory(stored), ProcessorMemory.decode_memory(stored)
     for key in [*memory.sessions]:
         if split_session_key(key)[::2] == (topic, session_id):
             del memory.sessions[key]
@@ -139,6 +135,8 @@ def remove_session(stored: bytes, topic: str, session_id: str) -> bytes:
 
 def compute_due_time_of_session(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
     """Returns a session's topic-partition, and the stream time in ms after which the session is due.
+
+    A session is due when stream time alone makes a timer fire or its life end.
 
     Args:
         key: The session key.
@@ -150,32 +148,32 @@ def compute_due_time_of_session(key: str, session: SessionState, session_timeout
 
 
 def find_next_due_times(
-    sessions: Mapping[str, SessionState], timeout_of: Callable[[str], int]
+    sessions: Mapping[str, SessionState], find_timeout: Callable[[str], int]
 ) -> dict[TopicPartition, int]:
-    """Returns, by topic-partition, the earliest stream time in ms after which one of the sessions is due.
+    """Returns, by topic-partition, the earliest stream time in ms after which one of its sessions is due.
 
     Args:
         sessions: The sessions' states, by session key.
-        timeout_of: Returns the session timeout of a topic, in ms.
+        find_timeout: Returns the session timeout of a topic, in ms.
     """
     found: dict[TopicPartition, int] = {}
     for key, session in sessions.items():
-        lane, time = compute_due_time_of_session(key, session, timeout_of(split_session_key(key)[0]))
+        lane, time = compute_due_time_of_session(key, session, find_timeout(split_session_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 
 
 def read_stored_processor_name(stored: bytes) -> str:
-    """Reads from an encoded memory (`ProcessorMemory`) the name of the processor that wrote it."""
-    return _decode_stored(stored).processor
+    """Returns the name of the processor that wrote an encoded `ProcessorMemory`."""
+    return _decode_stored_memory(stored).processor
 
 
 def read_stored_shard_count(stored: bytes) -> int:
-    """Reads from an encoded memory (`ProcessorMemory`) the number of shards that it was written for."""
-    return _decode_stored(stored).shards
+    """Returns the number of shards for which an encoded `ProcessorMemory` was written."""
+    return _decode_stored_memory(stored).shards
 
 
-def _decode_stored(stored: bytes) -> _StoredMemory:
+def _decode_stored_memory(stored: bytes) -> _StoredMemory:
     try:
         found = _envelopes.decode(stored)
     except msgspec.MsgspecError as error:
@@ -194,7 +192,7 @@ def _decode_stored(stored: bytes) -> _StoredMemory:
 
 
 class StateCodec:
-    """Encodes and decodes the state of a session, in the type that the processor's class declares."""
+    """Encodes and decodes states of sessions in the type that the processor's class declares."""
 
     def __init__(self, name: str, processor: Processor[Any]) -> None:
         self._name, self._processor = name, processor
@@ -202,7 +200,7 @@ class StateCodec:
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode_state(self, state: Any) -> bytes:
-        """Encodes a session's state.
+        """Returns a session's state as MessagePack.
 
         Raises:
             TypeError: The state is not of the declared type, or has a value that cannot be encoded.
@@ -212,7 +210,7 @@ class StateCodec:
         return self._encoder.encode(state)
 
     def decode_written(self, state: bytes) -> Any:
-        """Decodes a state that `write` has just encoded.
+        """Decodes a state that the present version of the class has just encoded.
 
         Raises:
             TypeError: The state does not fit the declared type.
@@ -222,19 +220,19 @@ class StateCodec:
         except msgspec.MsgspecError as error:
             raise TypeError(f"the state does not fit {self._processor.state.__name__}: {error}") from None
 
-    def decode_stored(self, state: bytes, version: int, session: str) -> Any:
-        """Decodes a stored state. If an earlier version of the class wrote it, it is migrated.
+    def decode_stored(self, state: bytes, version: int, session_id: str) -> Any:
+        """Returns a stored state as an instance of the declared type. A state of an earlier version is migrated.
 
         Args:
             state: The encoded state.
             version: Version of the class that wrote the state.
-            session: The session's name, for the error.
+            session_id: The session's id, for the error.
 
         Raises:
             LakeError: The state cannot be read by this version of the class.
         """
         wanted = self._processor.version
-        whose = f"processor {self._name}: the state of session {session!r} is of version {version}"
+        whose = f"processor {self._name}: the state of session {session_id!r} is of version {version}"
         if version > wanted:
             raise LakeError(
                 f"{whose}, which is newer than the class: it is of version {wanted}",

@@ -1,4 +1,4 @@
-"""Turns the columns of a judged batch into `Message` objects."""
+"""Converts judged messages, which are Arrow columns, to `Message` objects for processors."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "
 
 
 def read_messages(
-    table: pa.Table, chosen: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
+    table: pa.Table, row_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
-    """Yields the chosen messages in the given order, each with its row index.
-
-    A message is decoded when it is needed.
+    """Yields messages in the order of `row_indices`, each with its row index. Decodes them on demand.
 
     Args:
         table: The judged messages of a shard.
-        chosen: Row indices in `table`.
+        row_indices: Row indices in `table`.
         outcome: The verdict, position and epoch of each row of `table`.
         columns: The declared columns.
     """
-    for start in range(0, len(chosen), _SLICE):
-        yield from _read_messages(table, chosen[start : start + _SLICE], outcome, columns)
+    for start in range(0, len(row_indices), _SLICE):
+        yield from _read_message_slice(table, row_indices[start : start + _SLICE], outcome, columns)
 
 
-def _read_messages(
-    table: pa.Table, chosen: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
+def _read_message_slice(
+    table: pa.Table, row_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
-    rows = table.take(pa.array(chosen))
+    rows = table.take(pa.array(row_indices))
     headers = zip(*(rows[name].to_pylist() for name in _HEADERS), strict=True)
-    facts = zip(*(getattr(outcome, name)[chosen].tolist() for name in ("applied_at", "position", "epoch")), strict=True)
-    changes = _ChangesByMessage(to_contiguous(rows["changes"]), columns)
-    both = zip(chosen.tolist(), headers, facts, strict=True)
+    facts = zip(
+        *(getattr(outcome, name)[row_indices].tolist() for name in ("applied_at", "position", "epoch")), strict=True
+    )
+    changes = _MessageChanges(to_contiguous(rows["changes"]), columns)
+    both = zip(row_indices.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
         at, position, epoch = fact
         message = Message(
@@ -58,14 +58,19 @@ def _read_messages(
             stream_time=at,
             position=position,
             epoch=epoch,
-            rows=changes.read_rows(number),
-            deleted=changes.read_deleted(number),
+            rows=changes.read_set_rows(number),
+            deleted=changes.read_deleted_row_ids(number),
         )
         yield index, message
 
 
-class _ChangesByMessage:
-    """The rows that several messages set or delete, as Python lists by column."""
+class _MessageChanges:
+    """The row changes of several messages. Reads the rows that one of these messages sets or deletes.
+
+    Args:
+        nested: For each message, the list of its changes as Arrow structs.
+        columns: The declared columns.
+    """
 
     def __init__(self, nested: pa.ListArray, columns: tuple[Column, ...]) -> None:
         self._bounds = nested.offsets.to_pylist()
@@ -81,17 +86,25 @@ class _ChangesByMessage:
             for i, column in enumerate(columns)
         ]
 
-    def read_rows(self, number: int) -> list[Row]:
-        """Returns the rows that a message sets, given the message's index."""
+    def read_set_rows(self, message_index: int) -> list[Row]:
+        """Returns the rows that a message sets.
+
+        Args:
+            message_index: The message's index, from 0.
+        """
         return [
             Row(self._id[i], {name: value[i] for name, was_set, value in self._columns if was_set[i]}, self._rescued[i])
-            for i in self._change_range(number)
+            for i in self._find_change_range(message_index)
             if self._change[i] == ChangeKind.UPSERT
         ]
 
-    def read_deleted(self, number: int) -> list[str]:
-        """Returns the ids of the rows that a message deletes, given the message's index."""
-        return [self._id[i] for i in self._change_range(number) if self._change[i] == ChangeKind.DELETE]
+    def read_deleted_row_ids(self, message_index: int) -> list[str]:
+        """Returns the ids of the rows that a message deletes.
 
-    def _change_range(self, number: int) -> range:
-        return range(self._bounds[number], self._bounds[number + 1])
+        Args:
+            message_index: The message's index, from 0.
+        """
+        return [self._id[i] for i in self._find_change_range(message_index) if self._change[i] == ChangeKind.DELETE]
+
+    def _find_change_range(self, message_index: int) -> range:
+        return range(self._bounds[message_index], self._bounds[message_index + 1])

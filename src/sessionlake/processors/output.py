@@ -1,4 +1,4 @@
-"""The output columns of a processor: checks each record against them, and converts records to Arrow tables."""
+"""The output columns of a processor. Records are checked against them, and converted to Arrow tables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,17 @@ _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.
 
 @dataclass(frozen=True)
 class RecordOrigin:
-    """Where a record comes from: the values of its `HEAD` columns. `time` is stream time in milliseconds."""
+    """The session, message and time that an output record belongs to: values of the record's first columns.
+
+    Attributes:
+        topic: Topic of the session.
+        session_id: Id of the session.
+        partition: Partition of the session's last message.
+        offset: Kafka offset of the session's last message before the record.
+        position: Position of that message in the session's order of application.
+        ordinal: Number of the record among those that followed that message, from 0.
+        time: Stream time in ms at which the record was made.
+    """
 
     topic: str
     session_id: str
@@ -62,7 +72,7 @@ class RecordOrigin:
 
 
 class OutputColumns:
-    """The columns of an output table: the `HEAD` columns, the columns that the class declares, and `_batch`.
+    """The columns of an output table: leading ones such as the session, those that the class declares, and `_batch`.
 
     Args:
         declared: The declared columns, Spark SQL types by name.
@@ -100,7 +110,7 @@ class OutputColumns:
         return declared | {BATCH: BATCH_COMMENT}
 
     def check_record(self, record: Any) -> msgspec.Struct:
-        """Checks that a record fits the declared columns, and returns it with values of the declared types.
+        """Checks that a record fits the declared columns, and returns it as a struct with values of the declared types.
 
         Raises:
             TypeError: The record is not a mapping.
@@ -116,36 +126,47 @@ class OutputColumns:
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
-    def to_table(self, rows: Sequence[tuple[RecordOrigin, msgspec.Struct]]) -> pa.Table:
-        """Returns an Arrow table of checked records, with all columns except `_batch`."""
+    def create_output_table(self, rows: Sequence[tuple[RecordOrigin, msgspec.Struct]]) -> pa.Table:
+        """Returns checked records as an Arrow table with all columns except `_batch`.
+
+        Args:
+            rows: Each record's origin, and the record as `check_record` returns it.
+        """
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
         arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
-        arrays.append(to_timestamps([place.time for place in places]))
-        declared = self.to_declared_arrays([row for _, row in rows])
+        arrays.append(create_timestamps([place.time for place in places]))
+        declared = self.create_declared_arrays([row for _, row in rows])
         return pa.Table.from_arrays([*arrays, *declared.values()], names=[*(name for name, _ in HEAD), *declared])
 
-    def to_declared_arrays(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
-        """Returns the values of checked records as Arrow arrays, by declared column."""
+    def create_declared_arrays(self, records: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
+        """Returns the values of checked records as one Arrow array for each declared column.
+
+        Args:
+            records: Records as `check_record` returns them.
+        """
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
-            values = [getattr(row, f"c{i}") for row in rows]
-            found[name] = to_timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
+            values = [getattr(row, f"c{i}") for row in records]
+            found[name] = create_timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
         return found
 
 
-def to_timestamps(milliseconds: list[int | None]) -> pa.Array:
+def create_timestamps(milliseconds: list[int | None]) -> pa.Array:
     """Converts milliseconds to Arrow timestamps. A time outside the years 1 to 9999 becomes the nearest time inside."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP_TYPE)
 
 
 def _parse_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
-    """Returns, for a declared column, the Spark SQL type, the type of the Python values, and the Arrow type.
+    """Returns the normalized Spark SQL type of a declared column, the type of its Python values, and its Arrow type.
 
     Args:
         name: Name of the column.
         sql: The declared type.
+
+    Raises:
+        ValueError: The type is not allowed.
     """
     normal = "".join(str(sql).lower().split())
     if normal in _OUTPUT_TYPES or is_decimal(normal):

@@ -1,4 +1,4 @@
-"""The payloads that a processor's fold emits: records, failures, and a report with message counts."""
+"""The results that a processor emits for one shard and batch: output rows, failed calls, and a report with counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
-from sessionlake.processors.output import RecordOrigin, to_timestamps
+from sessionlake.processors.output import RecordOrigin, create_timestamps
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, ShardReport
 
 _LONGEST = 1000
@@ -24,7 +24,7 @@ class ProcessorOutput(StrEnum):
 
 
 class FailureAction(StrEnum):
-    """What was done after a call of the processor failed."""
+    """What sessionlake did after a call of the processor had failed."""
 
     STOPPED = "stopped"
     """The job stops."""
@@ -40,6 +40,9 @@ class ProcessorFailure(msgspec.Struct):
     """A row of `silver.processor_errors`: one failed call of a processor, and what was done about it.
 
     Attributes:
+        topic: Topic of the session.
+        session_id: Id of the session.
+        partition: Partition of the session's last message.
         offset: Kafka offset of the session's last message before the failure.
         position: Position of that message.
         ordinal: Number of the failure among the records and failures after that message, from 0.
@@ -61,12 +64,16 @@ class ProcessorFailure(msgspec.Struct):
     error: str
 
     @classmethod
-    def create_failure(cls, origin: RecordOrigin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
-        """Returns the failure of a call for a message, timer or expiry.
+    def create_failure_row(
+        cls, origin: RecordOrigin, event: str, action: FailureAction, error: str
+    ) -> ProcessorFailure:
+        """Returns the failure of one call of a processor.
 
         Args:
             origin: The session, and the failure's place among the session's records.
-            event: `message`, `timer` or `expiry`.
+            event: What the processor was called for: `message`, `timer` or `expiry`.
+            action: What was done about the failure.
+            error: The error's text. A long text is cut.
         """
         return cls(
             origin.topic,
@@ -82,12 +89,12 @@ class ProcessorFailure(msgspec.Struct):
         )
 
     def sort_key(self) -> tuple[str, int, int]:
-        """A sort key for failures. Sorted by it, the first failure of a batch is the same for any number of shards."""
+        """Returns topic, partition and offset. In this order the first failure is the same for any number of shards."""
         return self.topic, self.partition, self.offset
 
 
-def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
-    """Raises if a processor failed under `fail`, before anything of the batch is committed.
+def raise_first_failure(processor: str, reports: Iterable[ProcessorReport]) -> None:
+    """Raises an error if the shards' reports have a failure at which the job must stop. Call it before the commit.
 
     Raises:
         ProcessorError: Describes the first failure.
@@ -113,7 +120,7 @@ class ProcessorReport(ShardReport):
     """What one shard did in a batch: how many messages it judged, and how many rows the processor's calls produced.
 
     Attributes:
-        failures: The failure at which the job must stop. Empty if there is none.
+        failures: The failure at which the job must stop, as a list of one. Empty if there is none.
     """
 
     failures: list[ProcessorFailure] = msgspec.field(default_factory=list)
@@ -137,13 +144,13 @@ ERRORS_SCHEMA = pa.schema(
 
 
 def create_error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
-    """Returns failed calls as rows of `silver.processor_errors`, without `_batch`."""
+    """Returns failed calls as an Arrow table with the columns of `silver.processor_errors`, without `_batch`."""
     names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [
         pa.array([processor] * len(failures), pa.string()),
         *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS_SCHEMA)[1:7], strict=True)),
-        to_timestamps(columns["time"]),
+        create_timestamps(columns["time"]),
         *(pa.array([str(value) for value in columns[name]], pa.string()) for name in names[7:]),
     ]
     return pa.Table.from_arrays(arrays, schema=ERRORS_SCHEMA)
@@ -152,11 +159,11 @@ def create_error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> p
 _decoder = msgspec.msgpack.Decoder(ProcessorReport)
 
 
-def read_report(payload: bytes) -> ProcessorReport:
-    """Decodes the content of a payload of kind `REPORT`."""
+def decode_report(payload: bytes) -> ProcessorReport:
+    """Decodes a report that `encode_report` encoded."""
     return _decoder.decode(payload)
 
 
-def write_report(report: ProcessorReport) -> bytes:
-    """Encodes a report as the content of a payload."""
+def encode_report(report: ProcessorReport) -> bytes:
+    """Encodes a report as MessagePack."""
     return msgspec.msgpack.encode(report)

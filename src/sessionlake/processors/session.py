@@ -31,9 +31,11 @@ _TIMER_BYTES = 9
 
 @dataclass(frozen=True)
 class ProcessorLimits:
-    """The largest state of a session, in bytes, and the most records of one call.
+    """Limits for one call of a processor. A call that exceeds one of them fails.
 
-    A call that exceeds one of them fails.
+    Attributes:
+        state_bytes: Largest state of a session, in bytes.
+        records_per_call: Most records and timers that one call may yield.
     """
 
     state_bytes: int
@@ -42,10 +44,12 @@ class ProcessorLimits:
 
 @dataclass(frozen=True)
 class LoadedProcessor:
-    """A processor's instance and name, with what is needed to store states and to check records.
+    """An instance of a user's processor class, with what is needed to store states and to check records.
 
     Attributes:
-        codec: Encodes and decodes sessions' states.
+        name: The processor's name in the configuration.
+        processor: The instance.
+        codec: Encodes and decodes states of sessions.
         output: The columns that records must fit.
         limits: The largest state, and the most records of a call.
     """
@@ -64,7 +68,7 @@ def create_loaded_processor(name: str, processor: Processor[Any], limits: Proces
 
 @dataclass
 class BatchResults:
-    """What a processor has yielded for one batch of a shard.
+    """What a processor yielded for the messages of one shard in one batch.
 
     Attributes:
         records: The output records, each with its origin.
@@ -78,9 +82,9 @@ class BatchResults:
 
 
 class ProcessorStoppedError(Exception):
-    """Raised inside the fold when a call fails under `fail`, so that the rest of the shard is not processed.
+    """A call of the processor failed and the job must stop, so the rest of the shard is not processed.
 
-    The failure is in the results before this is raised.
+    The failure was added to the results before. This error never leaves the package.
     """
 
 
@@ -93,7 +97,7 @@ class SessionLife:
         session_state: The stored state, which is changed in place. Its bytes are decoded when first needed.
         policy: What to do if a call fails.
         timeout: The session timeout, in ms.
-        results: Gets the records and failures.
+        results: Receives the records and failures.
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class SessionLife:
             self._results.failed_messages.append(index)
 
     def fire_timers(self, now: int) -> None:
-        """Fires the timers that are set for a time before stream time `now`.
+        """Fires the timers that are set for an earlier stream time than `now` (ms), in the order of their times.
 
         Raises:
             ProcessorStoppedError: A call failed, and the job must stop.
@@ -185,7 +189,7 @@ class SessionLife:
     def _call_processor(
         self, event: str, time: int, call: Callable[[Any], Iterable[Emitted] | None], *, after: int | None = None
     ) -> bool:
-        """Calls the processor, and adds what it yields to the results. Returns False if the call failed.
+        """Calls the user's processor, and adds its records and timers to the results. Returns False if the call failed.
 
         The new state is encoded and decoded again. So a call never sees values that are lost when the state is stored.
 
@@ -194,16 +198,19 @@ class SessionLife:
             time: Stream time of the call, in ms.
             call: Calls the processor with the state.
             after: New timers must be set for a later time than this, in ms. None for no limit.
+
+        Raises:
+            ProcessorStoppedError: The call failed, and the job must stop.
         """
         session_state, codec = self.session_state, self._loaded.codec
         if self._state is None and session_state.state:
             self._state = codec.decode_stored(session_state.state, session_state.version, self._session.session_id)
         try:
             state = self._user_processor.initial(self._session) if self._state is None else self._state
-            records, timers = self._split_emitted(call(state), after)
+            records, timers = self._split_records_and_timers(call(state), after)
             timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
             stored = codec.encode_state(state)
-            self._require_small_state(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
+            self._require_state_within_limit(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
             self._state = codec.decode_written(stored)
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             self._state = None
@@ -215,10 +222,20 @@ class SessionLife:
             session_state.ordinal += 1
         return True
 
-    def _split_emitted(
+    def _split_records_and_timers(
         self, emitted: Iterable[Emitted] | None, after: int | None
     ) -> tuple[list[msgspec.Struct], dict[str, int]]:
-        """Splits what a call yields into checked records, and times of timers by name."""
+        """Splits what a call yields into checked output records, and the times of timers (ms) by their names.
+
+        Args:
+            emitted: The records and timers of the call.
+            after: Timers must be set for a later time than this, in ms. None for no limit.
+
+        Raises:
+            OverflowError: There are more records and timers than allowed.
+            TypeError: A record is no mapping, or a timer has a wrong type.
+            ValueError: A record does not fit the output columns, or a timer's time is not allowed.
+        """
         records: list[msgspec.Struct] = []
         timers: dict[str, int] = {}
         limit = self._loaded.limits.records_per_call
@@ -231,7 +248,7 @@ class SessionLife:
                 records.append(self._loaded.output.check_record(item))
         return records, timers
 
-    def _require_small_state(self, size: int) -> None:
+    def _require_state_within_limit(self, size: int) -> None:
         limit = self._loaded.limits.state_bytes
         if size > limit:
             raise OverflowError(
@@ -257,7 +274,7 @@ class SessionLife:
 
     def _record_failure(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
         self._results.failures.append(
-            ProcessorFailure.create_failure(self._create_origin(time), event, action, error_text)
+            ProcessorFailure.create_failure_row(self._create_origin(time), event, action, error_text)
         )
         self.session_state.ordinal += 1
 
@@ -275,9 +292,10 @@ class SessionLife:
 
 
 def _check_timer_time(timer: Timer, after: int | None) -> int:
-    """Returns the time of a timer that the processor set, after it has checked the timer.
+    """Returns the time of a timer that the processor yielded, in ms, after checking the timer.
 
     Args:
+        timer: The timer.
         after: The timer must be set for a later time than this, in ms. None for no limit.
 
     Raises:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.processors.api import Message, Session
-from sessionlake.processors.load import ProcessorRef
+from sessionlake.processors.load import ClassReference
 from sessionlake.processors.memory import (
     ProcessorMemory,
     SessionState,
@@ -28,7 +28,7 @@ from sessionlake.processors.outputs import (
     ProcessorOutput,
     ProcessorReport,
     create_error_rows,
-    write_report,
+    encode_report,
 )
 from sessionlake.processors.session import (
     BatchResults,
@@ -50,7 +50,7 @@ from sessionlake.silver.fold.emit import JudgedBatch, count_by_partition, find_f
 
 @dataclass
 class MessageProcessor:
-    """Calls a processor for every applied message of a shard, as `silver.fold.process.ShardProcessor` requires.
+    """Passes every applied message of a shard to a user's processor, one batch at a time.
 
     Attributes:
         ref: Identifies the processor's class.
@@ -62,7 +62,7 @@ class MessageProcessor:
         loaded: The loaded processor; None until it is first used.
     """
 
-    ref: ProcessorRef
+    ref: ClassReference
     columns: tuple[Column, ...]
     capture: CaptureSettings
     limits: ProcessorLimits
@@ -72,7 +72,7 @@ class MessageProcessor:
     _rules: RuleLookup | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Returns what is sent to workers: everything but the loaded class, which every worker loads itself."""
+        """Returns the attributes that are sent to workers. Workers load the processor's class themselves."""
         return self.__dict__ | {"_rules": None, "loaded": None}
 
     @property
@@ -91,30 +91,32 @@ class MessageProcessor:
     def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the stream time in ms after which a session is due even without a message.
 
+        A session is due when stream time alone makes a timer fire or its life end.
+
         Args:
-            memory: The encoded memory of the shard (`ProcessorMemory`).
+            memory: The encoded `ProcessorMemory` of the shard; None before the first batch.
         """
         return ProcessorMemory.read_due_times(memory)
 
     def process_batch(
         self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
     ) -> tuple[bytes | None, Payloads]:
-        """Processes the judged messages of a batch.
+        """Passes the applied messages of a shard's batch to the processor.
 
         Args:
-            memory: The encoded memory of the shard (`ProcessorMemory`); None before the first batch.
+            memory: The encoded `ProcessorMemory` of the shard; None before the first batch.
             judged: The judged messages.
             malformed: The messages that could not be decoded.
 
         Returns:
-            The new encoded memory, and the payloads to emit.
+            The new encoded memory, and the results of the shard: records, failures and a report.
         """
         batch = _ShardBatch(self, ProcessorMemory.decode_memory(memory), judged)
         batch.process_sessions()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed_messages] = Verdict.QUARANTINED
         tables = {
-            ProcessorOutput.RECORDS: self.loaded_processor.output.to_table(results.records),
+            ProcessorOutput.RECORDS: self.loaded_processor.output.create_output_table(results.records),
             ProcessorOutput.ERRORS: create_error_rows(self.ref.name, results.failures),
         }
         stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
@@ -127,19 +129,26 @@ class MessageProcessor:
         )
         rows = [(str(kind), encode_ipc(table)) for kind, table in tables.items() if table.num_rows]
         remembered = batch.memory.encode_memory(self.ref.name, self.shards)
-        return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
+        return remembered, [*rows, (str(ProcessorOutput.REPORT), encode_report(report))]
 
 
 def create_message_processor(
-    config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef
+    config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ClassReference
 ) -> MessageProcessor:
-    """Returns the `MessageProcessor` for a configured processor, to run in a stream with this number of shards."""
+    """Returns the `MessageProcessor` of a configured processor. Its class is loaded later.
+
+    Args:
+        config: The processor's settings.
+        capture: The capture settings.
+        shards: Number of shards of the stream.
+        ref: Identifies the processor's class.
+    """
     limits = ProcessorLimits(config.max_state_bytes, config.max_records_per_call)
-    return MessageProcessor(ref, capture.declared, capture, limits, config.on_error, shards)
+    return MessageProcessor(ref, capture.declared_columns, capture, limits, config.on_error, shards)
 
 
-class _LifeInBatch(NamedTuple):
-    """One life of a session in a batch. Times in ms.
+class _LifePart(NamedTuple):
+    """The part of one life of a session that is in a batch. Times in ms.
 
     Attributes:
         life: Offset of the life's first message, which identifies the life.
@@ -157,7 +166,7 @@ class _LifeInBatch(NamedTuple):
 
 
 class _ShardBatch:
-    """Processes a shard's sessions in one batch: sessions with messages, and sessions that are due.
+    """Processes one batch of a shard: the sessions that have messages, and the sessions that are due.
 
     A session is due when stream time alone makes a timer fire or its life end. Sessions are processed in the order of
     their keys.
@@ -166,7 +175,7 @@ class _ShardBatch:
     def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: JudgedBatch) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.stream_times_by_partition
-        self.memory.replace_unknown_session_times(judged.clock.first_known_times)
+        self.memory.fill_unknown_times(judged.clock.first_known_times)
         self._keys = build_session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = BatchResults()
@@ -180,13 +189,13 @@ class _ShardBatch:
                 self._process_session(key, spans.get(key, []), applied)
         self.memory.due = self._find_next_due_times()
 
-    def _process_session(self, key: str, spans: list[_LifeInBatch], applied: _MessagesByLife) -> None:
+    def _process_session(self, key: str, spans: list[_LifePart], applied: _MessagesByLife) -> None:
         """Passes a session's messages and timers in the batch to the processor, one life after the other."""
         topic, _, session_id = split_session_key(key)
         session_state = self.memory.sessions.pop(key, None)
         if session_state is not None and (not spans or spans[0].life != session_state.life):
             spans = [
-                _LifeInBatch(
+                _LifePart(
                     session_state.life,
                     session_state.partition,
                     session_state.last,
@@ -202,7 +211,7 @@ class _ShardBatch:
                 )
             session_state.last, session_state.partition = span.last, span.partition
             life = self._create_life(Session(topic, session_id, span.partition), session_state)
-            for index, message in applied.take_messages(key, span.life):
+            for index, message in applied.read_messages_of_life(key, span.life):
                 life.process_message(index, message)
             now = self._now[topic, span.partition]
             if following is not None:
@@ -223,8 +232,8 @@ class _ShardBatch:
 
     # -- messages of the batch
 
-    def _find_lives(self) -> dict[str, list[_LifeInBatch]]:
-        """Returns, by session key, the lives that have messages in the batch, in order."""
+    def _find_lives(self) -> dict[str, list[_LifePart]]:
+        """Returns, for each session key, the session's lives that have messages in the batch, in order."""
         judged, released = self._judged, self._judged.held_before_count
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
@@ -239,15 +248,15 @@ class _ShardBatch:
             judged.arrival_times[last - released].tolist(),
             judged.message_times[last - released].tolist(),
         )
-        found: dict[str, list[_LifeInBatch]] = {}
+        found: dict[str, list[_LifePart]] = {}
         for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
-            found.setdefault(key, []).append(_LifeInBatch(*span))
+            found.setdefault(key, []).append(_LifePart(*span))
         return found
 
     def _read_applied_messages(self) -> Iterator[tuple[str, int, int, Message]]:
-        """Yields the applied messages as session key, life, row index and message.
+        """Yields session key, life, row index and `Message` of each applied message.
 
-        They are sorted by session key and order of application.
+        Messages are sorted by session key, and then by order of application.
         """
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
@@ -266,34 +275,45 @@ class _ShardBatch:
     # -- sessions that are due
 
     def _find_due_sessions(self) -> list[str]:
-        """Returns the keys of sessions that are due, and so must be processed even without a message."""
+        """Returns the keys of sessions whose timer fires or whose life ends in this batch even without a message."""
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
         found = (
-            (key, *compute_due_time_of_session(key, session_state, self._get_timeout(split_session_key(key)[0])))
+            (
+                key,
+                *compute_due_time_of_session(key, session_state, self._find_session_timeout(split_session_key(key)[0])),
+            )
             for key, session_state in sessions
         )
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _find_next_due_times(self) -> dict[TopicPartition, int]:
-        return find_next_due_times(self.memory.sessions, self._get_timeout)
+        return find_next_due_times(self.memory.sessions, self._find_session_timeout)
 
-    def _get_timeout(self, topic: str) -> int:
+    def _find_session_timeout(self, topic: str) -> int:
         return self._owner.rule_lookup.find_rules(topic).session_timeout
 
 
 class _MessagesByLife:
-    """Returns the applied messages of a batch life by life. Lives must be asked for in the order of the messages."""
+    """The applied messages of a batch, to be read life by life. Lives must be read in the order of the messages.
+
+    Args:
+        messages: Session key, life, row index and `Message` of each applied message.
+    """
 
     def __init__(self, messages: Iterator[tuple[str, int, int, Message]]) -> None:
         self._messages = messages
         self._head = next(messages, None)
 
-    def take_messages(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
-        """Yields row index and message of the applied messages of one life.
+    def read_messages_of_life(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
+        """Yields row index and `Message` of the applied messages of one life of a session.
 
-        Earlier lives' messages that nobody read are skipped.
+        Messages of earlier lives that were not read are skipped.
+
+        Args:
+            key: The session key.
+            life: Offset of the life's first message.
         """
         while self._head is not None and self._head[:2] < (key, life):
             self._head = next(self._messages, None)

@@ -1,7 +1,6 @@
 """Reads all states in a processor's checkpoint before its stream starts.
 
-So the start reports a state that cannot be read. Otherwise the error would come only with the next message of a
-session.
+So a state that cannot be read stops the start. Otherwise the error would come only with the session's next message.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
         return
     # A rebuild may have left states that an earlier version of the code wrote.
     states = read_state_frame(spark, settings, layer).select("chunk")
-    found = states.mapInArrow(_StateCheck(processor), "fault string").orderBy("fault").first()
+    found = states.mapInArrow(_UnreadableStateFinder(processor), "fault string").orderBy("fault").first()
     if found is not None:
-        raise LakeError(f"checkpoint {settings.checkpoint(layer)}: {found['fault']}", why="Nothing was processed")
+        raise LakeError(f"checkpoint {settings.checkpoint_path(layer)}: {found['fault']}", why="Nothing was processed")
 
 
 @dataclass(frozen=True)
-class _StateCheck:
-    """A `mapInArrow` function that reads the states of shards. It yields an error text for each unreadable state."""
+class _UnreadableStateFinder:
+    """A function for `mapInArrow` that yields an error text for each encoded shard state that cannot be read."""
 
     processor: MessageProcessor
 
@@ -50,19 +49,20 @@ class _StateCheck:
         for batch in batches:
             for state in batch.column("chunk"):
                 try:
-                    check_shard_state(state.as_py(), self.processor)
+                    require_readable_shard_state(state.as_py(), self.processor)
                 except LakeError as error:
                     yield pa.record_batch({"fault": [str(error)]})
 
 
-def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
+def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> None:
     """Checks that the processor's class can read the state of every session in a shard.
 
     Args:
         state: The encoded state of the shard.
+        processor: The processor.
 
     Raises:
-        LakeError: A session's state cannot be read.
+        LakeError: A session's state cannot be read, or the state is for another number of shards.
     """
     judging, memory = split_state_parts(state)
     if (other := find_changed_column(judging, processor.columns)) is not None:

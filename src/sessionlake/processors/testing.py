@@ -23,10 +23,10 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.by_class import process_key
-from sessionlake.processors.load import ProcessorRef, require_declarations
+from sessionlake.processors.load import ClassReference, require_declarations
 from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD, OutputColumns
-from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
+from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, decode_report, raise_first_failure
 from sessionlake.processors.session import create_loaded_processor
 from sessionlake.processors.shard import create_message_processor
 from sessionlake.protocol.arrow import SESSION, split_session_key
@@ -156,9 +156,11 @@ def run_keyed(
     kept_rows = [row for row in rows if all(row[name] is not None for name in key)]
     output = OutputColumns(processor.output)
 
-    def records_by_key(given: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    def compute_records_by_key(
+        ordered_rows: Iterable[Mapping[str, Any]],
+    ) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
         found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-        for row in sorted(given, key=lambda row: tuple((row[name] is None, row[name]) for name in order)):
+        for row in sorted(ordered_rows, key=lambda row: tuple((row[name] is None, row[name]) for name in order)):
             found.setdefault(tuple(row[name] for name in key), []).append(row)
         results = {}
         for whose, of_key in found.items():
@@ -168,7 +170,7 @@ def run_keyed(
             results[whose] = [dict(record) for record in records]
         return results
 
-    one, other = records_by_key(kept_rows), records_by_key(reversed(kept_rows))
+    one, other = compute_records_by_key(kept_rows), compute_records_by_key(reversed(kept_rows))
     if one != other:
         raise AssertionError(f"{type(processor).__name__} depends on the order in which rows come: {one} or {other}")
     return one
@@ -181,7 +183,7 @@ def fold(
     shards: int = 1,
     **settings: Any,
 ) -> Result:
-    """Passes messages to a processor in the given batches, and returns the result.
+    """Passes messages to a processor, in batches as given, and returns what it yielded.
 
     Args:
         processor: The processor to test.
@@ -194,24 +196,25 @@ def fold(
         ProcessorError: The processor failed under `fail`.
         IntegrityViolationError: The messages break their integrity class under `fail`.
     """
-    return fold_raw(processor, ([raw] for raw in _create_raw_tables(batches, shards)), capture, shards, **settings)
+    return run_raw_batches(
+        processor, ([raw] for raw in _create_raw_tables(batches, shards)), capture, shards, **settings
+    )
 
 
-def fold_raw(
+def run_raw_batches(
     processor: Processor[Any],
     batches: Iterable[Iterable[pa.Table]],
     capture: CaptureSettings,
     shards: int,
     **settings: Any,
 ) -> Result:
-    """Passes raw messages, as bronze stores them, to a processor, and returns the result.
+    """Passes raw messages, in the form in which bronze stores them, to a processor, and returns what it yielded.
 
     Args:
         processor: The processor to test.
-        batches: For each batch, tables of raw messages. Each table is what one Spark task reads, with the columns that
-            `silver.fold.pack.Packer` reads.
+        batches: For each batch, Arrow tables of raw messages. Each table stands for what one Spark task reads.
         capture: The capture settings.
-        shards: Number of shards.
+        shards: Number of shards into which sessions are hashed.
         settings: Keys of the processor's configuration.
 
     Raises:
@@ -219,15 +222,15 @@ def fold_raw(
         IntegrityViolationError: The messages break their integrity class under `fail`.
     """
     config = ProcessorSettings(name="test", target="test:test", **settings)
-    ref = ProcessorRef(config.name, type(processor).__name__)
+    ref = ClassReference(config.name, type(processor).__name__)
     require_declarations(ref, processor)
     each = create_message_processor(config, capture, shards, ref)
     each.loaded = create_loaded_processor(config.name, processor, each.limits)
-    judged = SilverFold(capture.declared, capture, processor=each)
+    judged = SilverFold(capture.declared_columns, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimeNotes()
     for tasks in batches:
         packer = Packer(build_payload_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times)
-        reports = _collect_results(
+        reports = _add_results(
             result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
         )
         times = times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
@@ -254,21 +257,21 @@ def _fold_batches(
         yield from emitted
 
 
-def _collect_results(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
-    reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
+def _add_results(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
+    reports = [decode_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
     if violation := build_stop_error([*reports]):
         raise violation
-    refuse_failures(name, reports)
+    raise_first_failure(name, reports)
     for part in (part for report in reports for part in report.partitions):
         for count in COUNTS:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
-        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_row_numbers(payload)]
+        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_rows(payload)]
     return reports
 
 
-def _decode_row_numbers(payload: bytes) -> list[dict[str, Any]]:
-    """Returns the rows of a payload. Timestamps are in milliseconds."""
+def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
+    """Returns the rows of an encoded Arrow table as dictionaries. Timestamps become milliseconds."""
     table = decode_ipc(payload)
     for place, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
@@ -278,7 +281,7 @@ def _decode_row_numbers(payload: bytes) -> list[dict[str, Any]]:
 
 
 def _create_raw_tables(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
-    """Yields, for each batch, a table of raw messages with the columns that `Packer` reads."""
+    """Yields, for each batch, an Arrow table of its messages with bronze's columns and each message's shard."""
     offsets: dict[tuple[str, int], int] = {}
     for batch in batches:
         rows = []

@@ -54,16 +54,21 @@ def change_of(row: Mapping[str, Any]) -> Change:
 
 
 def generate_types_source(settings: Settings) -> str:
-    """Returns the source text of a Python module that declares the types of rows.
+    """Returns the source text of a Python module with the types `Values` and `Change` for rows of this configuration.
 
-    It has the types `Values` and `Change`, and functions that convert rows to them.
+    The module also has functions that convert rows to these types.
     """
-    declared = ((column.name, column.sql) for column in settings.capture.declared)
+    declared = ((column.name, column.sql) for column in settings.capture.declared_columns)
     changes = TABLES[CHANGES].list_column_types(settings)
     return _MODULE.format(values=_format_field_lines(declared), changes=_format_field_lines(changes), table=CHANGES)
 
 
 def _format_field_lines(columns: Iterable[tuple[str, str]]) -> str:
+    """Returns the source text of a dictionary that maps each column's name to its Python type, one column a line.
+
+    Args:
+        columns: Pairs of name and Spark SQL type.
+    """
     lines = (
         f"        {json.dumps(name, ensure_ascii=False)}: {_NEVER_NULL.get(name) or get_python_type(sql)}"
         f"{'' if name in _ALWAYS else ' | None'},\n"

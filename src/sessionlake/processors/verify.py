@@ -1,4 +1,4 @@
-"""Compares the table of a product that reads another table with plain Spark SQL over that table."""
+"""Checks the table of a product that reads another table: plain Spark SQL computes it again from that table."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def verify_product(spark: SparkSession, settings: Settings, config: ProductProcessor) -> TableComparison | str:
-    """Compares a product's table with the rows that plain SQL computes from the source table now.
+    """Compares a product's table with the rows that plain Spark SQL computes from the source table now.
 
     Returns:
-        The comparison of the two, or a text that says why the table cannot be compared yet.
+        The comparison, or a text that says why the table cannot be compared yet.
 
     Raises:
         LakeError: The processor stopped within a batch, or the source table lacks rows.
@@ -30,12 +30,12 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     if not Lake(settings).exists(spark, config.output_table):
         return f"{config.output_table} is not compared: it does not exist yet. {first}"
     table = KeyedTable(spark, settings, config)
-    if not table.is_current(spark):
+    if not table.is_up_to_date(spark):
         return (
             f"{config.output_table} is not compared: it is incomplete. Run `sessionlake rebuild {config.output_table}`"
         )
     now = table.lake.latest_version(spark, config.source)
-    if _has_unread_changes(spark, settings, table, config, now):
+    if has_unread_source_changes(spark, settings, table, config, now):
         return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ProductComputation(config, table.lake.storage.read_column_types(spark, config.source))
     truth = work.recompute_in_sql(table.read_source(spark, now))
@@ -48,20 +48,27 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     )
 
 
-def _has_unread_changes(
-    spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int
+def has_unread_source_changes(
+    spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, source_version: int
 ) -> bool:
     """Returns True if the source table has changes that the processor has not read yet.
 
-    A newer version alone does not mean that: not every version adds or changes rows.
+    A newer version alone is not enough: not every version adds or changes rows.
+
+    Args:
+        spark: The Spark session.
+        settings: The configuration.
+        table: The product's table.
+        config: The settings of the processor that maintains it.
+        source_version: The present version of the source table.
     """
     feed = table.lake.storage.read_properties(spark, config.source).get(CHANGE_FEED) == "true"
     version = read_last_processed_version(settings, config.layer, reads_change_feed=feed)
     if version is None:
-        return not table.read_source(spark, now).isEmpty()
-    if version >= now:
+        return not table.read_source(spark, source_version).isEmpty()
+    if version >= source_version:
         return False
     if feed:
         since = {"readChangeFeed": "true", "startingVersion": version + 1}
         return not table.lake.storage.read(spark, config.source, since).isEmpty()
-    return table.read_source(spark, now).count() != table.read_source(spark, version).count()
+    return table.read_source(spark, source_version).count() != table.read_source(spark, version).count()

@@ -100,7 +100,7 @@ def start(
     """
     publication.require_allowed_by(settings)
     require_broker(settings)
-    checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
+    checkpoint, lake = settings.checkpoint_path(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
     require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)
     require_change_feed(spark, lake, publication.table)

@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Loads YAML without custom types. If a document exceeds a limit, it raises `yaml.YAMLError` with a line number."""
+    """Loads YAML without custom types. Beyond `MAX_NODES` or `MAX_DEPTH` it raises `yaml.YAMLError` with the line."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -29,10 +29,10 @@ class BoundedLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Parses the next node of the document.
+        """Parses the next node of the document and returns it. Called by PyYAML, which gives `parent` and `index`.
 
         Raises:
-            yaml.composer.ComposerError: the document exceeds a limit, or a value contains itself.
+            yaml.composer.ComposerError: the document has too many nodes or levels, or a value contains itself.
         """
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs lack its types
         if self.check_event(yaml.AliasEvent):
@@ -43,7 +43,7 @@ class BoundedLoader(yaml.SafeLoader):
                 )
             self._count_nodes(self._sizes[id(node)], event.start_mark)
             return node
-        with self._enter_level(event.start_mark):
+        with self._enter_nested_level(event.start_mark):
             before = self._nodes
             node = super().compose_node(parent, index)
         self._count_nodes(1, event.start_mark)
@@ -51,7 +51,7 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Returns a node's value as a Python object.
+        """Returns the value of a YAML node as a Python object.
 
         Raises:
             yaml.constructor.ConstructorError: the text is not a valid value, such as the date 2026-99-99.
@@ -69,7 +69,7 @@ class BoundedLoader(yaml.SafeLoader):
             raise _make_yaml_error(f"more than {MAX_NODES:,} values, with all aliases written out", mark)
 
     @contextmanager
-    def _enter_level(self, mark: yaml.Mark) -> Iterator[None]:
+    def _enter_nested_level(self, mark: yaml.Mark) -> Iterator[None]:
         if self._depth >= MAX_DEPTH:
             raise _make_yaml_error(f"nested deeper than {MAX_DEPTH}", mark)
         self._depth += 1
@@ -93,7 +93,7 @@ def find_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
 
 
 def explain_yaml_error(error: yaml.YAMLError) -> str:
-    """Returns what is wrong with a YAML text and how to correct it, in words for who wrote it."""
+    """Returns what is wrong with a YAML text and how to correct it; PyYAML's own words for unknown errors."""
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
     for pattern, text in _EXPLANATIONS:
         if found := re.search(pattern, problem):
@@ -119,7 +119,7 @@ _EXPLANATIONS = (
     (r"constructor for the tag '(.+)'", r"the tag '\1' is unknown. Correct or remove it"),
     (r"expected the node content", r"a value or a closing bracket is missing. Add it"),
 )
-"""Beginning of PyYAML's descriptions, and what they mean for who wrote the text."""
+"""Regular expressions for PyYAML's error texts, each with an explanation for the file's author."""
 
 
 def _make_yaml_error(problem: str, mark: yaml.Mark) -> yaml.composer.ComposerError:

@@ -32,7 +32,7 @@ DEFAULT_COLUMNS = {"price": "double", "qty": "bigint", "status": "string"}
 
 
 class TopicRule(Section):
-    """Overrides of `capture` settings for topics whose whole name matches `pattern`. The first matching one applies."""
+    """Overrides `capture` settings for topics whose whole name matches `pattern`. The first matching rule applies."""
 
     pattern: Regex
     """Regular expression that must match the topic's whole name."""
@@ -62,7 +62,7 @@ class PayloadSettings(Section):
 
     @field_validator("registry_url")
     @classmethod
-    def _check_address(cls, value: str | None) -> str | None:
+    def _validate_registry_url(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(
@@ -73,7 +73,7 @@ class PayloadSettings(Section):
         return value and value.rstrip("/")
 
     @property
-    def header(self) -> bool:
+    def has_wire_header(self) -> bool:
         """True if messages start with a wire header, which names their schema by its id."""
         return self.schema_file is None if self.wire_header is None else self.wire_header
 
@@ -116,13 +116,13 @@ class CaptureSettings(Section):
 
     @field_validator("columns")
     @classmethod
-    def _check_declared_columns(cls, value: dict[str, str]) -> dict[str, str]:
+    def _validate_column_types(cls, value: dict[str, str]) -> dict[str, str]:
         parse_columns(value)
         return value
 
     @model_validator(mode="after")
-    def _schemas_are_named(self) -> Self:
-        wrong = _describe_format_conflict(self.format, self.feeds, self.payload) or _find_wrong_payload(
+    def _require_usable_payload(self) -> Self:
+        wrong = _describe_format_conflict(self.format, self.feeds, self.payload) or _describe_wrong_payload_settings(
             self.payload_format, self.payload
         )
         if wrong:
@@ -130,19 +130,19 @@ class CaptureSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _feeds_fit_together(self) -> Self:
+    def _require_compatible_feeds(self) -> Self:
         if self.feeds and "columns" in self.model_fields_set:
             raise ValueError(
                 "capture.columns cannot be set beside capture.feeds, because each feed declares its own "
                 "columns; remove capture.columns"
             )
-        _refuse_names(self.feeds)
+        _refuse_repeated_view_names(self.feeds)
         for feed in self.feeds:
             classes = (
                 {feed.integrity} if feed.integrity else {self.integrity, *(rule.integrity for rule in self.by_topic)}
             )
-            feed.refuse_classes({one for one in classes if one})
-        _columns_of(self.feeds)
+            feed.refuse_integrity_classes({one for one in classes if one})
+        _collect_feed_columns(self.feeds)
         return self
 
     @property
@@ -151,45 +151,45 @@ class CaptureSettings(Section):
         return tuple(view for feed in self.feeds for view in feed.views)
 
     def find_column(self, name: str) -> Column:
-        """Returns the declared column of this name."""
-        return next(column for column in self.declared if column.name == name)
+        """Returns the declared column with this name, which must exist."""
+        return next(column for column in self.declared_columns if column.name == name)
 
-    def feed_topics(self, name: str) -> FeedTopics:
-        """Returns the topics that the feed of this name reads."""
+    def find_feed_topics(self, name: str) -> FeedTopics:
+        """Returns which topics a feed reads: those that match its pattern, but no earlier feed's pattern."""
         place = [feed.name for feed in self.feeds].index(name)
         return FeedTopics(self.feeds[place].topics, tuple(feed.topics for feed in self.feeds[:place]))
 
     @property
     def payload_format(self) -> PayloadFormat:
-        """The format that `payload` is for: the one of messages or feeds that is not JSON; JSON if there is none."""
-        kinds = {self.format, *_list_formats(self.feeds)} - {PayloadFormat.JSON}
+        """The format whose schemas `payload` names: Avro or Protobuf if messages or feeds use it, otherwise JSON."""
+        kinds = {self.format, *_list_feed_formats(self.feeds)} - {PayloadFormat.JSON}
         return min(kinds, default=PayloadFormat.JSON)
 
     @property
-    def declared(self) -> tuple[Column, ...]:
-        """The declared columns with parsed types, in the order of the configuration. They are those of all feeds."""
-        return _columns_of(self.feeds) if self.feeds else parse_columns(self.columns)
+    def declared_columns(self) -> tuple[Column, ...]:
+        """The declared columns with parsed types, as the configuration orders them: of all feeds, or `columns`."""
+        return _collect_feed_columns(self.feeds) if self.feeds else parse_columns(self.columns)
 
 
-def _list_formats(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
+def _list_feed_formats(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
     keys = {PayloadFormat.AVRO for feed in feeds if feed.key_format is KeyFormat.AVRO}
     return keys | {feed.format for feed in feeds}
 
 
 def _describe_format_conflict(
-    kind: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings
+    message_format: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings
 ) -> str | None:
-    """Returns why `payload` cannot be for all formats; None if it can."""
-    kinds = sorted({kind, *_list_formats(feeds)} - {PayloadFormat.JSON})
+    """Returns why one `payload` section cannot serve all message formats of the configuration; None if it can."""
+    kinds = sorted({message_format, *_list_feed_formats(feeds)} - {PayloadFormat.JSON})
     if len(kinds) > 1:
         return f"{' and '.join(kinds)} in one configuration need two sets of schemas; use one of them in all feeds"
-    if any(feed.key_format is KeyFormat.AVRO for feed in feeds) and not payload.header:
+    if any(feed.key_format is KeyFormat.AVRO for feed in feeds) and not payload.has_wire_header:
         return "key_format avro needs the schema id in the wire header: use registry_url or schema_files"
     return None
 
 
-def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
-    """Refuses feeds whose views would have the name of another view or of a table of silver."""
+def _refuse_repeated_view_names(feeds: Sequence[FeedSettings]) -> None:
+    """Raises ValueError if a feed's view has the name of another feed's view or of a table of silver."""
     views: dict[str, str] = {}
     for feed in feeds:
         for view in (name.removeprefix("silver.") for name in feed.views):
@@ -206,11 +206,11 @@ def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
             views[view] = feed.name
 
 
-def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
-    """Returns the columns of all feeds by their first occurrence.
+def _collect_feed_columns(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
+    """Returns the columns of all feeds without duplicates, in the order in which they first occur.
 
     Raises:
-        ValueError: Two feeds declare a column with different types; the text names both.
+        ValueError: Two feeds declare a column with different types or spellings; the text names both.
     """
     found: dict[str, tuple[Column, str]] = {}
     for settings in feeds:
@@ -225,18 +225,19 @@ def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     return tuple(column for column, _ in found.values())
 
 
-def _find_wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
-    """Returns why the payload settings cannot be used with this format; None if they can."""
-    if kind is PayloadFormat.JSON:
+def _describe_wrong_payload_settings(message_format: PayloadFormat, payload: PayloadSettings) -> str | None:
+    """Returns what is wrong with the section `payload` for messages of this format; None if nothing is."""
+    if message_format is PayloadFormat.JSON:
         return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None
     sources = [name for name in ("schema_file", "schema_files", "registry_url") if getattr(payload, name)]
     found = " and ".join(sources) or "none"
     by_id = not payload.schema_file
     wrong = {
-        f"format {kind} needs one of schema_file, schema_files and registry_url, found {found}": len(sources) != 1,
-        f"{found} needs the schema id in the wire header: leave out wire_header": by_id and not payload.header,
-        "message names a Protobuf type; leave it out": kind is PayloadFormat.AVRO and bool(payload.message),
-        "message must name the Protobuf type, as in my.package.Capture": kind is PayloadFormat.PROTOBUF
+        f"format {message_format} needs one of schema_file, schema_files and registry_url, found {found}": len(sources)
+        != 1,
+        f"{found} needs the schema id in the wire header: leave out wire_header": by_id and not payload.has_wire_header,
+        "message names a Protobuf type; leave it out": message_format is PayloadFormat.AVRO and bool(payload.message),
+        "message must name the Protobuf type, as in my.package.Capture": message_format is PayloadFormat.PROTOBUF
         and not (payload.message or payload.registry_url),
         "registry_auth needs registry_url": bool(payload.registry_auth and not payload.registry_url),
     }

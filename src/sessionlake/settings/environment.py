@@ -1,4 +1,4 @@
-"""Checks settings files, and the names and values of environment variables, for other processes than this one."""
+"""Checks settings files and environment variables that other processes will use, such as jobs on a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
-from sessionlake.settings.file import Document, SettingsFile, merge_settings
+from sessionlake.settings.file import SettingsFile, YamlDocument, merge_settings
 from sessionlake.settings.known_keys import list_known_keys
 from sessionlake.settings.model import (
     DEFAULT_FILE,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SettingsWithoutEnvironment(Settings):
-    """The settings of a file as any process reads it: environment variables of this process override nothing."""
+    """Settings that are read from a file alone: environment variables of this process override nothing."""
 
     @classmethod
     def settings_customise_sources(
@@ -36,13 +36,19 @@ class SettingsWithoutEnvironment(Settings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns where pydantic looks for settings: only in the given values."""
+        """Tells pydantic to take settings only from the arguments of the constructor, not from the environment."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
 
-def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields the environment variables of the package that set no key, each with a text that says so."""
+def find_unknown_variables(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields `(name, text)` for each environment variable that starts like a setting but names no key of the settings.
+
+    The text says what is wrong and which keys are known.
+
+    Args:
+        variables: Names of environment variables. Those without the prefix `SESSIONLAKE_` are skipped.
+    """
     for name in variables:
         key = find_key_of_variable(name)
         if key is None:
@@ -53,60 +59,66 @@ def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
-    """Returns all wrong settings of a file: the line (None if the setting is not in the file), and a text.
+    """Returns `(line, text)` for each wrong setting of a file; the line is None if the setting is not in the file.
 
-    Environment variables of this process are not read. If secrets were left out of the file, they are assumed to be
-    valid.
+    Environment variables of this process are not read. Secrets whose values are not in the file count as valid.
     """
     return [
-        (file.line(item["loc"]), describe_wrong_setting(item, file))
-        for item in _list_errors(file.content)
+        (file.find_line(item["loc"]), describe_wrong_setting(item, file))
+        for item in _list_validation_errors(file.content)
         if not (item["loc"] and file.is_secret(item["loc"]))
     ]
 
 
-def find_rejected_values(variables: Mapping[str, str | None], file: SettingsFile | None) -> Iterator[tuple[str, str]]:
-    """Yields the environment variables whose values the settings do not accept, each with a text that says why.
+def find_rejected_variables(
+    variables: Mapping[str, str | None], file: SettingsFile | None
+) -> Iterator[tuple[str, str]]:
+    """Yields `(name, text)` for each environment variable whose value the settings do not accept; the text says why.
 
-    All variables are checked together, over the settings of the file. Environment variables of this process are not
+    All variables are checked together, as overrides of the file's settings. The environment of this process is not
     read.
 
     Args:
-        variables: The variables of a process, such as a job on a cluster; None for a value that is not known here.
-        file: The settings file that this process reads. If it is None, combinations of keys are not checked.
+        variables: Names and values of environment variables, such as those of a job; None for a value that is not
+            known.
+        file: The settings file that the variables override. If it is None, combinations of keys are not checked.
     """
     own = {name: key for name in variables if (key := find_key_of_variable(name)) is not None}
-    base = file or SettingsFile(Document(FilePath(DEFAULT_FILE)), None, {}, frozenset())
+    base = file or SettingsFile(YamlDocument(FilePath(DEFAULT_FILE)), None, {}, frozenset())
     content, keys = base.content, {}
     for name in sorted(own, key=len):
         key, value = own[name], variables[name]
         if value is None:
             continue
         try:
-            content = merge_settings(content, _parse_variable(name, value))
+            content = merge_settings(content, _parse_variable_value(name, value))
         except SettingsError:
             found = "" if may_be_secret(key) else f", found {value!r}"
             yield name, f"{name} must be JSON, because its setting is a list or a mapping{found}"
             continue
         keys[name] = key
     hidden = [key for name, key in own.items() if name not in keys]
-    of_file = _list_errors(base.content)
-    for item in _list_errors(content):
-        cause = _find_cause(item, keys, of_file)
+    file_errors = _list_validation_errors(base.content)
+    for item in _list_validation_errors(content):
+        cause = _find_variable_of_error(item, keys, file_errors)
         if cause is None and file is not None:
-            cause = _find_cause_of_combination(item, keys, of_file, base, hidden)
+            cause = _find_variable_of_conflict(item, keys, file_errors, base, hidden)
         if cause is not None:
             yield cause, f"{cause}: {describe_wrong_setting(item, base)}"
 
 
-def _parse_variable(name: str, value: str) -> dict[str, Any]:
-    """Returns the settings that one variable sets. Raises SettingsError if a list or mapping is not JSON."""
+def _parse_variable_value(name: str, value: str) -> dict[str, Any]:
+    """Returns the settings that one environment variable sets, as nested dictionaries.
+
+    Raises:
+        SettingsError: The setting is a list or a mapping, but the value is not JSON.
+    """
     source = EnvSettingsSource(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")
     source.env_vars = {name.lower(): value}
     return source()
 
 
-def _list_errors(content: dict[str, Any]) -> list[ErrorDetails]:
+def _list_validation_errors(content: dict[str, Any]) -> list[ErrorDetails]:
     try:
         SettingsWithoutEnvironment(**content)
     except ValidationError as error:
@@ -114,35 +126,45 @@ def _list_errors(content: dict[str, Any]) -> list[ErrorDetails]:
     return []
 
 
-def _find_cause(item: ErrorDetails, keys: Mapping[str, tuple[str, ...]], of_file: Sequence[ErrorDetails]) -> str | None:
-    """Returns the variable that sets the wrong value itself; None if there is none, or if the file has this value."""
-    above = [name for name, key in keys.items() if item["loc"][: len(key)] == key]
-    same = (item["loc"], item["msg"], item["input"])
-    if not above or same in [(one["loc"], one["msg"], one["input"]) for one in of_file]:
+def _find_variable_of_error(
+    error: ErrorDetails, keys: Mapping[str, tuple[str, ...]], file_errors: Sequence[ErrorDetails]
+) -> str | None:
+    """Returns the environment variable that sets the wrong value; None if no variable sets it, or the file has it, too.
+
+    Args:
+        error: The error.
+        keys: The key of each variable.
+        file_errors: The errors that the file has without variables.
+    """
+    above = [name for name, key in keys.items() if error["loc"][: len(key)] == key]
+    same = (error["loc"], error["msg"], error["input"])
+    if not above or same in [(one["loc"], one["msg"], one["input"]) for one in file_errors]:
         return None
     return max(above, key=lambda name: len(keys[name]))
 
 
-def _find_cause_of_combination(
-    item: ErrorDetails,
+def _find_variable_of_conflict(
+    error: ErrorDetails,
     keys: Mapping[str, tuple[str, ...]],
-    of_file: Sequence[ErrorDetails],
+    file_errors: Sequence[ErrorDetails],
     file: SettingsFile,
     hidden: Iterable[tuple[str, ...]],
 ) -> str | None:
-    """Returns a variable in a section whose keys do not fit together; None if a part of the section is not known.
+    """Returns an environment variable that sets a key in a section whose keys contradict each other.
+
+    Returns None if no variable does, if the file alone has the error, or if a value in the section is not known.
 
     Args:
-        item: The error.
+        error: The error.
         keys: The key of each variable.
-        of_file: The errors that the file has without variables.
+        file_errors: The errors that the file has without variables.
         file: The settings file.
         hidden: Keys of variables whose values are not known.
     """
-    section = item["loc"][:-1] if item["type"] == "missing" else item["loc"]
-    if not section or (item["loc"], item["msg"]) in [(one["loc"], one["msg"]) for one in of_file]:
+    section = error["loc"][:-1] if error["type"] == "missing" else error["loc"]
+    if not section or (error["loc"], error["msg"]) in [(one["loc"], one["msg"]) for one in file_errors]:
         return None
-    if file.is_secret(item["loc"]) or any(
+    if file.is_secret(error["loc"]) or any(
         key[: len(section)] == section or section[: len(key)] == key for key in hidden
     ):
         return None

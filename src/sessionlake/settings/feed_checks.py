@@ -1,4 +1,4 @@
-"""Converts `keep` and `check` of a feed, and checks that the groups and columns that they name exist."""
+"""Converts the settings `keep` and `check` of a feed, and checks that the groups and columns that they name exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sessionlake.feeds.feed import Check, Keep
 from sessionlake.feeds.paths import Constant
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
-from sessionlake.settings.feed_code import NamedCheck
+from sessionlake.settings.feed_code import ChecksumFunctionLoader
 from sessionlake.settings.feed_parts import ChecksumSettings, KeepSettings, RuleSettings
 from sessionlake.settings.feed_rules import require_known_column
 
@@ -20,7 +20,16 @@ from sessionlake.settings.feed_rules import require_known_column
 def build_keep(
     keep: KeepSettings | None, columns: Mapping[str, FeedColumn], rules: Sequence[RuleSettings]
 ) -> Keep | None:
-    """Converts the limit of a table. Raises ValueError if a column or group does not exist."""
+    """Returns the setting `keep` of a feed, which limits the rows of a table, as a `Keep`; None if it is not set.
+
+    Args:
+        keep: The setting.
+        columns: The feed's columns by name.
+        rules: The feed's rules.
+
+    Raises:
+        ValueError: A column or group that the setting names does not exist.
+    """
     if keep is None:
         return None
     per = [require_known_column(name, columns, "keep.per") for name in keep.per]
@@ -32,7 +41,7 @@ def build_keep(
             )
     descending: list[set[Any]] = [set() for _ in per]
     for text in keep.descending:
-        for number, value in _convert_group(text, per, rules, "keep.descending").items():
+        for number, value in _convert_group_value(text, per, rules, "keep.descending").items():
             descending[number].add(value)
     best = require_known_column(keep.best, columns, "keep.best").name
     return Keep(tuple(column.name for column in per), best, tuple(map(frozenset, descending)), keep.rows)
@@ -45,11 +54,11 @@ def build_check(
     rules: Sequence[RuleSettings],
     feed: str,
 ) -> Check | None:
-    """Converts the check of a table.
+    """Returns the setting `check` of a feed, which compares a table with checksums, as a `Check`; None without `check`.
 
     Args:
-        check: The settings of the check; None if there is none.
-        keep: The limit of the table, which orders the rows for a CRC32.
+        check: The setting.
+        keep: The setting `keep` of the feed, which orders the rows for a CRC32.
         columns: The feed's columns by name.
         rules: The feed's rules.
         feed: The feed's name.
@@ -60,7 +69,7 @@ def build_check(
     if check is None:
         return None
     if check.crc32 is None:
-        named = NamedCheck(feed, check.with_ or "", str(FilePath.cwd()))
+        named = ChecksumFunctionLoader(feed, check.with_ or "", str(FilePath.cwd()))
         return Check(check.checksum, check.rows, named)
     if keep is None or len(keep.per) != 1:
         raise ValueError(
@@ -74,7 +83,7 @@ def build_check(
             f"check.rows is {check.rows}, but the table keeps at most keep.rows = {keep.rows} rows of "
             "a group, so a checksum of more rows never fits; raise keep.rows, or lower check.rows"
         )
-    groups = tuple(_convert_group(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups)
+    groups = tuple(_convert_group_value(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups)
     for name in check.crc32.columns:
         column = require_known_column(name, columns, "check.crc32.columns")
         if column.sql != "string" and column.sql not in INTEGER_BITS:
@@ -87,8 +96,12 @@ def build_check(
     return Check(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).load)
 
 
-def _convert_group(text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSettings], where: str) -> dict[int, Any]:
-    """Converts the value of a group to the types of the columns that form groups.
+def _convert_group_value(
+    text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSettings], where: str
+) -> dict[int, Any]:
+    """Returns the value of a group in the types of the columns that form groups.
+
+    The result has the value for each column whose type it fits, by the column's index in `per`.
 
     Args:
         text: The value as the configuration has it.
@@ -96,54 +109,60 @@ def _convert_group(text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSet
         rules: The feed's rules.
         where: The key of the value, for errors.
 
-    Returns:
-        The value by the number of the column in `per`, for each column whose type it fits.
-
     Raises:
-        ValueError: The value fits no column, or no row can be in the group, because rows have only other constants.
+        ValueError: The value fits no column, or no row can have it, because rules write only other constants.
     """
     if not per:
         raise ValueError(
             f"{where}: {text!r} should name a group, but keep.per names no columns that form groups; "
             "name them in keep.per"
         )
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for number, column in enumerate(per):
         with suppress(ValueError):
-            found[number] = column.constant(text)
-    if not found:
+            values[number] = column.constant(text)
+    if not values:
         types = ", ".join(f"{column.name} ({column.sql})" for column in per)
         raise ValueError(
             f"{where}: {text!r} cannot be a value of a column of keep.per, so no row would have it; "
             f"write a value of type {types}"
         )
-    known = _list_groups([column.name for column in per], rules)
-    if known is not None and not _is_constant(found, known, per):
+    known = _list_group_constants([column.name for column in per], rules)
+    if known is not None and not _is_written_by_rules(values, known, per):
         near = get_close_matches(text, known, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         names = ", ".join(column.name for column in per)
         raise ValueError(f"{where}: no row can have {text!r} in {names}{hint} Rows have {', '.join(known)}")
-    return found
+    return values
 
 
-def _is_constant(found: Mapping[int, Any], known: Collection[str], per: Sequence[FeedColumn]) -> bool:
-    """Returns True if rules write one of the values, whose text may be another: `1.0` is the decimal 1.00."""
-    for number, value in found.items():
-        for text in known:
+def _is_written_by_rules(values: Mapping[int, Any], constants: Collection[str], per: Sequence[FeedColumn]) -> bool:
+    """Returns True if a rule writes one of the values, compared in the column's type: `1.0` equals the decimal 1.00.
+
+    Args:
+        values: A value by the index of its column in `per`.
+        constants: The texts that rules write into the columns.
+        per: The columns that form groups.
+    """
+    for number, value in values.items():
+        for text in constants:
             with suppress(ValueError):
                 if per[number].constant(text) == value:
                     return True
     return False
 
 
-def _list_groups(per: Sequence[str], rules: Sequence[RuleSettings]) -> list[str] | None:
-    """Returns the constants that rules write into the columns `per`; None if a row takes its value from a message."""
-    found: set[str] = set()
+def _list_group_constants(per: Sequence[str], rules: Sequence[RuleSettings]) -> list[str] | None:
+    """Returns the constants that rules write into the columns `per`, sorted.
+
+    Returns None if a rule takes such a value from a message, so that the groups are not known beforehand.
+    """
+    constants: set[str] = set()
     for part in (part for rule in rules for part in rule.rows):
         for name in per:
             path = part.row.get(name) if isinstance(part.row, dict) else None
             texts = [one.text for one in path.alternatives if isinstance(one, Constant)] if path else []
             if path is None or len(texts) != len(path.alternatives):
                 return None
-            found |= {*texts}
-    return sorted(found) or None
+            constants |= {*texts}
+    return sorted(constants) or None

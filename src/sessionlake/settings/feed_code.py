@@ -1,4 +1,4 @@
-"""Loads the decoder classes and the functions that feeds name."""
+"""Loads the decoder classes and the checksum functions that feeds name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sessionlake.settings.named_code import NamedCodeError, load_named_code
 
 
 @dataclass(frozen=True)
-class NamedDecoder:
-    """Identifies the decoder class of a feed, so that every worker can load the class itself.
+class DecoderLoader:
+    """Loads the decoder class of a feed. It is sent to workers instead of the class, which cannot always be pickled.
 
     Attributes:
         feed: Name of the feed, for errors.
@@ -26,7 +26,7 @@ class NamedDecoder:
     folder: str = ""
 
     def __call__(self) -> Any:
-        """Returns an instance of the class. A process creates only one.
+        """Returns an instance of the class. All calls in a process return the same instance.
 
         Raises:
             ConfigError: The class does not exist, or has no method `decode`, or cannot be created without arguments.
@@ -35,8 +35,8 @@ class NamedDecoder:
 
 
 @dataclass(frozen=True)
-class NamedCheck:
-    """Identifies the function of a feed that compares checksums, so that every worker can load it itself.
+class ChecksumFunctionLoader:
+    """Loads the function with which a feed compares checksums. It is sent to workers instead of the function.
 
     Attributes:
         feed: Name of the feed, for errors.
@@ -49,42 +49,46 @@ class NamedCheck:
     folder: str = ""
 
     def __call__(self) -> Any:
-        """Returns the function. Raises ConfigError if it does not exist."""
-        return _load_check(self)
+        """Returns the function that compares a checksum with a session's rows.
+
+        Raises:
+            ConfigError: The function does not exist, or the name stands for something that cannot be called.
+        """
+        return _load_checksum_function(self)
 
 
 @lru_cache(maxsize=256)
-def _load_check(named: NamedCheck) -> Any:
-    where = f"capture.feeds.{named.feed}.check.with"
+def _load_checksum_function(loader: ChecksumFunctionLoader) -> Any:
+    where = f"capture.feeds.{loader.feed}.check.with"
     try:
-        found = load_named_code(named.target, FunctionType, named.folder)
+        found = load_named_code(loader.target, FunctionType, loader.folder)
     except NamedCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not callable(found):
         raise ConfigError(
-            f"{where}: {named.target} is not a function",
+            f"{where}: {loader.target} is not a function",
             fix="Name a function with the arguments `(groups, checksum)` that returns a bool",
         )
     return found
 
 
 @lru_cache(maxsize=256)
-def _load_decoder(named: NamedDecoder) -> Any:
-    where = f"capture.feeds.{named.feed}.decoder"
+def _load_decoder(loader: DecoderLoader) -> Any:
+    where = f"capture.feeds.{loader.feed}.decoder"
     try:
-        found = load_named_code(named.target, type, named.folder)
+        found = load_named_code(loader.target, type, loader.folder)
     except NamedCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     try:
         decoder = found()
     except Exception as error:
         raise ConfigError(
-            f"{where}: the class {named.target} cannot be created without arguments: {type(error).__name__}: {error}",
+            f"{where}: the class {loader.target} cannot be created without arguments: {type(error).__name__}: {error}",
             fix="Give the class an `__init__` that needs no arguments",
         ) from error
     if not callable(getattr(decoder, "decode", None)):
         raise ConfigError(
-            f"{where}: {named.target} has no method `decode`",
+            f"{where}: {loader.target} has no method `decode`",
             fix="Name a class that has the methods of `sessionlake.feeds.decoder.Decoder`",
         )
     return decoder

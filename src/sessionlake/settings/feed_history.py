@@ -1,4 +1,4 @@
-"""Finds out whether feeds read messages as silver did before. The ledger has hashes of each feed's mapping."""
+"""Finds feeds that read messages otherwise than before. Silver's ledger entries have hashes of each feed's settings."""
 
 from __future__ import annotations
 
@@ -34,46 +34,49 @@ class FeedMapping(NamedTuple):
     hashes: str
 
 
-class ChangedFeed(NamedTuple):
+class ChangedTopic(NamedTuple):
     """A topic whose messages are now read in another way than before.
 
     Attributes:
         topic: The topic.
-        text: Says how it was read, and how it is read now.
+        text: Says what has changed in how its messages are read.
     """
 
     topic: str
     text: str
 
 
-def list_mappings(capture: CaptureSettings) -> list[FeedMapping]:
-    """Returns how each feed reads messages; an empty list if all messages have the form of sessionlake."""
+def list_feed_mappings(capture: CaptureSettings) -> list[FeedMapping]:
+    """Returns how each feed reads messages, for silver's ledger entry; empty if there are no feeds."""
     return [
-        FeedMapping(feed.name, feed.topics, " ".join(sorted(feed.columns)), hash_mapping(feed, feed.columns))
+        FeedMapping(feed.name, feed.topics, " ".join(sorted(feed.columns)), hash_feed_mapping(feed, feed.columns))
         for feed in capture.feeds
     ]
 
 
-def hash_mapping(feed: FeedSettings, columns: Collection[str]) -> str:
-    """Returns hashes of a feed's keys that decide how a message is read, as far as they are about some columns.
+def hash_feed_mapping(feed: FeedSettings, columns: Collection[str]) -> str:
+    """Returns hashes of the feed's keys that decide how messages are read, as `key=hash` texts separated by spaces.
 
-    Other columns are left out, so that a feed to which columns were added has the same hashes for its former columns.
-    Keys with default values are left out, too.
+    Keys with default values have no hash.
+
+    Args:
+        feed: The feed.
+        columns: The columns to consider. With a feed's former columns, adding further ones does not change the hashes.
     """
     found = feed.model_dump(mode="json", exclude=_NOT_MAPPING, exclude_defaults=True)
     found["columns"] = {name: column for name, column in found["columns"].items() if name in columns}
     if "messages" in found:
-        found["messages"] = [_select_columns(rule, {*columns, "*"}) for rule in found["messages"]]
+        found["messages"] = [_select_rule_columns(rule, {*columns, "*"}) for rule in found["messages"]]
     return " ".join(f"{key}={_hash_value(found[key])}" for key in sorted(found))
 
 
-def _select_columns(rule: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Returns a rule in which `row` sets only some columns."""
+def _select_rule_columns(rule: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
+    """Returns a copy of a feed's rule in which `row` sets only the named columns."""
     rows = rule.get("rows", ())
-    return {**rule, "rows": [part | {"row": _select_keys(part.get("row"), columns)} for part in rows]}
+    return {**rule, "rows": [part | {"row": _select_row_columns(part.get("row"), columns)} for part in rows]}
 
 
-def _select_keys(row: Any, columns: Collection[str]) -> Any:
+def _select_row_columns(row: Any, columns: Collection[str]) -> Any:
     return {name: path for name, path in row.items() if name in columns} if isinstance(row, dict) else row
 
 
@@ -81,34 +84,40 @@ def _hash_value(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:_DIGITS]
 
 
-def find_changed_feed(
+def find_changed_topic(
     former: Sequence[FeedMapping], capture: CaptureSettings, topics: Iterable[str]
-) -> ChangedFeed | None:
-    """Returns the first topic that was read, and is now read in another way; None if there is none.
+) -> ChangedTopic | None:
+    """Returns the first topic, in alphabetical order, that a feed reads otherwise than before; None if there is none.
 
-    A topic that no feed read before may get a feed at any time. A feed may be removed, or all of them: messages that
-    nothing can read go to quarantine.
+    A topic that no feed read before may get a feed at any time. Feeds may be removed: messages that no feed can read go
+    to quarantine.
 
     Args:
-        former: The feeds as the ledger has them; empty if all messages had the form of sessionlake.
+        former: The feeds in the last ledger entry; empty if all messages had the form of sessionlake.
         capture: The present settings.
         topics: The topics that silver has read.
     """
     for topic in sorted(topics):
         before = next((feed for feed in former if re.fullmatch(feed.topics, topic)), None)
         now = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
-        if (text := _copy_with_changes(before, now, was_own=not former)) is not None:
-            return ChangedFeed(topic, text)
+        if (text := _describe_feed_change(before, now, was_own=not former)) is not None:
+            return ChangedTopic(topic, text)
     return None
 
 
-def _copy_with_changes(before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool) -> str | None:
-    """Returns a text that says how the reading of a topic has changed; None if it has not."""
+def _describe_feed_change(before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool) -> str | None:
+    """Returns a text that says how the reading of a topic has changed; None if it has not.
+
+    Args:
+        before: The feed that read the topic before; None if no feed did.
+        now: The feed that reads it now; None if no feed does.
+        was_own: True if all messages had the form of sessionlake before.
+    """
     if was_own and now is not None:
         return f"its messages had the form of sessionlake before, and feed {now.name!r} reads them now"
     if before is None or now is None:
         return None
-    hashes = hash_mapping(now, before.columns.split())
+    hashes = hash_feed_mapping(now, before.columns.split())
     if hashes == before.hashes:
         return None
     keys = ", ".join(sorted({pair.partition("=")[0] for pair in {*hashes.split()} ^ {*before.hashes.split()}}))

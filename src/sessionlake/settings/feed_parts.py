@@ -41,13 +41,13 @@ PathTexts = Annotated[
 """One or several paths to values in a message, written as a text or a list of texts."""
 
 
-def _format_group(value: object) -> object:
+def _format_group_value(value: object) -> object:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
 
 
-GroupText = Annotated[str, BeforeValidator(_format_group)]
+GroupText = Annotated[str, BeforeValidator(_format_group_value)]
 """The value of a column that forms groups. It may be written as a text, a number, true or false."""
 
 
@@ -79,7 +79,7 @@ class TimeSettings(Section):
     """The time of messages that have none at the path. Default: they go to quarantine."""
 
     def build(self) -> Time:
-        """Converts the settings to the form that the package `feeds` uses."""
+        """Returns the settings as a `Time`, the form that the package `sessionlake.feeds` uses."""
         how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
         return Time(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
 
@@ -111,12 +111,12 @@ class OrderSettings(Section):
     """The number at which the counter starts again at 0."""
 
     @property
-    def is_step(self) -> bool:
+    def rises_by_one(self) -> bool:
         """True if the seq rises by one with each message of a session."""
         return not (self.after or self.first or self.rising or self.chain or self.modulo)
 
     @model_validator(mode="after")
-    def _one_form(self) -> Self:
+    def _require_one_form(self) -> Self:
         given = [name for name in ("after", "first", "rising", "modulo") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(
@@ -127,7 +127,7 @@ class OrderSettings(Section):
         return self
 
     def build(self) -> Order:
-        """Converts the settings to the form that the package `feeds` uses."""
+        """Returns the settings as an `Order`, the form that the package `sessionlake.feeds` uses."""
         if self.seq is None:
             return Order(Ordering.DECODER, modulo=self.modulo)
         forms = {Ordering.LINK: self.after, Ordering.RANGE: self.first, Ordering.RISING: self.rising or None}
@@ -136,7 +136,7 @@ class OrderSettings(Section):
 
 
 class SplitSettings(Section):
-    """A path to the elements of a message that are each read like a message."""
+    """A path to the elements of a message. Each element is read as if it were a message."""
 
     each: PathText
     """Path to the parts."""
@@ -167,7 +167,7 @@ class RowsSettings(Section):
     """Whether the table must have the row before the change."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _require_valid_row_paths(self) -> Self:
         if self.each is not None and self.at is not None:
             raise ValueError(
                 "rows are found with either `each` (a path to several rows) or `at` (a path to one row), not with both"
@@ -190,7 +190,7 @@ class RowsSettings(Section):
 
 
 class BoundsSettings(Section):
-    """A range of numbers that a condition allows, without its ends: `{above: 0}` is any positive number."""
+    """A range of numbers that a condition allows, without the ends themselves: `{above: 0}` is any positive number."""
 
     above: int | float | None = None
     """Numbers must be greater than this one."""
@@ -198,7 +198,7 @@ class BoundsSettings(Section):
     """Numbers must be less than this one."""
 
     @model_validator(mode="after")
-    def _has_end(self) -> Self:
+    def _require_a_bound(self) -> Self:
         if self.above is None and self.below is None:
             raise ValueError("a range of numbers needs `above`, `below` or both")
         return self
@@ -262,7 +262,7 @@ class KeepSettings(Section):
 
 
 class SeparatorSettings(Section):
-    """The texts between the parts of a checksum's text, if they are not all the same."""
+    """The texts between values, rows and groups in the text of which a checksum is computed."""
 
     values: str = ""
     """Text between the values of a row."""
@@ -290,7 +290,7 @@ class Crc32Settings(Section):
     """True leaves out points, and the zeros before the first other digit: `0.0510` becomes `510`."""
 
     @model_validator(mode="after")
-    def _separator_fits(self) -> Self:
+    def _refuse_unused_separator(self) -> Self:
         if self.interleaved and isinstance(self.separator, SeparatorSettings) and self.separator.groups is not None:
             raise ValueError(
                 "separator.groups has no effect if interleaved is true, because the rows of the groups "
@@ -299,10 +299,10 @@ class Crc32Settings(Section):
         return self
 
     def build(self, groups: tuple[Any, ...]) -> Crc32:
-        """Converts the settings to the form that the package `feeds` uses.
+        """Returns the settings as a `Crc32`, the form that the package `sessionlake.feeds` uses.
 
         Args:
-            groups: The settings `groups` in the type of the column that they are values of.
+            groups: The values of the setting `groups`, converted to the type of the column that forms groups.
         """
         between = self.separator
         if isinstance(between, str):
@@ -328,7 +328,7 @@ class ChecksumSettings(Section):
     """Number of best rows of each group that are compared. At most `keep.rows`, which also limits the default."""
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _require_crc32_or_function(self) -> Self:
         if (self.crc32 is None) == (self.with_ is None):
             raise ValueError(
                 "a check needs exactly one of `crc32` (the text over which a CRC32 is computed) and `with` (a function)"

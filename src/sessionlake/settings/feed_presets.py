@@ -25,13 +25,13 @@ def list_preset_names() -> tuple[str, ...]:
 
 
 def apply_preset(settings: Any) -> Any:
-    """Returns the keys of a feed together with those of the preset that it uses. Other values are returned unchanged.
+    """Returns the keys of a feed together with those of the preset that it names in `uses`; the feed's keys win.
 
     Args:
-        settings: The feed's keys as the configuration has them.
+        settings: The feed's keys as the configuration has them. A value that is no mapping is returned unchanged.
 
     Raises:
-        ValueError: There is no such preset. The text has all names, and the nearest.
+        ValueError: There is no such preset. The text has the names of all presets, and the most similar one.
     """
     if not isinstance(settings, dict) or settings.get("uses") is None:
         return settings
@@ -62,33 +62,43 @@ def _read_preset(name: str) -> dict[str, Any]:
     return found
 
 
-def _expand_rule(rule: Any, key: Sequence[str]) -> Iterator[Any]:
-    """Yields a rule, or if it has `<key>` in `when`, the rule for each column of the key."""
+def _expand_rule(rule: Any, key_columns: Sequence[str]) -> Iterator[Any]:
+    """Yields a rule in which `<key>` is replaced: in `rows` by all key columns, in `when` by one rule per key column.
+
+    Args:
+        rule: The rule as the configuration has it. A value that is no mapping is yielded unchanged.
+        key_columns: The names of the feed's key columns.
+    """
     if not isinstance(rule, Mapping):
         yield rule
         return
     rows = rule.get("rows")
     expanded = dict(rule)
     if isinstance(rows, list):
-        expanded["rows"] = [_expand_rows(part, key) for part in rows]
+        expanded["rows"] = [_expand_rows(part, key_columns) for part in rows]
     when = rule.get("when")
     if not isinstance(when, dict) or not any(_KEY in str(path) for path in when):
         yield expanded
         return
-    for name in key:
-        yield expanded | {"when": {str(path).replace(_KEY, _quote_name(name)): value for path, value in when.items()}}
+    for name in key_columns:
+        yield expanded | {
+            "when": {str(path).replace(_KEY, _quote_field_name(name)): value for path, value in when.items()}
+        }
 
 
-def _expand_rows(part: Any, key: Sequence[str]) -> Any:
-    row = part.get("row") if isinstance(part, Mapping) else None
+def _expand_rows(rows_settings: Any, key_columns: Sequence[str]) -> Any:
+    row = rows_settings.get("row") if isinstance(rows_settings, Mapping) else None
     if not isinstance(row, dict) or _KEY not in row:
-        return part
+        return rows_settings
     own = {name: path for name, path in row.items() if name != _KEY}
-    return {**part, "row": own | {name: row[_KEY].replace(_KEY, _quote_name(name)) for name in key}}
+    return {
+        **rows_settings,
+        "row": own | {name: row[_KEY].replace(_KEY, _quote_field_name(name)) for name in key_columns},
+    }
 
 
-def _quote_name(name: str) -> str:
-    """Returns a field's name as paths write it."""
+def _quote_field_name(name: str) -> str:
+    """Returns a field's name as it must be written in a path: in quotes if it has special characters."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')

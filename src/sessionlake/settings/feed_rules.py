@@ -1,4 +1,4 @@
-"""Converts the rules of a feed to the form that the package `feeds` uses, and checks that their parts fit together."""
+"""Converts the rules of a feed to the form that the package `feeds` uses, and refuses contradictory settings."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sessionlake.settings.feed_parts import (
 
 @dataclass(frozen=True)
 class FeedDefaults:
-    """Settings of a feed that apply to rules without their own.
+    """Settings of a feed that apply to its rules unless a rule has its own.
 
     Attributes:
         session: Paths of the texts that form the session id.
         time: Where the event time is; None if it is the Kafka timestamp.
         order: Where the seq is.
-        rescue: True if undeclared fields are stored; None if only `row: all` stores them.
-        checksum: Where the checksum is; None if the feed has none.
+        rescue: True if undeclared fields are stored, False if not; None if only `row: all` stores them.
+        checksum: Path of the checksum; None if the feed has none.
     """
 
     session: tuple[Path, ...]
@@ -48,7 +48,7 @@ def convert_rule(
     columns: Mapping[str, FeedColumn],
     key: tuple[FeedColumn, ...],
 ) -> Rule:
-    """Converts a rule.
+    """Returns a rule of a feed as a `Rule`, the form that the package `sessionlake.feeds` uses.
 
     Args:
         number: Number of the rule in its feed, from 1.
@@ -58,7 +58,7 @@ def convert_rule(
         key: The feed's key columns.
 
     Raises:
-        ValueError: The settings do not fit together. The text names the rule and the key.
+        ValueError: Settings of the rule contradict each other. The text names the rule and the key.
     """
     where = f"messages: rule {number}"
     if rule.rows and rule.is_ not in {Kind.SNAPSHOT, Kind.UPDATE}:
@@ -74,7 +74,7 @@ def convert_rule(
             "several; end it with [*]"
         )
     if rule.split is None:
-        _refuse_paths_of_parts(rule, feed, where)
+        _refuse_element_paths(rule, feed, where)
     scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
     return Rule(
         number=number,
@@ -87,30 +87,32 @@ def convert_rule(
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
         scope=scope,
-        rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
+        rows=tuple(_build_rule_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
 
 
-def _refuse_paths_of_parts(rule: RuleSettings, feed: FeedDefaults, where: str) -> None:
-    """Raises ValueError if a rule without a split has a path that begins at a part, or gives several values."""
-    _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
+def _refuse_element_paths(rule: RuleSettings, feed: FeedDefaults, where: str) -> None:
+    """Raises ValueError if a rule without `split` has a path that begins at an element, or gives several values."""
+    _refuse_multi_value_paths(
+        [one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when"
+    )
     if rule.is_ is Kind.IGNORE:
         return
     time, order = rule.time or feed.time, rule.order or feed.order
-    _refuse_elements(rule.session or feed.session, f"{where}: session")
-    _refuse_elements([time.path] if time else [], f"{where}: time")
+    _refuse_multi_value_paths(rule.session or feed.session, f"{where}: session")
+    _refuse_multi_value_paths([time.path] if time else [], f"{where}: time")
     if isinstance(order, OrderSettings):
         if order.seq is None:
             raise ValueError(f"{where}: `order` has no `seq`; write the path to the sequence number")
-        _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
-    _refuse_elements(rule.scope.values(), f"{where}: scope")
-    _refuse_elements([rule.checksum] if rule.checksum else [], f"{where}: checksum")
+        _refuse_multi_value_paths(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
+    _refuse_multi_value_paths(rule.scope.values(), f"{where}: scope")
+    _refuse_multi_value_paths([rule.checksum] if rule.checksum else [], f"{where}: checksum")
     if rule.rows and rule.checksum is None:
-        _refuse_elements([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
+        _refuse_multi_value_paths([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
 
 
-def _build_condition(item: tuple[str, Any]) -> Condition:
-    name, wanted = item
+def _build_condition(path_and_values: tuple[str, Any]) -> Condition:
+    name, wanted = path_and_values
     if isinstance(wanted, BoundsSettings):
         if name == "body":
             raise ValueError(
@@ -128,12 +130,12 @@ def _build_condition(item: tuple[str, Any]) -> Condition:
 
 
 def convert_to_exact_value(value: Scalar) -> Any:
-    """Returns a configured value in the type that values of messages have. A float becomes a decimal."""
+    """Returns a configured value in the type that values of messages have: a float becomes a Decimal, others stay."""
     return Decimal(repr(value)) if isinstance(value, float) else value
 
 
-def _rows(
-    part: RowsSettings,
+def _build_rule_rows(
+    rows_settings: RowsSettings,
     rule: RuleSettings,
     feed: FeedDefaults,
     columns: Mapping[str, FeedColumn],
@@ -143,44 +145,50 @@ def _rows(
     where = f"{where}: rows"
     by_name: tuple[FeedColumn, ...] = ()
     values: tuple[tuple[FeedColumn, Path], ...] = ()
-    takes_all = part.row == "all"
-    if isinstance(part.row, dict):
-        takes_all = OTHERS in part.row
+    takes_all = rows_settings.row == "all"
+    if isinstance(rows_settings.row, dict):
+        takes_all = OTHERS in rows_settings.row
         values = tuple(
-            (require_known_column(name, columns, where), _convert_constant(path, columns[name]))
-            for name, path in part.row.items()
+            (require_known_column(name, columns, where), _require_usable_column_path(path, columns[name]))
+            for name, path in rows_settings.row.items()
             if name != OTHERS
         )
-        by_name = tuple(column for name, column in columns.items() if takes_all and name not in part.row)
-        lacking = [column.name for column in key if column.name not in part.row and not takes_all]
+        by_name = tuple(column for name, column in columns.items() if takes_all and name not in rows_settings.row)
+        lacking = [column.name for column in key if column.name not in rows_settings.row and not takes_all]
         if lacking:
             raise ValueError(
                 f"{where}: `row` does not set {', '.join(lacking)}, which is part of the key; add it to `row`"
             )
     else:
         by_name = tuple(columns.values()) if takes_all else key
-    delete: bool | tuple[tuple[FeedColumn, Any], ...] = part.delete is True
-    if isinstance(part.delete, dict):
+    delete: bool | tuple[tuple[FeedColumn, Any], ...] = rows_settings.delete is True
+    if isinstance(rows_settings.delete, dict):
         given = {column.name for column, _ in values} | {column.name for column in by_name}
-        if lacking := sorted(part.delete.keys() - given):
+        if lacking := sorted(rows_settings.delete.keys() - given):
             raise ValueError(f"{where}: `delete` uses {', '.join(lacking)}, which `row` does not set; add it to `row`")
         delete = tuple(
-            (columns[name], _convert_deleting_value(value, columns[name])) for name, value in part.delete.items()
+            (columns[name], _convert_deleting_value(value, columns[name]))
+            for name, value in rows_settings.delete.items()
         )
-    absent = part.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
+    absent = rows_settings.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
     return Rows(
-        source=part.each or part.at,
-        each=part.each is not None,
+        source=rows_settings.each or rows_settings.at,
+        each=rows_settings.each is not None,
         values=values,
         by_name=by_name,
         rescue=takes_all and feed.rescue is not False,
         delete=delete,
         absent_is_null=absent == "null",
-        expect=part.expect,
+        expect=rows_settings.expect,
     )
 
 
-def _convert_constant(path: Path, column: FeedColumn) -> Path:
+def _require_usable_column_path(path: Path, column: FeedColumn) -> Path:
+    """Returns the path of a column unchanged, after checking it.
+
+    Raises:
+        ValueError: The path gives several values, or has a constant that is no value of the column's type.
+    """
     for one in path.alternatives:
         if isinstance(one, Constant):
             convert_constant(one, column)
@@ -193,14 +201,14 @@ def _convert_constant(path: Path, column: FeedColumn) -> Path:
 
 
 def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
-    """Returns a value that marks a deleted row, in the type of its column."""
+    """Returns a value of the setting `delete`, which marks deleted rows, in the type of its column."""
     if value is None:
         return None
     text = ("true" if value else "false") if isinstance(value, bool) else str(value)
     return convert_constant(Constant(text), column)
 
 
-def _refuse_elements(paths: Any, where: str) -> None:
+def _refuse_multi_value_paths(paths: Any, where: str) -> None:
     for path in paths:
         if path.needs_element:
             raise ValueError(
@@ -215,14 +223,23 @@ def _refuse_elements(paths: Any, where: str) -> None:
 
 
 def require_known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
-    """Returns the declared column of this name. Raises ValueError if there is none; `where` says where it is named."""
+    """Returns the declared column with this name.
+
+    Args:
+        name: The name of the column.
+        columns: The feed's columns by name.
+        where: The key of the setting that names the column, for the error.
+
+    Raises:
+        ValueError: No such column is declared.
+    """
     if name not in columns:
         raise ValueError(f"{where}: the feed declares no column {name!r}; its columns are {', '.join(columns)}")
     return columns[name]
 
 
 def convert_order(order: OrderSettings | str | None) -> Order | None:
-    """Converts the settings of an order; None stays None."""
+    """Returns the setting `order` as an `Order`; None if the setting is None, so that the feed's own order applies."""
     if order is None or isinstance(order, str):
         return None if order is None else Order(Ordering(order))
     return order.build()

@@ -17,7 +17,7 @@ from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.feed_checks import build_check, build_keep
-from sessionlake.settings.feed_code import NamedDecoder
+from sessionlake.settings.feed_code import DecoderLoader
 from sessionlake.settings.feed_parts import (
     ChecksumSettings,
     ColumnSettings,
@@ -46,7 +46,7 @@ _WITHOUT_HOLD = {
     Integrity.ONCE: "applies messages in their place, so that a session needs no snapshot",
     Integrity.WINDOW: "already holds messages back, by event time",
 }
-"""For each class without `hold`, why."""
+"""The integrity classes under which `hold` cannot be used, each with the reason."""
 _INSTEAD = ", or take it under another name, as in row: {order_topic: .topic}"
 
 
@@ -109,11 +109,11 @@ class FeedSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_preset(cls, value: Any) -> Any:
+    def _merge_preset(cls, value: Any) -> Any:
         return apply_preset(value)
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> Self:
+    def _require_valid_feed(self) -> Self:
         self.build()
         return self
 
@@ -124,12 +124,12 @@ class FeedSettings(Section):
 
     @property
     def modulo(self) -> int | None:
-        """The number at which the producer's counter starts again at 0; None if it rises for ever."""
+        """The number at which the producer's seq starts again at 0; None if the seq never starts again."""
         return None if isinstance(self.order, str) else self.order.modulo
 
     @property
     def has_links(self) -> bool:
-        """True if messages name the seq of the message before them, so that the next seq is unknown."""
+        """True if messages name the seq of the previous message, so that the next seq cannot be predicted."""
         return any(not isinstance(order, str) and order.after is not None for order in self.list_orders())
 
     @property
@@ -139,15 +139,15 @@ class FeedSettings(Section):
 
     @property
     def has_chains(self) -> bool:
-        """True if sessions share a counter."""
+        """True if several sessions share the counter that gives their seqs."""
         return self.build().has_chains
 
-    def refuse_classes(self, classes: Collection[Integrity]) -> None:
-        """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
+    def refuse_integrity_classes(self, classes: Collection[Integrity]) -> None:
+        """Raises ValueError if one of these integrity classes cannot judge messages of this feed; the text says why."""
         if self.hold:
-            self._validate_hold(classes)
+            self._validate_hold_settings(classes)
         orders = self.list_orders()
-        is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
+        is_counting = all(not isinstance(order, str) and order.rises_by_one for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
             if self.holds_rows:
                 raise ValueError(
@@ -162,8 +162,8 @@ class FeedSettings(Section):
                     "integrity of this feed to none, order or strict"
                 )
 
-    def _validate_hold(self, classes: Collection[Integrity]) -> None:
-        """Raises ValueError if held messages cannot be compared with the snapshot for which they wait."""
+    def _validate_hold_settings(self, classes: Collection[Integrity]) -> None:
+        """Raises ValueError if `starts_with.hold` cannot work with these integrity classes or with the feed's order."""
         where, instead = f"feed {self.name!r}: starts_with.hold", "or write starts_with: snapshot"
         for found, why in _WITHOUT_HOLD.items():
             if found in classes:
@@ -189,22 +189,22 @@ class FeedSettings(Section):
                 )
 
     def list_orders(self) -> set[OrderSettings | str]:
-        """Returns the orders of the messages that are not ignored."""
+        """Returns the distinct `order` settings of all rules, except rules that ignore messages."""
         rules = [rule for rule in self.messages if rule.is_ is not Kind.IGNORE]
         return {rule.order or self.order for rule in rules} or {self.order}
 
     @property
     def views(self) -> tuple[str, str]:
-        """Names of the feed's view of present rows, and of its view of changes."""
+        """Names of the feed's two views: of present rows, and of changes."""
         return f"silver.{self.name}", f"silver.{self.name}{CHANGES_SUFFIX}"
 
     def build(self) -> Feed:
-        """Returns the settings in the form that the package `feeds` uses."""
+        """Returns the settings as a `Feed`, the form that the package `sessionlake.feeds` uses."""
         return _build_feed(self)
 
 
 def _build_feed(settings: FeedSettings) -> Feed:
-    """Converts feed settings to a `Feed`.
+    """Returns feed settings as a `Feed`.
 
     Raises:
         ValueError: a setting cannot be used; the text names its key.
@@ -218,9 +218,9 @@ def _build_feed(settings: FeedSettings) -> Feed:
                 f"key: column {column.name!r} is of type {column.sql}, whose values cannot identify a "
                 "row; name a column of another type"
             )
-    _check_decoder(settings)
-    _check_chains(settings)
-    _check_modulo(settings)
+    _require_rules_or_decoder(settings)
+    _require_consistent_chains(settings)
+    _require_same_modulo(settings)
     text = settings.model_dump_json()
     checksum = settings.check.checksum if settings.check else None
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue, checksum)
@@ -249,8 +249,8 @@ def _build_feed(settings: FeedSettings) -> Feed:
     )
 
 
-def _check_chains(settings: FeedSettings) -> None:
-    """Raises ValueError if some orders have a chain and others do not."""
+def _require_consistent_chains(settings: FeedSettings) -> None:
+    """Raises ValueError if some rules have an order with `chain` and others an order without."""
     orders = [*settings.list_orders()]
     chained = [not isinstance(order, str) and order.chain is not None for order in orders]
     if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
@@ -260,8 +260,8 @@ def _check_chains(settings: FeedSettings) -> None:
         )
 
 
-def _check_modulo(settings: FeedSettings) -> None:
-    """Raises ValueError if the order of a rule has another modulo than the feed, whose modulo alone is used."""
+def _require_same_modulo(settings: FeedSettings) -> None:
+    """Raises ValueError if the order of a rule has another `modulo` than the feed, whose value is used for all."""
     for number, rule in enumerate(settings.messages, 1):
         has_chain = isinstance(rule.order, OrderSettings) and rule.order.chain is not None
         if rule.order in {None, "none"} or (rule.is_ is Kind.IGNORE and not has_chain):
@@ -275,8 +275,8 @@ def _check_modulo(settings: FeedSettings) -> None:
             )
 
 
-def _check_decoder(settings: FeedSettings) -> None:
-    """Raises ValueError if the feed has neither rules nor a decoder, or keys that do not fit to what it has."""
+def _require_rules_or_decoder(settings: FeedSettings) -> None:
+    """Raises ValueError if the feed has neither rules nor a decoder class, or settings that do not work with them."""
     if settings.decoder is None:
         if not settings.messages:
             raise ValueError("a feed needs `messages` (its rules), a `decoder` (a class), or `uses` (a preset)")
@@ -309,15 +309,15 @@ def _check_decoder(settings: FeedSettings) -> None:
         raise ValueError(
             "order: the decoder class gives the seq, so `order` can only be arrival, decoder or {modulo: NUMBER}"
         )
-    if paths := [path.text for path in settings.session if not _is_of_record(path)]:
+    if paths := [path.text for path in settings.session if not _reads_only_kafka_record(path)]:
         raise ValueError(
             f"session: the path {paths[0]!r} leads into the message, which only the decoder class "
             "reads; use a path such as kafka.topic or kafka.key"
         )
 
 
-def _is_of_record(path: Path) -> bool:
-    """Returns True if the path has only constants and fields of the Kafka record."""
+def _reads_only_kafka_record(path: Path) -> bool:
+    """Returns True if every alternative of the path is a constant or a field of the Kafka record."""
     inside = {Start.MESSAGE, Start.ELEMENT, Start.PARENT}
     return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
 
@@ -325,11 +325,13 @@ def _is_of_record(path: Path) -> bool:
 def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
     if settings.decoder is None:
         return None
-    named = NamedDecoder(settings.name, settings.decoder, str(FilePath.cwd()))
+    named = DecoderLoader(settings.name, settings.decoder, str(FilePath.cwd()))
     return DecoderUse(named, rescue=settings.rescue is not False)
 
 
-def _build_column(name: str, given: str | ColumnSettings) -> FeedColumn:
+def _build_column(name: str, settings: str | ColumnSettings) -> FeedColumn:
     return (
-        parse_feed_column(name, given) if isinstance(given, str) else parse_feed_column(name, given.type, given.from_)
+        parse_feed_column(name, settings)
+        if isinstance(settings, str)
+        else parse_feed_column(name, settings.type, settings.from_)
     )

@@ -38,10 +38,12 @@ _PATHS = (
 
 
 class FileError(ConfigError):
-    """The configuration file cannot be read. Correct the line that the text names. Nothing was changed.
+    """The configuration file cannot be read. Nothing was changed. Correct the line that the text names.
 
     Attributes:
-        line: the wrong line, counted from 1; None if the error has no line.
+        path: the file.
+        line: the wrong line, counted from 1; 1 if the error concerns no single line.
+        why: what is wrong, without file and line.
     """
 
     def __init__(self, path: Path, line: int, why: str) -> None:
@@ -50,27 +52,28 @@ class FileError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Secret:
-    """A value `!secret KEY` in the file, which is looked up later."""
+class SecretReference:
+    """A value written as `!secret KEY` in the file. It is replaced by the secret when the settings are read."""
 
     key: str
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """A parsed YAML file.
 
     Attributes:
+        path: the file.
         content: its keys and values.
-        lines: the line of each key and item, from 1.
+        lines: the line number of each key and list item, counted from 1.
     """
 
     path: Path
     content: dict[str, Any] = field(default_factory=dict)
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
-    def line(self, key: KeyPath) -> int | None:
-        """Returns the line of a key, or of the nearest key above it; None if the file has neither."""
+    def find_line(self, key: KeyPath) -> int | None:
+        """Returns the line number of a key, or of the nearest key above it; None if the file has neither."""
         return next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
 
 
@@ -85,35 +88,38 @@ class SettingsFile:
         secrets: keys whose values are secrets.
     """
 
-    document: Document
+    document: YamlDocument
     target: str | None
     content: dict[str, Any]
     secrets: frozenset[KeyPath]
 
-    def line(self, key: KeyPath) -> int | None:
-        """Returns the line of a setting; None if the file does not have it.
+    def find_line(self, key: KeyPath) -> int | None:
+        """Returns the line number of a setting; None if the file does not have it.
 
         If the target's section has the setting, the line is there.
         """
         own = (TARGETS, self.target or "", *key)
-        return self.document.line(own if own[:3] in self.document.lines else key)
+        return self.document.find_line(own if own[:3] in self.document.lines else key)
 
-    def find_paths(self) -> Iterator[tuple[KeyPath, Path]]:
-        """Yields the paths of files that the settings name, each with the key of its setting."""
+    def list_file_paths(self) -> Iterator[tuple[KeyPath, Path]]:
+        """Yields the key and the path of each file that the settings name, such as a schema file or a certificate."""
         for key in _PATHS:
-            found = _find_value_at(self.content, key)
+            found = _find_nested_value(self.content, key)
             if _is_path(found):
                 yield key, Path(found)
             elif isinstance(found, dict):
                 yield from (((*key, name), Path(path)) for name, path in found.items() if isinstance(path, str))
 
     def is_secret(self, key: KeyPath) -> bool:
-        """Returns True if a setting, its section, or one of its parts is a secret."""
+        """Returns True if a setting is a secret, is part of one, or contains one."""
         return any(key[: len(own)] == own or own[: len(key)] == key for own in self.secrets)
 
     def contains_secret(self, key: KeyPath, text: str) -> bool:
-        """Returns True if a text contains a secret value of a setting or of one of its parts."""
-        parts = [_find_value_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
+        """Returns True if a text may reveal a secret.
+
+        That is: the text contains the value of a secret at or below `key`, or the setting `key` is inside a secret.
+        """
+        parts = [_find_nested_value(self.content, own) for own in self.secrets if own[: len(key)] == key]
         return any(key[: len(own)] == own for own in self.secrets) or any(
             str(part).casefold() in text.casefold() for part in parts if part
         )
@@ -132,20 +138,20 @@ class _SettingsLoader(BoundedLoader):
         return node
 
 
-def _construct_secret(loader: yaml.SafeLoader, node: yaml.Node) -> Secret:
+def _construct_secret(loader: yaml.SafeLoader, node: yaml.Node) -> SecretReference:
     if not isinstance(node, yaml.ScalarNode) or not node.value:
         raise yaml.constructor.ConstructorError(None, None, "!secret needs the name of a secret", node.start_mark)
-    return Secret(str(loader.construct_scalar(node)))
+    return SecretReference(str(loader.construct_scalar(node)))
 
 
 _SettingsLoader.add_constructor("!secret", _construct_secret)
 
 
-def read_document(path: Path) -> Document:
-    """Reads and parses a YAML file with keys at its top level.
+def read_document(path: Path) -> YamlDocument:
+    """Reads and parses a YAML file.
 
     Raises:
-        FileError: the file cannot be read, is not YAML, or has no keys at the top level.
+        FileError: the file cannot be read, is not YAML, or is not a mapping of keys at the top level.
     """
     text = ""
     try:
@@ -164,10 +170,10 @@ def read_document(path: Path) -> Document:
         why = f" is not valid YAML: {explain_yaml_error(error)}"
         raise FileError(path, find_error_position(error, text)[0], why) from None
     if content is None:
-        return Document(path)
+        return YamlDocument(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise FileError(path, 1, f": expected a mapping of keys at the top level, found {type(content).__name__}")
-    return Document(path, content, find_line_numbers(node))
+    return YamlDocument(path, content, find_line_numbers(node))
 
 
 def read_text(path: Path) -> str:
@@ -186,11 +192,12 @@ def read_text(path: Path) -> str:
 
 
 def read_settings(
-    document: Document, target: str | None = None, look_up: Callable[[str], str] | None = None
+    document: YamlDocument, target: str | None = None, look_up: Callable[[str], str] | None = None
 ) -> SettingsFile:
-    """Returns the settings that a parsed file has for a target.
+    """Returns the settings that a parsed file has for a target, with secrets looked up.
 
     Args:
+        document: the parsed file.
         target: name of the section in `targets` that overrides the rest of the file. If it is None or the file has no
             such section, nothing is overridden.
         look_up: a function that returns a secret by its key. If None, settings with secrets are left out.
@@ -201,18 +208,18 @@ def read_settings(
     """
     sections = document.content.get(TARGETS, {})
     if not isinstance(sections, dict) or not all(isinstance(own, dict) for own in sections.values()):
-        line = document.line((TARGETS,)) or 0
+        line = document.find_line((TARGETS,)) or 0
         raise FileError(document.path, line, ": targets must have a mapping of settings for each target")
     common = {key: value for key, value in document.content.items() if key != TARGETS}
     merged = merge_settings(common, sections.get(target, {}))
     secrets: set[KeyPath] = set()
     content = _look_up_secrets(merged, (), look_up, secrets)
-    _resolve_paths(content, document.path.parent)
+    _make_paths_absolute(content, document.path.parent)
     return SettingsFile(document, target, content, frozenset(secrets))
 
 
 def read_databricks_secret(key: str) -> str:
-    """Returns the Databricks secret with a key, from the secret scope that `SESSIONLAKE_SECRET_SCOPE` names.
+    """Returns a Databricks secret from the secret scope that `SESSIONLAKE_SECRET_SCOPE` names.
 
     Raises:
         ConfigError: the scope is not set, or the secret cannot be read. The text never contains the secret.
@@ -237,7 +244,7 @@ def read_databricks_secret(key: str) -> str:
 
 
 def merge_settings(base: Any, override: Any) -> Any:
-    """Returns settings in which those of `override` replace those of `base`, key by key."""
+    """Returns two nested mappings of settings as one. Where both have a key, the value of `override` applies."""
     if isinstance(base, dict) and isinstance(override, dict):
         return base | {key: merge_settings(base.get(key), value) for key, value in override.items()}
     return override
@@ -247,22 +254,24 @@ def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | 
     """Returns a copy of a value in which secrets are looked up; without `look_up` they are left out.
 
     Args:
+        value: a setting or a section of settings.
         path: key of the value.
-        secrets: gets the keys of all secrets that are found.
+        look_up: a function that returns a secret by its key.
+        secrets: a set to which the keys of all found secrets are added.
     """
-    if isinstance(value, Secret):
+    if isinstance(value, SecretReference):
         secrets.add(path)
         return look_up(value.key) if look_up else None
     if isinstance(value, dict):
-        secrets |= {(*path, k) for k, v in value.items() if isinstance(v, Secret)}
-        kept = {k: v for k, v in value.items() if look_up or not isinstance(v, Secret)}
+        secrets |= {(*path, k) for k, v in value.items() if isinstance(v, SecretReference)}
+        kept = {k: v for k, v in value.items() if look_up or not isinstance(v, SecretReference)}
         return {k: _look_up_secrets(v, (*path, k), look_up, secrets) for k, v in kept.items()}
     if isinstance(value, list):
         return [_look_up_secrets(item, (*path, n), look_up, secrets) for n, item in enumerate(value)]
     return value
 
 
-def _find_value_at(content: Any, key: Sequence[str | int]) -> Any:
+def _find_nested_value(content: Any, key: Sequence[str | int]) -> Any:
     """Returns the value of a key in nested dictionaries and lists; None if they do not have the key."""
     for part in key:
         try:
@@ -276,10 +285,10 @@ def _is_path(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and not value.lstrip().startswith(PEM)
 
 
-def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
-    """Changes relative paths in the settings to paths from the configuration file's folder."""
+def _make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
+    """Replaces relative paths in the settings by paths that start at the configuration file's folder."""
     for *parents, last in _PATHS:
-        section = _find_value_at(content, parents)
+        section = _find_nested_value(content, parents)
         found = section.get(last) if isinstance(section, dict) else None
         if _is_path(found):
             section[last] = str(folder / found)
@@ -288,7 +297,12 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
 
 
 def find_line_numbers(node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPath, int]:
-    """Returns the line of each key and item below a node of YAML, from 1."""
+    """Returns the line number, counted from 1, of each key and list item below a YAML node.
+
+    Args:
+        node: the node; None gives an empty result.
+        path: the key of the node, with which the keys of the result begin.
+    """
     found: dict[KeyPath, int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:

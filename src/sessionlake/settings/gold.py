@@ -82,7 +82,10 @@ _KINDS_OF = {
 def describe_missing_for_append(
     keys: Collection[str], bucket: timedelta | None, lateness: timedelta | None, retention: timedelta | None
 ) -> str:
-    """Returns a text that says which settings a product needs for `output: append`, and why; empty if it has all."""
+    """Returns a text that says which settings a product lacks for `output: append`, and why; empty if none is missing.
+
+    The arguments are the settings of the same names.
+    """
     missing = [] if bucket is not None else ["a bucket, which says when a row is complete"]
     missing += [] if lateness is not None else ["a lateness, after which no event is added to a bucket"]
     if lateness is not None and retention is not None and retention <= lateness:
@@ -96,7 +99,7 @@ def describe_missing_for_append(
 
 
 def _find_unsupported_settings(product: ProductSettings) -> Iterator[str]:
-    """Yields a text for each setting of a product that cannot be used with a source table, with the reason."""
+    """Yields an error text with the reason for each setting that a product with a source table cannot have."""
     again = "a result is computed again from all rows of its key and bucket whenever one of them changes"
     if product.lateness is not None:
         yield f"lateness {product.lateness}: with a source, no row is too late, because {again}"
@@ -111,7 +114,7 @@ def _find_unsupported_settings(product: ProductSettings) -> Iterator[str]:
 
 
 def _find_missing_settings(product: ProductSettings) -> Iterator[str]:
-    """Yields a text for each setting that a product with a source table needs and lacks, with the reason."""
+    """Yields an error text with the reason for each setting that a product with a source table needs but lacks."""
     kinds = {*product.aggregates.values()}
     if product.python is not None and not product.keys:
         yield "keys: repeat the product's keys here, because commands that maintain tables read the configuration only"
@@ -160,7 +163,7 @@ class ProductSettings(Section):
 
     @field_validator("output", mode="before")
     @classmethod
-    def _refuse_complete(cls, value: object) -> object:
+    def _refuse_complete_output(cls, value: object) -> object:
         if value == "complete":
             raise ValueError(
                 "there is no output `complete`; write update or append. With update, each version of the table is a "
@@ -302,7 +305,7 @@ STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic"
 class TierSettings(Section):
     """How long rows of `metrics_1m`, `metrics_1h` and `metrics_1d` are kept after the end of their minute, hour or day.
 
-    The time is counted in stream time of their topic.
+    The time is counted in stream time of the row's topic.
     """
 
     metrics_1m: Duration | None = _RETENTION
@@ -324,7 +327,7 @@ class TierSettings(Section):
 
     @property
     def shortest_retention(self) -> timedelta | None:
-        """The shortest of these three times; None if all rows are kept forever."""
+        """The shortest retention of `metrics_1m`, `metrics_1h` and `metrics_1d`; None if all rows are kept forever."""
         return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
 
 
@@ -372,19 +375,19 @@ class GoldSettings(Section):
 
     @property
     def declared_tables(self) -> tuple[str, ...]:
-        """Names with schema of the declared tables that gold maintains, also if they override standard tables."""
+        """Names with schema of the declared tables of averages, enriched tables, and products without a source."""
         averages, enriched = ((one.table for one in many) for many in (self.averages, self.enriched))
         kept_up = (one for one in self.products if one.source is None)
         return (*averages, *(table for one in kept_up for table in one.tables), *enriched)
 
     @property
     def processor_tables(self) -> tuple[str, ...]:
-        """Names with schema of the tables of products with a source table. Processors with a key maintain them."""
+        """Names with schema of the tables of products with a source, which processors with a key maintain."""
         return tuple(one.table for one in self.products if one.source is not None)
 
     @property
     def added_tables(self) -> tuple[str, ...]:
-        """Names with schema of gold's tables that exist only because of this configuration."""
+        """Names with schema of gold's tables that exist only because of this configuration; none with a source."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
         own = (table for table in self.declared_tables if table not in standard)
         return (*own, *(one.applied_table for one in self.references))

@@ -143,13 +143,13 @@ class KafkaSecurity(Section):
             )
         return self
 
-    def _require_settings(self, names: Iterable[str], who: str) -> None:
+    def _require_settings(self, names: Iterable[str], mechanism: str) -> None:
         if missing := [name for name in names if getattr(self, name) is None]:
-            raise ValueError(f"{who} needs {' and '.join(missing)}")
+            raise ValueError(f"{mechanism} needs {' and '.join(missing)}")
 
-    def _refuse_settings(self, names: Iterable[str], why: str) -> None:
+    def _refuse_settings(self, names: Iterable[str], reason: str) -> None:
         if given := [name for name in names if getattr(self, name) is not None]:
-            raise ValueError(f"{' and '.join(given)}: {why}")
+            raise ValueError(f"{' and '.join(given)}: {reason}")
 
 
 class KafkaSettings(Section):

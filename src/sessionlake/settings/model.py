@@ -31,9 +31,9 @@ from sessionlake.settings.capture import CaptureSettings, PayloadSettings, Topic
 from sessionlake.settings.file import (
     SCOPE_VARIABLE,
     TARGET_VARIABLE,
-    Document,
     KeyPath,
     SettingsFile,
+    YamlDocument,
     read_databricks_secret,
     read_document,
     read_settings,
@@ -50,7 +50,7 @@ from sessionlake.settings.kafka import (
 from sessionlake.settings.known_keys import list_known_keys
 from sessionlake.settings.processors import ProcessorSettings, add_product_processors
 from sessionlake.settings.section import Duration, Section, describe_unknown_key
-from sessionlake.settings.texts import describe_mistake
+from sessionlake.settings.texts import describe_setting_error
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -179,13 +179,13 @@ class SchemaSettings(Section):
     reference: str = Field("reference", min_length=1)
     """Name of the schema of reference tables."""
 
-    def configured_name(self, schema: str) -> str:
-        """Returns the configured name of a schema, such as `bronze`."""
+    def find_schema_name(self, schema: str) -> str:
+        """Returns the configured name of one of the schemas `bronze`, `silver`, `gold`, `ops` and `reference`."""
         return str(getattr(self, schema))
 
 
 class Settings(BaseSettings):
-    """The whole validated configuration. It cannot be changed, and the package does not check its values again."""
+    """The whole validated configuration. It cannot be changed after it was read."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
@@ -217,7 +217,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns where pydantic looks for settings: first in the environment, then in the values from the file."""
+        """Tells pydantic where to look for settings: first in the environment, then in the values from the file."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
 
@@ -246,7 +246,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _read_topics_of_feeds(self) -> Self:
+    def _derive_topic_pattern_from_feeds(self) -> Self:
         if self.capture.feeds and "topic_pattern" not in self.kafka.model_fields_set:
             topics = "|".join(f"(?:{feed.topics})" for feed in self.capture.feeds)
             object.__setattr__(self, "kafka", self.kafka.model_copy(update={"topic_pattern": topics}))
@@ -282,7 +282,10 @@ class Settings(BaseSettings):
 
     @property
     def allows_offset_gaps(self) -> bool:
-        """True if gaps in offsets are allowed. They are in archives, whose completeness is checked in another way."""
+        """True if offsets may have gaps: if `kafka.allow_offset_gaps` is set, or if bronze reads archives.
+
+        The completeness of archives is checked in another way.
+        """
         return self.kafka.allow_offset_gaps or self.bronze.source is SourceKind.ARCHIVE
 
     @computed_field  # type: ignore[prop-decorator]  # mypy supports none above property
@@ -292,12 +295,12 @@ class Settings(BaseSettings):
         return self.home / "warehouse"
 
     @property
-    def place(self) -> str:
-        """A text for people that says where the tables are: the catalog or the home."""
+    def location(self) -> str:
+        """Where the tables are, as a text for users: the catalog, or the home folder."""
         return f"catalog {self.catalog}" if self.catalog else str(self.home)
 
-    def checkpoint(self, name: str) -> str:
-        """Returns the checkpoint location of a streaming query."""
+    def checkpoint_path(self, name: str) -> str:
+        """Returns the folder or volume path of a streaming query's checkpoint. `name` is the query's name."""
         return f"{self.checkpoints or self.home / 'checkpoints'}/{name}"
 
 
@@ -312,13 +315,13 @@ def load_settings(file: str | Path | None = None) -> Settings:
         ConfigError: a setting is wrong. The text has each wrong key with its value and the allowed values.
     """
     path = _find_config_file(file)
-    document = Document(Path(DEFAULT_FILE)) if path is None else read_document(path)
+    document = YamlDocument(Path(DEFAULT_FILE)) if path is None else read_document(path)
     _refuse_unknown_variables()
-    return settings_of(read_settings(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
+    return validate_settings(read_settings(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
 
 
-def settings_of(file: SettingsFile) -> Settings:
-    """Returns the validated settings of a file, in which environment variables override values.
+def validate_settings(file: SettingsFile) -> Settings:
+    """Returns the validated settings of a file. Environment variables override values of the file.
 
     Raises:
         ConfigError: a setting is wrong. The text has each wrong key with its value and the allowed values.
@@ -326,7 +329,7 @@ def settings_of(file: SettingsFile) -> Settings:
     try:
         return Settings(**file.content)
     except ValidationError as error:
-        wrong = [(file.line(item["loc"]), describe_wrong_setting(item, file)) for item in error.errors()]
+        wrong = [(file.find_line(item["loc"]), describe_wrong_setting(item, file)) for item in error.errors()]
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
         many = "s" if len(wrong) > 1 else ""
@@ -351,7 +354,10 @@ def _find_config_file(file: str | Path | None) -> Path | None:
 
 
 def find_key_of_variable(name: str) -> tuple[str, ...] | None:
-    """Returns the key that an environment variable sets, known or not; None if it is no variable of the settings."""
+    """Returns the key that an environment variable sets, as a tuple of its levels, whether the settings have it or not.
+
+    Returns None if the variable has another prefix than `SESSIONLAKE_`, or is one that is not a setting.
+    """
     if not name.startswith(ENV_PREFIX) or name in PROCESS_VARIABLES:
         return None
     return tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
@@ -368,19 +374,24 @@ def _refuse_unknown_variables() -> None:
             )
 
 
-def describe_wrong_setting(item: ErrorDetails, file: SettingsFile) -> str:
-    """Returns what is wrong with a setting, with its key, and with its value unless that may be a secret."""
-    key, text = ".".join(str(part) for part in item["loc"]), describe_mistake(item)
-    if item["type"] == "extra_forbidden":
-        known = list_known_keys(Settings, item["loc"][:-1])
-        return f"{key}: no such key{describe_unknown_key(item['loc'][-1], known)}"
-    if file.contains_secret(item["loc"], text):
-        return f"{key}: the value of the secret is not valid ({item['type']})"
-    if isinstance(item["input"], dict) or may_be_secret(item["loc"]) or file.is_secret(item["loc"]):
+def describe_wrong_setting(error: ErrorDetails, file: SettingsFile) -> str:
+    """Returns a text with the key of a wrong setting, what is wrong, and the value, unless that may be a secret.
+
+    Args:
+        error: The error that pydantic reports.
+        file: The settings file, which says which values are secrets.
+    """
+    key, text = ".".join(str(part) for part in error["loc"]), describe_setting_error(error)
+    if error["type"] == "extra_forbidden":
+        known = list_known_keys(Settings, error["loc"][:-1])
+        return f"{key}: no such key{describe_unknown_key(error['loc'][-1], known)}"
+    if file.contains_secret(error["loc"], text):
+        return f"{key}: the value of the secret is not valid ({error['type']})"
+    if isinstance(error["input"], dict) or may_be_secret(error["loc"]) or file.is_secret(error["loc"]):
         return f"{key}: {text}" if key else text
-    return f"{key} = {item['input']!r}: {text}"
+    return f"{key} = {error['input']!r}: {text}"
 
 
 def may_be_secret(key: KeyPath) -> bool:
-    """Returns True if the value of a setting never appears in error texts."""
+    """Returns True if the setting is of a kind that can have secrets, such as client options. Errors hide its value."""
     return not _SECRET.isdisjoint(key)

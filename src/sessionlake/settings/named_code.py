@@ -12,15 +12,16 @@ class NamedCodeError(Exception):
 
 
 def load_named_code(target: str, kind: type, folder: str = "") -> Any:
-    """Returns the object that `module:name` names.
+    """Imports a module and returns the object in it that `target` names.
 
     Args:
-        target: `module:name`.
-        kind: type of the object. If the name is wrong, the error text lists the module's objects of this type.
-        folder: the folder to search for modules that are not installed.
+        target: The object as `module:name`.
+        kind: Type of the object, such as `type` for classes. If the name is wrong, the error lists the objects of this
+            type.
+        folder: Folder to search for modules that are not installed; empty: none.
 
     Raises:
-        NamedCodeError: the object does not exist, or its module cannot be imported.
+        NamedCodeError: The object does not exist, or its module cannot be imported.
     """
     if folder and folder not in sys.path:
         sys.path.append(folder)  # at the end, so that files in the folder do not hide installed modules

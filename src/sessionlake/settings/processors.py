@@ -15,7 +15,7 @@ from sessionlake.settings.section import Duration, OnViolation, Regex, Section
 
 
 class ProcessorSettings(Section):
-    """One processor: a class that computes a table from the messages of sessions or from rows of a table."""
+    """One processor: a user's class that computes a table from the messages of sessions or from rows of a table."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -59,40 +59,44 @@ class ProcessorSettings(Section):
 
     @property
     def config_key(self) -> str:
-        """The configuration key that declares the processor or product."""
+        """The configuration key that declares the processor."""
         return f"processors.{self.name}"
 
     @property
     def rebuild_argument(self) -> str:
-        """The argument of `sessionlake rebuild` that rebuilds it."""
+        """The argument with which `sessionlake rebuild` rebuilds the processor's table."""
         return f"processor:{self.name}"
 
 
 class ProductProcessor(ProcessorSettings):
-    """The processor that maintains a product of gold with a source table."""
+    """The settings of a processor that sessionlake adds to maintain a product of gold with a source table."""
 
     product: ProductSettings
 
     @property
     def config_key(self) -> str:
-        """The configuration key that declares the processor or product."""
+        """The configuration key that declares the product."""
         return f"gold.products.{self.name}"
 
     @property
     def rebuild_argument(self) -> str:
-        """The argument of `sessionlake rebuild` that rebuilds it."""
+        """The argument with which `sessionlake rebuild` rebuilds the product's table."""
         return self.output_table
 
 
 def add_product_processors(
     processors: Iterable[ProcessorSettings], gold: GoldSettings
 ) -> tuple[ProcessorSettings, ...]:
-    """Returns the configured processors and those that maintain products of gold with a source table.
+    """Returns the configured processors, and one for each product of gold with a source table.
 
-    A processor comes after the processors that write the table it reads.
+    If one reads a table that another writes, the writer comes first.
+
+    Args:
+        processors: The configured processors. Ones that this function has added before are replaced.
+        gold: The settings with the products.
 
     Raises:
-        ValueError: two have the same name or table, or some are computed from each other.
+        ValueError: Two have the same name or table, or tables are computed from each other in a circle.
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
     every = [*named, *(_make_product_processor(one, gold.trigger) for one in gold.products if one.source is not None)]

@@ -66,14 +66,14 @@ class ReferenceSettings(Section):
         if not value:
             raise ValueError("columns is empty; name at least one column, as in {site: string}")
         for name, sql in value.items():
-            if not _is_of(sql, _TYPES):
+            if not _is_type_allowed(sql, _TYPES):
                 raise ValueError(f"{name}: there is no type {sql!r}; the types are {', '.join(_TYPES)}")
         return value
 
     @model_validator(mode="after")
     def _require_consistent_settings(self) -> Self:
         check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},")
-        if wrong := [name for name, sql in self.keys.items() if not _is_of(sql, _KEY_TYPES)]:
+        if wrong := [name for name, sql in self.keys.items() if not _is_type_allowed(sql, _KEY_TYPES)]:
             raise ValueError(f"{', '.join(wrong)}: a key cannot be of this type; use one of {', '.join(_KEY_TYPES)}")
         if self.lookup and (wrong := [name for name, sql in self.keys.items() if sql not in _LOOKUP_KEY_TYPES]):
             raise ValueError(
@@ -84,21 +84,21 @@ class ReferenceSettings(Section):
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's name with schema, `reference.<name>`."""
         return f"reference.{self.name}"
 
     @property
     def applied_table(self) -> str:
-        """Name of gold's copy of the table, `gold.reference_<name>`, which has the rows that gold has applied."""
+        """Name of gold's copy of the table, `gold.reference_<name>`, which has the rows that gold has already used."""
         return f"gold.reference_{self.name}"
 
 
-def _is_of(sql: str, types: tuple[str, ...]) -> bool:
+def _is_type_allowed(sql: str, types: tuple[str, ...]) -> bool:
     return ("decimal(p,s)" if is_decimal(sql) else sql) in types
 
 
 class JoinSettings(Section):
-    """A join of changes with a reference table: with the row that is valid at the change's event time."""
+    """A join of changes with a reference table: each change gets the row that is valid at its event time."""
 
     reference: str
     """The reference table, by its name in `gold.references`."""
@@ -117,12 +117,12 @@ class JoinSettings(Section):
 
     @property
     def version_prefix(self) -> str:
-        """The first part of the name of the column `<name>_valid_from`."""
+        """Prefix of the column `<name>_valid_from`, which shows the version of the joined row."""
         return self.name or self.reference
 
 
 class EnrichedSettings(Section):
-    """A table of gold with one row per change, joined with reference tables as of its event time."""
+    """A table of gold with one row per change, joined with the rows of reference tables valid at its event time."""
 
     name: str = Field(pattern=_NAME)
     """Names the table: `gold.<name>`."""
@@ -132,5 +132,5 @@ class EnrichedSettings(Section):
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"

@@ -1,4 +1,4 @@
-"""What all sections of the configuration share: their base class, and the types of values such as durations."""
+"""Base class of all configuration sections, and the types of values that they share, such as durations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_0
 
 
 def _parse_duration(value: object) -> timedelta:
-    """Parses a text with one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`."""
+    """Parses a text with one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`.
+
+    Raises:
+        ValueError: The value is no such text.
+    """
     if isinstance(value, timedelta):
         return value
     match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
@@ -33,7 +37,7 @@ def _parse_duration(value: object) -> timedelta:
     return timedelta(milliseconds=float(match["number"]) * factor)
 
 
-def _check_regex(value: str) -> str:
+def _validate_regex(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
@@ -47,7 +51,7 @@ def _check_regex(value: str) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
-Regex = Annotated[str, AfterValidator(_check_regex)]
+Regex = Annotated[str, AfterValidator(_validate_regex)]
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -74,13 +78,13 @@ class OnViolation(StrEnum):
 
 
 class Section(BaseModel):
-    """A part of the configuration. It cannot be changed, and unknown keys are errors."""
+    """Base class of a section of the configuration. It cannot be changed, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def describe_unknown_key(key: int | str, known: Sequence[str]) -> str:
-    """Returns the end of an error about an unknown key: the key that is probably meant, and all keys."""
+    """Returns the end of an error text about an unknown key: the most similar known key, if any, and all known keys."""
     similar = get_close_matches(str(key), known, 1)
     meant = f", did you mean {similar[0]}?" if similar else ";"
     return f"{meant} known here: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Words for what pydantic says about a wrong setting."""
+"""Rewords the error texts of pydantic about wrong settings."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ _BOUNDS = {
 _UNITS = (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1)))
 
 
-def describe_mistake(item: ErrorDetails) -> str:
-    """Returns what is wrong with a setting, without its key and value."""
-    if item["type"] in _BOUNDS:
-        name, words = _BOUNDS[item["type"]]
-        return f"must be {words} {_describe_bound(str(item['ctx'][name]))}"
-    if item["type"] == "missing":
+def describe_setting_error(error: ErrorDetails) -> str:
+    """Returns in plain words what is wrong with a setting, without its key and value."""
+    if error["type"] in _BOUNDS:
+        name, words = _BOUNDS[error["type"]]
+        return f"must be {words} {_describe_bound(str(error['ctx'][name]))}"
+    if error["type"] == "missing":
         return "the key is missing"
-    return item["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
 
 
 def _describe_bound(bound: str) -> str:
-    """Returns a bound as settings are written. Pydantic has durations as in `datetime.timedelta(seconds=3600)`."""
+    """Returns a minimum or maximum as a setting is written, as in `1 hour`.
+
+    Args:
+        bound: The limit as pydantic prints it, as in `datetime.timedelta(seconds=3600)`.
+    """
     parts = {unit: int(number) for unit, number in re.findall(r"(\w+)=(\d+)", bound)}
     if not parts:
         return bound

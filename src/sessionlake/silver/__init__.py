@@ -8,6 +8,7 @@ The parts of this package, from the bottom up. Each imports only those listed be
 - `states`: reads the states stored in a checkpoint
 - `unread`: finds the silences in bronze that a layer has not read yet
 - `stream_times`: stores the stream time of each topic-partition between batches
+- `in_memory`: judges messages without Spark, and holds the tables in memory
 - `decisions`: operators' decisions about messages that stopped silver
 - `quarantine`: adds the raw bytes to quarantined messages
 - `mappings`: refuses feeds that read messages in another way than before

@@ -29,7 +29,7 @@ from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
-from sessionlake.settings.feed_history import list_mappings
+from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
@@ -99,7 +99,7 @@ def start(
     times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
     frame = build_folded_stream(spark, lake, settings, decided, resume_from)
-    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
+    query = LayerQuery(LAYER, settings.checkpoint_path(LAYER))
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
@@ -125,7 +125,7 @@ def build_folded_stream(
     """Returns the stateful stream: bronze's messages, packed and folded by shard, as `kind string, payload binary`."""
     capture = settings.capture
     interval = milliseconds(settings.silver.snapshot_interval)
-    fold: ShardFold = SilverFold(capture.declared, capture, decisions, interval)
+    fold: ShardFold = SilverFold(capture.declared_columns, capture, decisions, interval)
     if resume_from is not None:
         fold = handover.ResumedFold(fold, str(handover.find_active_handover_folder(settings)))
     return fold_shards(build_packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
@@ -136,7 +136,7 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
 
     The ledger may already have the next batch, which Spark will run again; its offsets are left out.
     """
-    checkpoint = CheckpointGenerations(settings.checkpoint(layer), layer).current_generation
+    checkpoint = CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation
     done = read_last_committed_batch(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
@@ -194,7 +194,7 @@ class _SilverBatchWriter:
                     **sum_ledger_counts(partitions),
                     config_hash=hash_settings_of_layers(self._settings),
                     decisions=list_ledger_decisions(followed_keys, self._decided),
-                    feeds=list_mappings(self._settings.capture),
+                    feeds=list_feed_mappings(self._settings.capture),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.add_batch_notes(partitions, reports)

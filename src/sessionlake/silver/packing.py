@@ -42,10 +42,10 @@ def build_packed_stream(
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
     if resume_from is not None:
         options["startingVersion"] = resume_from.bronze_version + 1
-    elif read_last_planned_batch(settings.checkpoint(layer)) is None:
+    elif read_last_planned_batch(settings.checkpoint_path(layer)) is None:
         options |= _read_first_read_options(spark, lake, layer)
     else:
-        options |= choose_starting_options(settings.checkpoint(layer))
+        options |= choose_starting_options(settings.checkpoint_path(layer))
     raw = lake.stream_table(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     return pack_messages(raw, settings, topic_pattern, open_stored_times(settings, layer))
 

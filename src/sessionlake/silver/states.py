@@ -49,7 +49,7 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
     Raises:
         LakeError: The layer has no state yet.
     """
-    checkpoint, handed_over = settings.checkpoint(layer), handover.list_stored_shards(settings, layer)
+    checkpoint, handed_over = settings.checkpoint_path(layer), handover.list_stored_shards(settings, layer)
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if not handed_over:
@@ -75,7 +75,7 @@ def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str
 
 def has_state(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has stored states: after a committed batch, or in a handover."""
-    return read_last_committed_batch(settings.checkpoint(layer)) is not None or bool(
+    return read_last_committed_batch(settings.checkpoint_path(layer)) is not None or bool(
         handover.list_stored_shards(settings, layer)
     )
 

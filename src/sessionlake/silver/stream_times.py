@@ -51,7 +51,7 @@ class StoredStreamTimes:
 
 def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
     """Returns the lookup of stream times in a layer's notes."""
-    return StoredStreamTimes(f"{settings.checkpoint(layer)}.stream_times")
+    return StoredStreamTimes(f"{settings.checkpoint_path(layer)}.stream_times")
 
 
 class StreamTimesLog:
@@ -83,7 +83,7 @@ class StreamTimesLog:
         }
         known |= _read_times_from_bronze(spark, Lake(settings), missing)
         if (
-            missing or read_last_planned_batch(settings.checkpoint(layer)) is None
+            missing or read_last_planned_batch(settings.checkpoint_path(layer)) is None
         ):  # then notes of silences may be missing too
             for silence in read_silences(Lake(settings).reader(spark)):
                 if silence.behind <= last_offsets.get(silence.place, BEGINNING):  # it is before the next batch

@@ -51,7 +51,7 @@ def read_unread_silences(
     following = handover.read_next_version_after_batch(settings, layer, last)
     if following > lake.latest_version(spark, MESSAGES):
         return frozenset()
-    return _read_silences_after(spark, lake, following, f"{settings.checkpoint(layer)}.unread")
+    return _read_silences_after(spark, lake, following, f"{settings.checkpoint_path(layer)}.unread")
 
 
 def _read_silences_after(spark: SparkSession, lake: Lake, bronze_version: int, checkpoint: str) -> frozenset[Silence]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from sessionlake.local import class_archive
 from sessionlake.local.allocator import limit_malloc_arenas
-from sessionlake.local.gateway import JvmStart, describe_jvm_failure, prepare_jvm_start, stop_jvm
+from sessionlake.local.gateway import JvmOptions, describe_jvm_failure, prepare_jvm_start, stop_jvm
 from sessionlake.local.home import create_home
 from sessionlake.local.jars import fetch_spark_jars, find_pyspark_jars_folder
 from sessionlake.local.java import build_logging_flags, require_java
-from sessionlake.local.paths import process_folder
+from sessionlake.local.paths import get_process_folder
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ def _start_local_session(settings: Settings, app: str, *, long_running: bool, re
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
     conf = _ALWAYS | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
     jvm: AbstractContextManager[None] = nullcontext()
-    conf["spark.local.dir"] = str(process_folder())
+    conf["spark.local.dir"] = str(get_process_folder())
     # If a session was stopped earlier in this process, its JVM still runs and serves the next one too.
     if SparkContext._gateway is None:  # noqa: SLF001 (pyspark has no public way to ask)
         compiler = _LASTING if long_running else _BRIEF
         jvm_conf, jvm = _prepare_jvm(
-            settings, app, [*compiler, *class_archive.archive_flags(recording=records_classes)]
+            settings, app, [*compiler, *class_archive.build_archive_flags(recording=records_classes)]
         )
         conf |= jvm_conf
     for key, value in conf.items():
@@ -174,9 +174,9 @@ def _prepare_jvm(
     """
     java, jars = require_java(), fetch_spark_jars()
     logs = create_home(settings, "warehouse", "logs") / "logs"
-    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *extra_flags, *build_logging_flags(logs / f"{app}.log")]
+    flags = [*_JVM, f"-Djava.io.tmpdir={get_process_folder()}", *extra_flags, *build_logging_flags(logs / f"{app}.log")]
     return prepare_jvm_start(
-        JvmStart(java, settings.driver_memory, flags, find_pyspark_jars_folder(), jars[0].parent, logs / f"{app}.out")
+        JvmOptions(java, settings.driver_memory, flags, find_pyspark_jars_folder(), jars[0].parent, logs / f"{app}.out")
     )
 
 

@@ -52,7 +52,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     Raises:
         LossError: The checkpoint is new and the tables are not empty. The error says what to do.
     """
-    checkpoint = settings.checkpoint(layer)
+    checkpoint = settings.checkpoint_path(layer)
     if CheckpointGenerations(checkpoint, layer).current_generation.app_id is not None:
         return
     entries = list(to_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer))))

@@ -73,12 +73,12 @@ _METADATA = "metadata"
 
 def find_active_handover_folder(settings: Settings, layer: str = SILVER) -> Path:
     """Returns the folder of the handover (result of a rebuild) from which the layer's stream starts or has started."""
-    return Path(f"{settings.checkpoint(layer)}.handover")
+    return Path(f"{settings.checkpoint_path(layer)}.handover")
 
 
 def find_prepared_handover_folder(settings: Settings, layer: str = SILVER) -> Path:
     """Returns the folder in which a rebuild writes the next handover, before it replaces the one in use."""
-    return Path(f"{settings.checkpoint(layer)}.handover.next")
+    return Path(f"{settings.checkpoint_path(layer)}.handover.next")
 
 
 def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
@@ -140,7 +140,7 @@ def prepare_handover(
         states: Pairs of shard number and state.
         same_query: True continues the query of the current checkpoint; False starts a new one.
     """
-    place, metadata = find_prepared_handover_folder(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
+    place, metadata = find_prepared_handover_folder(settings, layer), Path(settings.checkpoint_path(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
@@ -216,7 +216,7 @@ def read_first_batch_number_or_none(settings: Settings, layer: str = SILVER) -> 
 
 def read_next_batch_number(settings: Settings, layer: str = SILVER) -> int:
     """Returns the layer's number of the batch that follows the last committed batch."""
-    committed = read_last_committed_batch(settings.checkpoint(layer))
+    committed = read_last_committed_batch(settings.checkpoint_path(layer))
     return read_first_batch_number(settings, layer) + (0 if committed is None else committed + 1)
 
 
@@ -229,7 +229,7 @@ def read_last_processed_version(settings: Settings, layer: str, *, reads_change_
     Raises:
         LakeError: The layer has an unfinished batch, or has read only a part of a version.
     """
-    checkpoint, begin = Path(settings.checkpoint(layer)), read_active_handover(settings, layer)
+    checkpoint, begin = Path(settings.checkpoint_path(layer)), read_active_handover(settings, layer)
     batch = read_last_committed_batch(checkpoint)
     if batch is None and begin is None:
         return None
@@ -290,7 +290,7 @@ def _read_batch_end_offset(settings: Settings, layer: str, batch: int) -> DeltaO
     Raises:
         LakeError: The checkpoint has no readable entry for the batch.
     """
-    checkpoint = settings.checkpoint(layer)
+    checkpoint = settings.checkpoint_path(layer)
     try:
         return read_delta_offset(checkpoint, batch)
     except (OSError, ValueError) as error:
@@ -351,7 +351,7 @@ def read_shard_count(settings: Settings) -> int | None:
         LossError: The checkpoint's manifest or the handover cannot be read.
     """
     noted = manifest.read_manifest(settings, SILVER).shards
-    if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
+    if noted is not None and (Path(settings.checkpoint_path(SILVER)) / _METADATA).exists():
         return noted
     begin = read_active_handover(settings)
     return None if begin is None else begin.shards
@@ -362,7 +362,7 @@ def activate_handover(spark: SparkSession, settings: Settings, operation: str, l
 
     The layer's stream then starts from the handover. After a crash, the call can be repeated. `operation` is its name.
     """
-    checkpoint = Path(settings.checkpoint(layer))
+    checkpoint = Path(settings.checkpoint_path(layer))
     if is_handover_prepared(settings, operation, layer):
         archive_checkpoint_folders(
             spark, Lake(settings), (checkpoint, find_active_handover_folder(settings, layer)), operation

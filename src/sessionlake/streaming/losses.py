@@ -54,7 +54,7 @@ def find_first_loss(*checks: Callable[[], object]) -> str | None:
 
 def has_committed_batch(settings: Settings, layer: str) -> bool:
     """Returns True if any generation of the layer's checkpoint has a committed batch."""
-    return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
+    return any(Path(settings.checkpoint_path(layer)).glob("**/commits/[0-9]*"))
 
 
 def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
@@ -75,7 +75,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
         )
     if not has_committed_batch(settings, layer):
         return
-    batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
+    batches = f"though {layer} has committed batches ({settings.checkpoint_path(layer)})"
     if not has_ledger:
         raise LossError(
             f"{LEDGER} is gone, {batches}",
@@ -110,7 +110,7 @@ def refuse_outdated_ledger(reader: TableReader, settings: Settings, layer: str, 
     Raises:
         LossError: The ledger was restored to an older version. The error names its last batch.
     """
-    checkpoint = settings.checkpoint(layer)
+    checkpoint = settings.checkpoint_path(layer)
     app_id, committed = (
         CheckpointGenerations(checkpoint, layer).read_last_known_app_id_and_batch()[0],
         read_last_committed_batch(checkpoint),
@@ -195,7 +195,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     Raises:
         LossError: A state store lacks the batch. The error names the store's folder.
     """
-    checkpoint = Path(settings.checkpoint(layer))
+    checkpoint = Path(settings.checkpoint_path(layer))
     batch = read_last_committed_batch(checkpoint)
     if batch is None:
         return
@@ -219,7 +219,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     """
     handover.require_handover_states(settings, layer)
     checkpoint, lake, first_batch = (
-        settings.checkpoint(layer),
+        settings.checkpoint_path(layer),
         Lake(settings),
         handover.read_first_batch_number(settings, layer),
     )

@@ -212,4 +212,4 @@ def _write_manifest(settings: Settings, layer: str, manifest: Manifest) -> None:
 
 
 def _find_manifest_file(settings: Settings, layer: str) -> Path:
-    return Path(f"{settings.checkpoint(layer)}.json")
+    return Path(f"{settings.checkpoint_path(layer)}.json")

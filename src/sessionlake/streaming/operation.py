@@ -36,7 +36,7 @@ class Operation:
 
     def find_journal_file(self, settings: Settings) -> Path:
         """Returns the path of the operation's journal file, which exists while the operation is in progress."""
-        return Path(settings.checkpoint(FOLDER)) / f"{self.name}.json"
+        return Path(settings.checkpoint_path(FOLDER)) / f"{self.name}.json"
 
     def describe_ways_to_finish(self, shards: object) -> str:
         """Returns a text that says how to finish or cancel the interrupted operation.

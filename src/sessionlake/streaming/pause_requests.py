@@ -75,4 +75,4 @@ def _renew_request(file: Path, requester: str, stop: threading.Event) -> None:
 
 
 def _find_request_file(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint('aside')}.request")
+    return Path(f"{settings.checkpoint_path('aside')}.request")

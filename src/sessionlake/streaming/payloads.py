@@ -49,7 +49,7 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
         feed.load_code()
     skew = milliseconds(capture.max_future_skew)
     payload = read_payload_of_feeds(capture)
-    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards, payload)
+    return FeedDecoder(feeds, capture.declared_columns, capture.max_message_bytes, skew, shards, payload)
 
 
 def read_payload_settings(capture: CaptureSettings) -> Payload | None:
@@ -73,11 +73,11 @@ def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
 
 def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
     found = capture.payload
-    payload = Payload(kind, _read_schemas(kind, found), found.header, found.message)
+    payload = Payload(kind, _read_schemas(kind, found), found.has_wire_header, found.message)
     for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            create_decoder(payload, definition, (0,), capture.declared if kind is capture.format else ())
+            create_decoder(payload, definition, (0,), capture.declared_columns if kind is capture.format else ())
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",

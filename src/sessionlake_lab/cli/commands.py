@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, Form, settings_of
+from sessionlake.cli.context import Config, Form, load_config
 from sessionlake.cli.show import OutputFormat
 from sessionlake_lab.cli.simulate import set_rate_of_all_faults, with_scenario_options
 from sessionlake_lab.simulate.scenario import MAX_INT32
@@ -38,7 +38,7 @@ def simulate(
     **scenario: Any,
 ) -> None:
     """Send simulated captures to Kafka, with optional faults; the same seed gives the same messages."""
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake.cli.show import show_rows
     from sessionlake.local.signals import StopFlag
     from sessionlake_lab.cli.simulate import ProgressLine
@@ -68,7 +68,7 @@ def demo(
     config: Config = None,
 ) -> None:
     """Run the whole pipeline on live Kafka input for a minute, in a separate home, then verify it."""
-    settings = settings_of(config)
+    settings = load_config(config)
     from sessionlake_lab.cli.demo import run_demo
 
     code = run_demo(settings, seconds=seconds, rate=rate, seed=seed)

@@ -44,7 +44,7 @@ def generate_messages(scenario: Scenario, columns: Sequence[Column]) -> Iterator
 
     Args:
         scenario: The scenario.
-        columns: The declared columns (`settings.capture.declared`).
+        columns: The declared columns (`settings.capture.declared_columns`).
 
     Yields:
         Messages in the order in which they are to be written. Their timestamps never decrease.

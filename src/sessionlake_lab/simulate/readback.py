@@ -51,7 +51,7 @@ def make_rules(settings: Settings) -> CaptureRules:
     """Returns the ground truth's rules for a configuration."""
     capture = settings.capture
     return CaptureRules(
-        columns={column.name: column.sql for column in capture.declared},
+        columns={column.name: column.sql for column in capture.declared_columns},
         integrity=capture.integrity.value,
         on_violation=capture.on_violation.value,
         lateness_ms=milliseconds(capture.lateness),

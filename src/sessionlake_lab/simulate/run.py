@@ -132,7 +132,7 @@ def send_scenario(
         if error.name != "confluent_kafka":
             raise
         raise MachineError("the simulator needs a Kafka client", fix="Run `pip install 'sessionlake[local]'`") from None
-    of_sensors = generate_messages(scenario, settings.capture.declared)
+    of_sensors = generate_messages(scenario, settings.capture.declared_columns)
     messages = heapq.merge(of_sensors, others, key=attrgetter("timestamp"))
     produced = sink.produce_messages(
         settings, messages, partitions=scenario.partitions, pace=pace, stop=stop, on_progress=on_progress

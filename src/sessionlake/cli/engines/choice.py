@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, SqlEngine, Statement
-from sessionlake.cli.engines.sail import SailEngine, is_installed
+from sessionlake.cli.engines.sail import SailEngine, is_sail_installed
 from sessionlake.delta.lake import create_storage
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
@@ -21,10 +21,12 @@ def run_statement(
     say: Callable[[str], None],
     start_sail: Callable[[Settings], SailEngine] = SailEngine,
 ) -> Answer:
-    """Returns the result of a statement. If Spark runs it although Sail was tried, one line says why.
+    """Runs a statement with the engine that the user wants, and returns the result. Spark runs what Sail cannot.
+
+    If Spark runs a statement for which Sail was tried, `say` gets the reason.
 
     Args:
-        settings: Settings of the lake.
+        settings: The configuration.
         statement: Returns the statement. It is called after Sail's process was started, to use the time of its start.
         engine: The engine that the user wants.
         run_with_spark: Runs a statement with a new Spark session.
@@ -42,23 +44,23 @@ def run_statement(
                 fix="Leave out --engine: Spark then runs the statement",
             )
         return run_with_spark(statement())
-    if not is_installed():
-        return _fall_back(statement(), engine, run_with_spark, say, "the package pysail is not installed")
+    if not is_sail_installed():
+        return _fall_back_to_spark(statement(), engine, run_with_spark, say, "the package pysail is not installed")
     with start_sail(settings) as sail:
         asked = statement()
         refusal = _try_engine(sail, asked)
-    return refusal if isinstance(refusal, Answer) else _fall_back(asked, engine, run_with_spark, say, refusal)
+    return refusal if isinstance(refusal, Answer) else _fall_back_to_spark(asked, engine, run_with_spark, say, refusal)
 
 
 def _try_engine(engine: SqlEngine, statement: Statement) -> Answer | str:
-    """Returns the answer, or why the engine does not run the statement."""
+    """Returns the engine's answer, or the reason for which the engine does not run the statement."""
     try:
         return engine.run(statement)
     except EngineRefusalError as refusal:
         return str(refusal)
 
 
-def _fall_back(
+def _fall_back_to_spark(
     statement: Statement, engine: EngineName, run_with_spark: RunWithSpark, say: Callable[[str], None], why: str
 ) -> Answer:
     if engine is EngineName.SAIL:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sessionlake.cli.engines.kind_rules import KindRules
-from sessionlake.cli.engines.kinds import KindFinder, Kinds, is_added
-from sessionlake.cli.sql_names import is_explained, parse_statements
+from sessionlake.cli.engines.kinds import KindFinder, Kinds, is_added_by_sqlglot
+from sessionlake.cli.sql_names import is_explain_statement, parse_statements
 from sessionlake.cli.sql_reading import find_tables_read, list_called_names
 from sessionlake.errors import UsageError
 
@@ -42,18 +42,18 @@ NODES = frozenset(
 """Nodes of sqlglot's syntax trees that the tests cover, apart from functions."""
 
 
-def explain_not_covered(sql: str, view_queries: Sequence[str], columns: Mapping[str, Kinds]) -> str | None:
+def explain_why_not_covered(sql: str, view_queries: Sequence[str], columns: Mapping[str, Kinds]) -> str | None:
     """Returns why Spark must run a statement, as the end of a sentence; None if Sail may run it.
 
     Args:
         sql: The statement.
-        view_queries: The queries of the lake's views that it reads.
-        columns: The kinds of the columns of all tables that it and these views read, by name in lower case.
+        view_queries: The queries of those views of the lake that the statement reads.
+        columns: For each column of the tables that are read, the kinds of its values. Names are in lower case.
     """
     from sqlglot import exp
 
     trees = parse_statements(sql)
-    if len(trees) != 1 or not isinstance(trees[0], exp.Query) or is_explained(sql):
+    if len(trees) != 1 or not isinstance(trees[0], exp.Query) or is_explain_statement(sql):
         return "only single queries are covered"
     try:
         find_tables_read(sql)
@@ -69,15 +69,15 @@ def explain_not_covered(sql: str, view_queries: Sequence[str], columns: Mapping[
 
     views = [tree for query in view_queries for tree in parse_statements(query)]
     kinds = KindFinder(columns, [trees[0], *views], name_of)
-    return next(_find_reasons(trees[0], KindRules(kinds, name_of)), None)
+    return next(_find_uncovered_parts(trees[0], KindRules(kinds, name_of)), None)
 
 
-def _find_reasons(tree: Any, rules: KindRules) -> Iterator[str]:
+def _find_uncovered_parts(tree: Any, rules: KindRules) -> Iterator[str]:
     from sqlglot import exp
 
     for node in tree.walk():
         is_call = isinstance(node, exp.Func) and not isinstance(node, exp.Binary | exp.Cast)
-        if is_added(node):
+        if is_added_by_sqlglot(node):
             continue
         if is_call:
             if (name := rules.name_of(node)) not in FUNCTIONS:

@@ -1,4 +1,4 @@
-"""Warns of tables from which retention has removed rows that a statement would otherwise have read."""
+"""Tells which tables of a statement lack rows that retention has removed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sessionlake.settings.model import Settings
 
 
 def describe_expired_rows(reader: TableReader, settings: Settings, names: Collection[str]) -> list[str]:
-    """Returns a sentence for each table with removed rows.
+    """Returns a sentence for each table from which retention has removed rows that the statement would have read.
 
     Args:
         reader: Reads the lake's tables.
-        settings: Settings of the lake.
+        settings: The configuration.
         names: The tables, views and functions that the statement reads.
     """
     kept = [one.table for one in settings.gold.products] + [tier.table_name for tier in TIERS]

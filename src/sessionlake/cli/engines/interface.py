@@ -1,4 +1,4 @@
-"""What an engine gets and returns: a statement with the versions of its tables, and an Arrow table."""
+"""What an engine receives and returns: a statement with the versions of its tables, and an Arrow table."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class EngineName(StrEnum):
-    """The engine of a statement.
+    """The engine that the user wants for a statement.
 
     With `auto`, a SQL warehouse runs it if the tables are in a workspace and the command is not. On a laptop, Sail runs
-    the statements that it runs as Spark does. Spark runs all others.
+    the statements for which it gives the same results as Spark. Spark runs all others.
     """
 
     AUTO = "auto"
@@ -55,14 +55,14 @@ class Answer:
 
 
 class EngineRefusalError(Exception):
-    """An engine does not run the statement. The text says why, as the end of a sentence."""
+    """An engine cannot run a statement, so another engine must. The text says why, as the end of a sentence."""
 
 
 class SqlEngine(Protocol):
-    """Runs statements that read tables of the lake."""
+    """An engine that runs SQL statements on tables of the lake."""
 
     def run(self, statement: Statement) -> Answer:
-        """Returns the statement's result.
+        """Runs a statement and returns its result.
 
         Raises:
             EngineRefusalError: Another engine must run the statement.

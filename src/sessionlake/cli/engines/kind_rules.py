@@ -1,4 +1,4 @@
-"""Rules for the kinds of values that Sail computes with as Spark does. Each rule returns a reason, or None.
+"""Rules that say for which kinds of values Sail computes the same results as Spark. Each returns a reason, or None.
 
 Sail 0.7 differs from Spark in these ways, among others. Integers overflow without an error. Decimals have another scale
 and are cut instead of rounded. When rows are sorted or joined, -0.0 is not equal to 0.0. round() rounds binary digits.
@@ -71,11 +71,11 @@ _LONGEST = 60
 
 
 class KindRules:
-    """The rules, for one statement.
+    """Explains which parts of one statement Sail may not compute, because its results could differ from Spark's.
 
     Args:
-        kinds: Finds the kinds of the statement's expressions.
-        name_of: Returns the name by which a node calls a function.
+        kinds: Finds the kinds of values of the statement's expressions.
+        name_of: Returns the name by which a node of the syntax tree calls a function.
     """
 
     def __init__(self, kinds: KindFinder, name_of: Callable[[Any], str]) -> None:
@@ -87,21 +87,21 @@ class KindRules:
             (exp.Mod, self._explain_remainder), (exp.EQ | exp.NEQ | exp.NullSafeEQ, self._explain_equality),
             (exp.GT | exp.GTE | exp.LT | exp.LTE, self._explain_order_of), (exp.Between, self._explain_between),
             (exp.In, self._explain_in), (exp.Cast, self._explain_cast), (exp.Neg, self._explain_negation),
-            (exp.Where | exp.Having | exp.Not, lambda node: self._require(node.this, {BOOLEAN})),
+            (exp.Where | exp.Having | exp.Not, lambda node: self._require_kinds(node.this, {BOOLEAN})),
             (exp.And | exp.Or, self._explain_condition), (exp.Join, self._explain_join),
             (exp.DPipe | exp.Like, self._explain_text), (exp.Order, self._explain_sorting),
             (exp.Window, self._explain_window), (exp.Group, self._explain_grouping),
             (exp.SetOperation, self._explain_set_operation), (exp.Values, self._explain_values),
-            (exp.Interval, _explain_interval), (exp.Select, _explain_names), (exp.Subquery, _explain_scalar),
+            (exp.Interval, _explain_interval), (exp.Select, _explain_unnamed), (exp.Subquery, _explain_scalar),
             (exp.Lateral, _explain_lateral), (exp.Table, _explain_table), (exp.Explode, _explain_explode),
         ]  # fmt: skip
 
     def explain_node(self, node: Any) -> str | None:
-        """Returns why Sail may not compute this node of the syntax tree."""
+        """Returns why Sail may not compute a node of the syntax tree; None if it may."""
         return next((why for kind, rule in self._rules if isinstance(node, kind) and (why := rule(node))), None)
 
     def explain_call(self, node: Any, name: str) -> str | None:
-        """Returns why Sail may not call this function with these arguments."""
+        """Returns why Sail may not call a function with the arguments of this node; None if it may."""
         from sqlglot import exp
 
         given = list_arguments(node)
@@ -109,33 +109,35 @@ class KindRules:
         if name == "exists" and isinstance(node.this, exp.Query | exp.Subquery):
             return "EXISTS with a subquery is not covered"
         if name in _FIRST_ARGUMENT:
-            why = self._require(given[0], _FIRST_ARGUMENT[name])
+            why = self._require_kinds(given[0], _FIRST_ARGUMENT[name])
         if name == "date_trunc" and str(node.args["unit"].name).upper() not in _UNITS:
             why = "this unit of date_trunc is not covered"
         elif isinstance(node, exp.Case):
             results = [one.args["true"] for one in node.args["ifs"]]
             given = [*results, *filter(None, [node.args.get("default")])]
-            why = self._require_family(given) if node.this is None else "CASE with a value is not covered"
-        elif name in ("date_add", "repeat") and not _is_number(node.args.get("expression") or node.args.get("times")):
+            why = self._require_same_family(given) if node.this is None else "CASE with a value is not covered"
+        elif name in ("date_add", "repeat") and not _is_number_literal(
+            node.args.get("expression") or node.args.get("times")
+        ):
             why = f"{name} with a computed number is not covered"
         elif name in _SAME_FAMILY:
-            why = why or self._require_family(given)
+            why = why or self._require_same_family(given)
         elif name in ("if", "nvl2") and not isinstance(node.parent, exp.Case):
-            why = why or self._require_family(given[1:])
+            why = why or self._require_same_family(given[1:])
         return why
 
-    def _require(self, node: Any, allowed: Iterable[str]) -> str | None:
+    def _require_kinds(self, node: Any, allowed: Iterable[str]) -> str | None:
         found = self._find(node)
         if found and found <= frozenset(allowed):
             return None
-        return f"{_shorten(node)} with values of the kind {', '.join(sorted(found))} is not covered"
+        return f"{_shorten_sql(node)} with values of the kind {', '.join(sorted(found))} is not covered"
 
-    def _require_family(self, nodes: Iterable[Any]) -> str | None:
+    def _require_same_family(self, nodes: Iterable[Any]) -> str | None:
         nodes = list(nodes)
         found = frozenset[str]().union(*map(self._find, nodes))
         if any(found <= family for family in _FAMILIES):
             return None
-        return f"{', '.join(map(_shorten, nodes))} have values of several kinds, which is not covered"
+        return f"{', '.join(map(_shorten_sql, nodes))} have values of several kinds, which is not covered"
 
     def _explain_arithmetic(self, node: Any) -> str | None:
         from sqlglot import exp
@@ -148,16 +150,16 @@ class KindRules:
                 return None
             if (left <= {TIME} or left <= {DATE}) and right <= {INTERVAL}:
                 return None
-        return f"{_shorten(node)} may overflow or need decimals, which is not covered"
+        return f"{_shorten_sql(node)} may overflow or need decimals, which is not covered"
 
     def _explain_division(self, node: Any) -> str | None:
-        return self._require(node.left, _NUMBERS) or self._require(node.right, _NUMBERS | {NULL})
+        return self._require_kinds(node.left, _NUMBERS) or self._require_kinds(node.right, _NUMBERS | {NULL})
 
     def _explain_remainder(self, node: Any) -> str | None:
-        return self._require(node.left, _INTEGERS) or self._require(node.right, _INTEGERS)
+        return self._require_kinds(node.left, _INTEGERS) or self._require_kinds(node.right, _INTEGERS)
 
     def _explain_negation(self, node: Any) -> str | None:
-        return self._require(node.this, _NUMBERS)
+        return self._require_kinds(node.this, _NUMBERS)
 
     def _explain_comparison(self, nodes: Iterable[Any], *, equality: bool) -> str | None:
         from sqlglot import exp
@@ -168,7 +170,7 @@ class KindRules:
         if found - {TEXT} in ({TIME}, {DATE}) and all(one in texts for one in nodes if TEXT in self._find(one)):
             return None
         if not any(found <= kinds for kinds in _COMPARED) or (equality and DOUBLE in found):
-            return f"the comparison of {', '.join(map(_shorten, nodes))} is not covered"
+            return f"the comparison of {', '.join(map(_shorten_sql, nodes))} is not covered"
         return None
 
     def _explain_equality(self, node: Any) -> str | None:
@@ -187,10 +189,10 @@ class KindRules:
         return self._explain_comparison([node.this, *([query] if query else node.expressions)], equality=True)
 
     def _explain_condition(self, node: Any) -> str | None:
-        return self._require(node.left, {BOOLEAN, NULL}) or self._require(node.right, {BOOLEAN, NULL})
+        return self._require_kinds(node.left, {BOOLEAN, NULL}) or self._require_kinds(node.right, {BOOLEAN, NULL})
 
     def _explain_text(self, node: Any) -> str | None:
-        return self._require(node.left, {TEXT}) or self._require(node.right, {TEXT})
+        return self._require_kinds(node.left, {TEXT}) or self._require_kinds(node.right, {TEXT})
 
     def _explain_cast(self, node: Any) -> str | None:
         from sqlglot import exp
@@ -198,17 +200,17 @@ class KindRules:
         target = node.to.this.name
         if isinstance(node.this, exp.Literal):
             is_typed = target in _TYPED_TEXTS if node.this.is_string else target in ("BIGINT", "DOUBLE")
-            return None if is_typed else f"{_shorten(node)} is not covered"
+            return None if is_typed else f"{_shorten_sql(node)} is not covered"
         if target not in _CASTS or node.to.expressions:
-            return f"{_shorten(node)} is not covered"
-        return self._require(node.this, _CASTS[target])
+            return f"{_shorten_sql(node)} is not covered"
+        return self._require_kinds(node.this, _CASTS[target])
 
     def _explain_join(self, node: Any) -> str | None:
         from sqlglot import exp
 
         if node.method or node.kind in ("APPLY", "ASOF"):
             return "joins of this kind are not covered"
-        if node.args.get("on") is not None and (why := self._require(node.args["on"], {BOOLEAN})):
+        if node.args.get("on") is not None and (why := self._require_kinds(node.args["on"], {BOOLEAN})):
             return why
         for name in node.args.get("using") or ():
             found = self._find(exp.column(name.name))
@@ -224,7 +226,7 @@ class KindRules:
             is_number = isinstance(key.this, exp.Literal)
             if is_number and not is_last:
                 return "sorting by the number of a column before others is not covered"
-            if not is_number and (why := self._require(key.this, _SORTED | ({DOUBLE} if is_last else set()))):
+            if not is_number and (why := self._require_kinds(key.this, _SORTED | ({DOUBLE} if is_last else set()))):
                 return why
         return None
 
@@ -232,7 +234,7 @@ class KindRules:
         spec = node.args.get("spec")
         if spec is not None and spec.args.get("kind") != "ROWS":
             return "windows by RANGE are not covered"
-        keys = (self._require(one, _SORTED) for one in node.args.get("partition_by") or ())
+        keys = (self._require_kinds(one, _SORTED) for one in node.args.get("partition_by") or ())
         return next(filter(None, keys), None)
 
     def _explain_grouping(self, node: Any) -> str | None:
@@ -241,13 +243,13 @@ class KindRules:
         keys = [one for one in node.expressions if not isinstance(one, exp.Literal)]
         if any(value for part, value in node.args.items() if part != "expressions"):
             return "GROUP BY with ALL, CUBE, ROLLUP or GROUPING SETS is not covered"
-        return next(filter(None, (self._require(one, _SORTED | {DOUBLE}) for one in keys)), None)
+        return next(filter(None, (self._require_kinds(one, _SORTED | {DOUBLE}) for one in keys)), None)
 
     def _explain_set_operation(self, node: Any) -> str | None:
         left, right = node.left.selects, node.right.selects
         if len(left) != len(right) or any(one.is_star for one in (*left, *right)):
             return "UNION, INTERSECT and EXCEPT are covered only for the same number of named columns"
-        return next(filter(None, (self._require_family(pair) for pair in zip(left, right, strict=True))), None)
+        return next(filter(None, (self._require_same_family(pair) for pair in zip(left, right, strict=True))), None)
 
     def _explain_values(self, node: Any) -> str | None:
         from sqlglot import exp
@@ -255,7 +257,7 @@ class KindRules:
         rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
         if len({len(row) for row in rows}) != 1:
             return "VALUES with rows of several lengths is not covered"
-        return next(filter(None, (self._require_family(column) for column in zip(*rows, strict=True))), None)
+        return next(filter(None, (self._require_same_family(column) for column in zip(*rows, strict=True))), None)
 
 
 def _explain_interval(node: Any) -> str | None:
@@ -265,8 +267,8 @@ def _explain_interval(node: Any) -> str | None:
     return None
 
 
-def _explain_names(select: Any) -> str | None:
-    """Leaves expressions without a name to Spark, because Sail invents other names for some of them."""
+def _explain_unnamed(select: Any) -> str | None:
+    """Returns why Spark must run a SELECT with unnamed expressions (Sail names some otherwise); None if Sail may."""
     from sqlglot import exp
 
     simple = (exp.Count, exp.Sum, exp.Min, exp.Max, exp.Avg)
@@ -276,14 +278,14 @@ def _explain_names(select: Any) -> str | None:
     for one in select.selects:
         named = isinstance(one, exp.Alias | exp.Aliases | exp.Column | exp.Star)
         if not named and not (isinstance(one, simple) and isinstance(one.this, exp.Column | exp.Star)):
-            return f"{_shorten(one)} without a name (AS) is not covered"
+            return f"{_shorten_sql(one)} without a name (AS) is not covered"
         if isinstance(one, exp.Star) and any(one.args.values()):
             return "* with EXCEPT is not covered"
     return None
 
 
 def _explain_scalar(node: Any) -> str | None:
-    """Leaves subqueries for one value to Spark, unless they aggregate all their rows."""
+    """Returns why Spark must run a subquery for a single value; None if it aggregates all its rows."""
     from sqlglot import exp
 
     if isinstance(node.parent, exp.From | exp.Join | exp.In | exp.SetOperation | exp.CTE | exp.Lateral):
@@ -296,21 +298,21 @@ def _explain_scalar(node: Any) -> str | None:
     return "a subquery for one value is covered only if it aggregates all its rows"
 
 
-def _is_number(node: Any) -> bool:
+def _is_number_literal(node: Any) -> bool:
     from sqlglot import exp
 
     return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
 
 
 def _explain_correlation(query: Any) -> str | None:
-    """Leaves subqueries that read columns of the query around them to Spark."""
+    """Returns why Spark must run a subquery that reads columns of the query around it; None if it reads none."""
     from sqlglot import exp
 
     inside = {one.alias_or_name.lower() for one in query.find_all(exp.Table, exp.Subquery, exp.Lateral)}
     inside |= {one.name.lower() for one in query.find_all(exp.TableAlias)}
     outside = (one for one in query.find_all(exp.Column) if one.table and one.table.lower() not in inside)
     found = next(outside, None)
-    return None if found is None else f"{_shorten(found)} of the query around the subquery is not covered"
+    return None if found is None else f"{_shorten_sql(found)} of the query around the subquery is not covered"
 
 
 def _explain_lateral(node: Any) -> str | None:
@@ -329,7 +331,7 @@ def _explain_table(node: Any) -> str | None:
     return "a version of a table is not covered" if node.args.get("version") else None
 
 
-def _shorten(node: Any) -> str:
+def _shorten_sql(node: Any) -> str:
     from sqlglot.errors import SqlglotError
 
     try:

@@ -1,4 +1,4 @@
-"""Finds out what kinds of values the expressions of a statement have, by the names of their columns.
+"""Finds the kinds of values, such as integer or text, of a statement's expressions, by the names of their columns.
 
 An expression may have several kinds, if several tables or parts of the statement use the same name. Every kind that it
 could have is returned. `UNKNOWN` is one of them if a name or function is not known.
@@ -58,7 +58,7 @@ LAKE_COUNTS = frozenset(
 
 
 class KindFinder:
-    """Finds the kinds of expressions in a statement.
+    """Finds the kinds of values that expressions of one statement may have.
 
     Args:
         columns: The kinds of the tables' columns and of the fields inside them, by name in lower case.
@@ -91,11 +91,11 @@ class KindFinder:
                 self._aliases.setdefault(name, []).append(value)
 
     def find_kinds(self, node: Any) -> Kinds:
-        """Returns all kinds that the values of an expression may have."""
+        """Returns all kinds that the values of an expression (a node of the syntax tree) may have."""
         from sqlglot import exp
 
         wrappers = exp.Alias | exp.Paren | exp.Filter | exp.Window | exp.Distinct | exp.Ordered
-        if isinstance(node, wrappers) or is_added(node):
+        if isinstance(node, wrappers) or is_added_by_sqlglot(node):
             inner = node.expressions[0] if isinstance(node, exp.Distinct) else node.this
             return self.find_kinds(inner)
         if isinstance(node, exp.Column | exp.Dot):
@@ -172,8 +172,8 @@ class KindFinder:
         return found - {SMALL} | {COUNT} if name == "sum" and SMALL in found else found
 
 
-def is_added(node: Any) -> bool:
-    """Returns True if sqlglot added a node around an argument, such as that of year(). It stands for the argument."""
+def is_added_by_sqlglot(node: Any) -> bool:
+    """Returns True if sqlglot itself put this node around an argument, as it does in year()."""
     from sqlglot import exp
 
     return isinstance(node, exp.TsOrDsToDate) and "start" not in node.meta
@@ -190,19 +190,19 @@ def list_arguments(node: Any) -> list[Any]:
 
 
 def find_kinds_of_fields(fields: Iterable[Mapping[str, Any]], bounded: Iterable[str] = ()) -> dict[str, Kinds]:
-    """Returns the kinds of columns and of all fields inside them, by name in lower case.
+    """Returns the kinds of values of columns and of all fields inside them, by name in lower case.
 
     Args:
-        fields: Delta's description of the columns: `name` and `type`.
-        bounded: Names of columns and fields of integers that are counts or offsets, far from the limits of their type.
+        fields: The columns' `name` and `type` in Delta's JSON form.
+        bounded: Names of integer columns and fields that are counts or offsets, and so far from overflowing.
     """
     found: dict[str, Kinds] = {}
     for one in fields:
-        _add_type(found, one["name"].lower(), one["type"], frozenset(bounded))
+        _add_kinds_of_type(found, one["name"].lower(), one["type"], frozenset(bounded))
     return found
 
 
-def _add_type(found: dict[str, Kinds], name: str, kind: Any, bounded: Kinds) -> None:
+def _add_kinds_of_type(found: dict[str, Kinds], name: str, kind: Any, bounded: Kinds) -> None:
     if isinstance(kind, str):
         simple = DECIMAL if kind.startswith("decimal") else _DELTA_TYPES.get(kind, UNKNOWN)
         simple = COUNT if simple in (SMALL, INTEGER) and name in bounded else simple
@@ -210,12 +210,12 @@ def _add_type(found: dict[str, Kinds], name: str, kind: Any, bounded: Kinds) -> 
         return
     found[name] = found.get(name, frozenset()) | {NESTED}
     for field in kind.get("fields", ()):
-        _add_type(found, field["name"].lower(), field["type"], bounded)
+        _add_kinds_of_type(found, field["name"].lower(), field["type"], bounded)
     for part in ("elementType", "keyType", "valueType"):
         if part in kind:
-            _add_type(found, name if part != "keyType" else "key", kind[part], bounded)
+            _add_kinds_of_type(found, name if part != "keyType" else "key", kind[part], bounded)
             if part == "valueType":
-                _add_type(found, "value", kind[part], bounded)
+                _add_kinds_of_type(found, "value", kind[part], bounded)
 
 
 def _find_kind_of_literal(node: Any) -> str:

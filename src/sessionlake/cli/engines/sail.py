@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
-from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_not_covered
+from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_why_not_covered
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
 from sessionlake.cli.engines.interface import Answer, EngineRefusalError, Statement
 from sessionlake.cli.engines.kinds import LAKE_COUNTS, Kinds, find_kinds_of_fields
@@ -45,18 +45,18 @@ _SAIL_SETTINGS = {
 }
 
 
-def is_installed() -> bool:
-    """True if the package with Sail is installed. It is part of the extra `local`."""
+def is_sail_installed() -> bool:
+    """Returns True if the package with Sail is installed. It is part of the extra `local`."""
     return find_spec("pysail") is not None
 
 
 class SailEngine:
-    """Runs statements in a new process. Use it in a `with` block, which ends the process.
+    """Runs statements with Sail in another process. Use it in a `with` block, at whose end the process ends.
 
     The process starts at once, and gets ready while the statement is checked.
 
     Args:
-        settings: Settings of a lake in a home.
+        settings: The configuration of a lake in a home.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -85,7 +85,7 @@ class SailEngine:
                     pipe.close()
 
     def run(self, statement: Statement) -> Answer:
-        """Returns the result of a statement whose versions include all tables that it reads.
+        """Runs a statement and returns its result. The statement's versions must include all tables that it reads.
 
         Raises:
             EngineRefusalError: Spark must run the statement.
@@ -96,7 +96,7 @@ class SailEngine:
             raise EngineRefusalError("only parameters with plain texts are covered")
         names = _find_lake_names(sql)
         views = [name for name in names if name in DEFINITIONS]
-        tables = dict.fromkeys([*(name for name in names if name not in views), *_find_tables_of(views)])
+        tables = dict.fromkeys([*(name for name in names if name not in views), *_list_tables_of_views(views)])
         lake = _LakeInSail(self._settings, statement.versions)
         queries = {view: build_view_query(lake, view) for view in views}
         columns: dict[str, Kinds] = {}
@@ -112,9 +112,9 @@ class SailEngine:
                     raise EngineRefusalError(f"{table} does not exist yet")
                 continue  # a view counts it as a table without rows
             folder = lake.folder(table)
-            _add_kinds(columns, _list_covered_columns(lake, table, statement.versions[table]))
+            _merge_kinds(columns, _list_covered_columns(lake, table, statement.versions[table]))
             setup.append(f"CREATE TABLE IF NOT EXISTS {_quote_name(table)} USING delta LOCATION '{folder}'")
-        if why := explain_not_covered(sql, list(queries.values()), columns):
+        if why := explain_why_not_covered(sql, list(queries.values()), columns):
             raise EngineRefusalError(why)
         setup += [f"CREATE OR REPLACE VIEW {_quote_name(view)} AS {query}" for view, query in queries.items()]
         rows = self._fetch(setup, insert_versions(sql, statement.versions))
@@ -131,7 +131,7 @@ class SailEngine:
             asked.flush()
             _require_success(answered)
             with pa.ipc.open_stream(answered) as stream:
-                rows = _read_bounded(stream)
+                rows = _read_limited_result(stream)
             _require_success(answered)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise EngineRefusalError(f"Sail failed: {_shorten_error(str(error))}") from error
@@ -139,13 +139,13 @@ class SailEngine:
 
 
 class _LakeInSail(LakeAtVersions):
-    """A lake whose tables have their two-level names in Sail's catalog."""
+    """A lake whose tables Sail knows by their two-level names."""
 
     def to_sql_identifier(self, table: str) -> str:
         return _quote_name(table) + build_version_clause(self.versions, table)
 
     def folder(self, table: str) -> Path:
-        """Returns the table's folder.
+        """Returns the folder of a table.
 
         Raises:
             EngineRefusalError: Its path has characters for which Sail may look in another folder.
@@ -158,7 +158,11 @@ class _LakeInSail(LakeAtVersions):
 
 
 def _find_lake_names(sql: str) -> list[str]:
-    """Returns the names of the tables and views that a statement reads."""
+    """Returns the names of the tables and views of the lake that a statement reads.
+
+    Raises:
+        EngineRefusalError: The names cannot be found.
+    """
     try:
         found = [".".join(name) for name in find_tables_read(sql)]
     except UsageError as error:
@@ -166,15 +170,15 @@ def _find_lake_names(sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _find_tables_of(views: list[str]) -> list[str]:
+def _list_tables_of_views(views: list[str]) -> list[str]:
     return [table for view in views for table in DEFINITIONS[view].reads.values()]
 
 
 def _list_covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, Kinds]:
-    """Returns the kinds of a table's columns, by name.
+    """Returns, for each column of a table and each field inside it, the kinds of its values.
 
     Raises:
-        EngineRefusalError: The table has a feature that the tests do not cover.
+        EngineRefusalError: The table has a feature for which Sail was not compared with Spark.
     """
     description = lake.storage.describe_version(table, version)
     if description is None:
@@ -187,17 +191,17 @@ def _list_covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, 
     kinds = dict[str, Kinds]()
     for field in description.fields:
         found = find_kinds_of_fields([field], LAKE_COUNTS if field["name"] in fixed else ())
-        _add_kinds(kinds, found)
+        _merge_kinds(kinds, found)
     return kinds
 
 
-def _add_kinds(kinds: dict[str, Kinds], added: Mapping[str, Kinds]) -> None:
+def _merge_kinds(kinds: dict[str, Kinds], added: Mapping[str, Kinds]) -> None:
     for name, found in added.items():
         kinds[name] = kinds.get(name, frozenset()) | found
 
 
 def _require_success(answered: IO[bytes]) -> None:
-    """Reads one line of status.
+    """Reads one line of status that Sail's process has written.
 
     Raises:
         EngineRefusalError: Sail has refused the statement, or failed.
@@ -207,7 +211,7 @@ def _require_success(answered: IO[bytes]) -> None:
         raise EngineRefusalError(f"Sail refuses it: {_shorten_error(error)}")
 
 
-def _read_bounded(stream: pa.RecordBatchReader) -> pa.Table:
+def _read_limited_result(stream: pa.RecordBatchReader) -> pa.Table:
     import pyarrow as pa
 
     batches, size = list[pa.RecordBatch](), 0

@@ -27,11 +27,11 @@ _SEVEN_BITS = 0x7F
 _PAUSE_SECONDS = 0.5
 
 
-def leave_network() -> bool:
+def move_into_empty_network() -> bool:
     """Moves this process into a new network that has only a loopback interface. Must run before threads start.
 
     Returns:
-        False if the system does not allow it.
+        True if that worked; False if the system does not allow it.
     """
     if sys.platform != "linux":
         return False
@@ -46,7 +46,7 @@ def leave_network() -> bool:
 
 
 def encode_statement(sql: str) -> bytes:
-    """Returns the command of Arrow Flight SQL for a statement: two nested Protobuf messages of text fields."""
+    """Returns the request of Arrow Flight SQL that runs a statement: two nested Protobuf messages of text fields."""
     return _encode_field(1, _COMMAND) + _encode_field(2, _encode_field(1, sql.encode()))
 
 
@@ -61,7 +61,7 @@ def _encode_length(length: int) -> bytes:
 
 
 class _Connection:
-    """A connection to a new Sail server in this process."""
+    """Starts a Sail server in this process, and is a connection to it."""
 
     def __init__(self) -> None:
         from pyarrow import flight
@@ -73,7 +73,7 @@ class _Connection:
         self._client = flight.FlightClient(f"grpc://{host}:{port}")
 
     def open_result(self, sql: str) -> Any:
-        """Starts a statement, and returns a reader of its result."""
+        """Starts a statement, and returns a reader for its result."""
         from pyarrow import flight
 
         info = self._client.get_flight_info(flight.FlightDescriptor.for_command(encode_statement(sql)))
@@ -82,7 +82,7 @@ class _Connection:
 
 def main() -> None:
     """Runs statements until standard input ends."""
-    leave_network()
+    move_into_empty_network()
     Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     import pyarrow as pa
 
@@ -101,14 +101,14 @@ def main() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ends this process when its parent has ended, also if that was killed while Sail computes."""
+    """Ends this process once its parent has ended, even if the parent was killed while Sail computes."""
     while os.getppid() == parent:
         time.sleep(_PAUSE_SECONDS)
     os._exit(1)
 
 
 def _write_result(result: Any) -> str | None:
-    """Writes the batches of a result as an Arrow IPC stream. Returns the error that ended it early, or None."""
+    """Writes the result as an Arrow IPC stream to standard output. Returns the error that ended it early, or None."""
     import pyarrow as pa
 
     with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:

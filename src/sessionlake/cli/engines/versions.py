@@ -13,10 +13,10 @@ _ATTEMPTS = 20
 
 
 class LakeAtVersions(Lake):
-    """A lake whose views and functions read its tables at given versions.
+    """A lake whose views and functions read chosen versions of its tables.
 
     Args:
-        settings: Settings of the lake.
+        settings: The configuration.
         versions: The version of each table. Tables that are not listed are read at their latest version.
     """
 
@@ -29,12 +29,13 @@ class LakeAtVersions(Lake):
         return super().to_sql_identifier(table) + build_version_clause(self.versions, table)
 
 
-def read_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
-    """Returns the latest versions of those of these tables that exist, in a home.
+def read_latest_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
+    """Returns the latest version of each of these tables that exists, if tables are in a home; empty for a catalog.
 
-    All these versions were the latest at the same moment: they are read again until none has changed. If commits are
-    so frequent that each of 20 attempts finds one, the versions of the last attempt are returned. Returns nothing for
-    a catalog, where every version would need a request.
+    All versions were the latest at the same moment: they are read again until none has changed. If commits are so
+    frequent that each of 20 attempts finds one, the versions of the last attempt are returned. In a catalog every
+    version
+    would need a request.
     """
     if lake.storage.needs_spark:
         return {}
@@ -49,12 +50,12 @@ def read_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
 
 
 def build_version_clause(versions: Mapping[str, int], table: str) -> str:
-    """Returns the SQL that follows a table's name to choose its version; empty if none is chosen for the table."""
+    """Returns the SQL that chooses a table's version, as in ` VERSION AS OF 3`; empty if `versions` lacks the table."""
     return f" VERSION AS OF {versions[table]}" if table in versions else ""
 
 
 def insert_versions(sql: str, versions: Mapping[str, int]) -> str:
-    """Returns the statement with a version for each table that is read without one."""
+    """Returns the statement with a `VERSION AS OF` for each table in `versions` that has none in the statement."""
     return replace_names(
         sql,
         lambda one: (

@@ -1,4 +1,4 @@
-"""Checks alerts: the query, and what is compared with which threshold."""
+"""Checks the alerts of a bundle: the query, and what is compared with which threshold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from sessionlake.databricks.bundle.files import Tree
-from sessionlake.databricks.bundle.models import suggest
+from sessionlake.databricks.bundle.models import suggest_similar_name
 from sessionlake.databricks.bundle.query_rules import PREFIXED, Columns, check_query
 from sessionlake.settings.file import KeyPath
 
@@ -18,12 +18,13 @@ _WITHOUT_THRESHOLD = {"IS_NULL", "IS_NOT_NULL"}
 def find_alert_faults(
     alert: Tree, columns: Columns, schemas: Mapping[str, str], catalog: str, queries: Mapping[str, str]
 ) -> Iterator[TextFault]:
-    """Yields the faults of a resolved alert.
+    """Yields the faults of an alert: the key in the alert, the fault's text, and the line within the key's text, or 0.
 
     Args:
-        alert: The alert.
-        columns: The lake's tables.
-        schemas: Schema of the lake by its name in the deployment.
+        alert: The alert as the bundle declares it, with all variables replaced by their values.
+        columns: The columns of each table of the lake, by the table's name.
+        schemas: For each schema's name in the deployment, such as `dev_ada_silver`, its name in the lake, such as
+            `silver`.
         catalog: The catalog of the lake.
         queries: The text of each file in resources/queries, by its name.
     """
@@ -39,7 +40,7 @@ def find_alert_faults(
         name = node.get("name") if isinstance(node, dict) else None
         if name and checked.outputs and name not in checked.outputs:
             text = f"the query returns no column {name!r}, it returns {', '.join(checked.outputs)}"
-            yield ("evaluation", *path, "name"), text + suggest(name, checked.outputs), 0
+            yield ("evaluation", *path, "name"), text + suggest_similar_name(name, checked.outputs), 0
     yield from _find_threshold_faults(evaluation)
     for number, own in enumerate((evaluation.get("notification") or {}).get("subscriptions") or ()):
         if isinstance(own, dict) and len({"user_email", "destination_id"} & own.keys()) != 1:
@@ -61,7 +62,7 @@ def _find_threshold_faults(evaluation: Tree) -> Iterator[TextFault]:
 def _find_copy_faults(
     sql: str, schemas: Mapping[str, str], catalog: str, queries: Mapping[str, str]
 ) -> Iterator[TextFault]:
-    """Yields where a copy of a query differs from the file with the same first line."""
+    """Yields a fault if the alert's query begins like a file in resources/queries, but differs from it below."""
     names = {plain: given for given, plain in schemas.items()}
 
     def name_table(found: re.Match[str]) -> str:

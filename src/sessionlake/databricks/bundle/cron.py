@@ -21,7 +21,7 @@ _DAY_OF_WEEK = re.compile(r"L|[1-7]L|[1-7]#[1-5]|[A-Z]{3}L|[A-Z]{3}#[1-5]")
 
 
 def find_cron_fault(expression: str) -> str | None:
-    """Returns the fault in a Quartz expression, or None."""
+    """Returns what is wrong with a Quartz expression, as a text; None if it is valid."""
     fields = expression.split()
     if len(fields) not in (6, 7):
         return f"cron '{expression}': 6 or 7 fields are needed, found {len(fields)}"
@@ -34,9 +34,16 @@ def find_cron_fault(expression: str) -> str | None:
 
 
 def _is_valid_item(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
-    """Returns True if one item of a Quartz field is valid.
+    """Returns True if one item of a field of a Quartz expression is valid.
 
     An item is `*`, `?`, a value, a range, any of these with a step, or a special form of a day field.
+
+    Args:
+        name: Name of the field.
+        item: The item.
+        low: Lowest value of the field.
+        high: Highest value of the field.
+        names: Names for values, such as JAN, from the lowest value on.
     """
     if item == "?" and name.startswith("day"):
         return True

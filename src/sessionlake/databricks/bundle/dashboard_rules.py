@@ -10,7 +10,7 @@ import yaml
 
 from sessionlake.databricks.bundle.alert_rules import TextFault
 from sessionlake.databricks.bundle.files import Tree, iterate_texts
-from sessionlake.databricks.bundle.models import find_model_faults, suggest
+from sessionlake.databricks.bundle.models import find_model_faults, suggest_similar_name
 from sessionlake.databricks.bundle.query_rules import CheckedQuery, Columns, check_query
 from sessionlake.databricks.bundle.root_models import DASHBOARD, WIDGET_VERSIONS, read_all_models
 from sessionlake.protocol.columns import find_repeated_names
@@ -22,7 +22,7 @@ CONTENT = "serialized_dashboard"
 def find_dashboard_faults(
     dashboard: Tree, columns: Columns, schemas: Mapping[str, str], queries: Mapping[str, str]
 ) -> Iterator[TextFault]:
-    """Yields the faults of a dashboard.
+    """Yields the faults of a dashboard: the key in it, the fault's text, and the line within the key's text, or 0.
 
     Args:
         dashboard: The dashboard as the bundle declares it, with all variables replaced by their values.
@@ -97,7 +97,14 @@ def _find_copy_faults(
 def _find_prefix_faults(
     key: KeyPath, parameters: list[Tree], query: CheckedQuery, schemas: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yields default values of the parameter `prefix` with which the dashboard shows another deployment's tables."""
+    """Yields default values of the dashboard's parameter `prefix` that lead to schemas which this target does not have.
+
+    Args:
+        key: Path of the dataset's key in the dashboard.
+        parameters: The parameters of the dataset.
+        query: The dataset's query.
+        schemas: For each schema's name in the deployment, its name in the lake.
+    """
     for number, parameter in enumerate(parameters):
         values = ((parameter.get("defaultSelection") or {}).get("values") or {}).get("values") or []
         if parameter["keyword"] != "prefix" or not values:
@@ -131,8 +138,8 @@ def _find_widget_faults(
     for number, named in enumerate(widget.get("queries") or ()):
         query, own = named["query"], (*key, "queries", number, "query")
         if query["datasetName"] not in checked:
-            text = f"there is no dataset {query['datasetName']!r}{suggest(query['datasetName'], list(checked))}"
-            yield (*own, "datasetName"), text
+            hint = suggest_similar_name(query["datasetName"], list(checked))
+            yield (*own, "datasetName"), f"there is no dataset {query['datasetName']!r}{hint}"
             continue
         outputs = checked[query["datasetName"]].outputs
         for position, field in enumerate(query.get("fields") or ()):
@@ -152,7 +159,12 @@ def _find_widget_faults(
 
 
 def _explain_expression(field: Tree, outputs: list[str]) -> Iterator[str]:
-    """Yields columns in a field's expression that its dataset does not return."""
+    """Yields what is wrong with a field's expression: it is not valid SQL, or its dataset does not return a column.
+
+    Args:
+        field: The field of a widget.
+        outputs: Names of the columns that the dataset returns.
+    """
     from sqlglot import errors, exp, parse_one
 
     try:
@@ -162,4 +174,4 @@ def _explain_expression(field: Tree, outputs: list[str]) -> Iterator[str]:
         return
     for column in tree.find_all(exp.Column):
         if outputs and column.name not in outputs:
-            yield f"the dataset returns no column {column.name!r}{suggest(column.name, outputs)}"
+            yield f"the dataset returns no column {column.name!r}{suggest_similar_name(column.name, outputs)}"

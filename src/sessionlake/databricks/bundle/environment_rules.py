@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from sessionlake.databricks.bundle.files import ResourceFault, Tree
-from sessionlake.databricks.bundle.models import is_unknown, suggest
+from sessionlake.databricks.bundle.models import is_unknown, suggest_similar_name
 from sessionlake.databricks.bundle.query_rules import Columns
-from sessionlake.settings.environment import find_rejected_values, find_variable_faults
-from sessionlake.settings.file import TARGET_VARIABLE, Document, FileError, KeyPath, SettingsFile, read_settings
+from sessionlake.settings.environment import find_rejected_variables, find_unknown_variables
+from sessionlake.settings.file import TARGET_VARIABLE, FileError, KeyPath, SettingsFile, YamlDocument, read_settings
 from sessionlake.settings.model import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
 
 _SECRET_REFERENCE = re.compile(r"\{\{secrets/.+\}\}")
@@ -19,14 +19,15 @@ _SCHEMA_PREFIX, _CHECKPOINTS = f"{ENV_PREFIX}SCHEMAS__", f"{ENV_PREFIX}CHECKPOIN
 
 
 def find_environment_faults(
-    job: Tree, schemas: Mapping[str, str], columns: Columns, document: Document | None
+    job: Tree, schemas: Mapping[str, str], columns: Columns, document: YamlDocument | None
 ) -> Iterator[ResourceFault]:
-    """Yields the faults in the environment variables of a resolved job's clusters.
+    """Yields the faults in the environment variables of a job's clusters: the key in the job, and the fault's text.
 
     Args:
-        job: The job.
-        schemas: Schema of the lake by its name in the deployment.
-        columns: The lake's tables.
+        job: The job as the bundle declares it, with all variables replaced by their values.
+        schemas: For each schema's name in the deployment, such as `dev_ada_silver`, its name in the lake, such as
+            `silver`.
+        columns: The columns of each table of the lake, by the table's name.
         document: The bundle's settings file; None if it cannot be read.
     """
     for number, item in enumerate(job.get("job_clusters", [])):
@@ -35,8 +36,8 @@ def find_environment_faults(
         key: KeyPath = ("job_clusters", number, "new_cluster", "spark_env_vars")
         known = {name: None if _is_hidden(value) else value for name, value in variables.items()}
         for name, text in (
-            *find_variable_faults(variables),
-            *find_rejected_values(known, _read_settings_file(known, document)),
+            *find_unknown_variables(variables),
+            *find_rejected_variables(known, _read_settings_file(known, document)),
             *_find_swapped_schemas(variables, schemas),
             *_find_shared_folder(variables, cluster),
             *_find_wrong_publications(variables, columns),
@@ -45,12 +46,12 @@ def find_environment_faults(
 
 
 def _is_hidden(value: str) -> bool:
-    """Returns True if only the deployment or the cluster knows the value, such as that of a secret."""
+    """Returns True if only the deployment or the cluster knows the value, as with a secret."""
     return is_unknown(value) or _SECRET_REFERENCE.search(value) is not None
 
 
-def _read_settings_file(variables: Mapping[str, str | None], document: Document | None) -> SettingsFile | None:
-    """Returns the settings that a cluster with these variables reads; None if they are in another file, or unknown."""
+def _read_settings_file(variables: Mapping[str, str | None], document: YamlDocument | None) -> SettingsFile | None:
+    """Returns the settings that a cluster with these variables reads; None for another file or an unknown target."""
     named, target = variables.get(CONFIG_VARIABLE), variables.get(TARGET_VARIABLE)
     is_other = CONFIG_VARIABLE in variables and (named is None or PurePosixPath(named).name != DEFAULT_FILE)
     if document is None or is_other or (target is None and TARGET_VARIABLE in variables):
@@ -62,7 +63,7 @@ def _read_settings_file(variables: Mapping[str, str | None], document: Document 
 
 
 def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the variables that name the schema of another layer."""
+    """Yields name and fault of each variable that names the schema of another layer than its own."""
     layers = {layer: f"{_SCHEMA_PREFIX}{layer.upper()}" for layer in SchemaSettings.model_fields}
     for layer, name in layers.items():
         written = schemas.get(variables.get(name, ""), layer)
@@ -71,7 +72,7 @@ def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, st
 
 
 def _find_shared_folder(variables: Mapping[str, str], cluster: Tree) -> Iterator[tuple[str, str]]:
-    """Yields the variable of the checkpoints if they are in the volume of the clusters' logs."""
+    """Yields name and fault of the variable with the checkpoints' folder, if that is in the volume of the logs."""
     logs = ((cluster.get("cluster_log_conf") or {}).get("volumes") or {}).get("destination")
     if logs and f"{variables.get(_CHECKPOINTS)}/".startswith(f"{logs}/"):
         text = f"the checkpoints are in {logs}, the volume of the clusters' logs, which nothing protects"
@@ -79,11 +80,11 @@ def _find_shared_folder(variables: Mapping[str, str], cluster: Tree) -> Iterator
 
 
 def _find_wrong_publications(variables: Mapping[str, str], columns: Columns) -> Iterator[tuple[str, str]]:
-    """Yields publications that are not `table=topic`, or whose table the lake does not have."""
+    """Yields name and fault of the variable with publications, for each that is not `table=topic` of a known table."""
     for one in variables.get(PUBLICATIONS_VARIABLE, "").split(","):
         table, separator, topic = one.strip().partition("=")
         if one.strip() and not (separator and table and topic):
             yield PUBLICATIONS_VARIABLE, f"{one.strip()!r} is no publication, such as silver.session_rows=tables.rows"
         elif table and not is_unknown(table) and table not in columns:
-            text = f"the lake has no table {table!r} to publish{suggest(table, list(columns))}"
+            text = f"the lake has no table {table!r} to publish{suggest_similar_name(table, list(columns))}"
             yield PUBLICATIONS_VARIABLE, text

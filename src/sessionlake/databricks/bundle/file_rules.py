@@ -28,7 +28,13 @@ _REQUIREMENT = re.compile(
 
 
 def find_path_faults(files: BundleFiles, folder: Path, target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
-    """Yields files that a resolved target's resources name, and that the bundle does not have or does not deploy."""
+    """Yields key and fault of each path of a target's resources whose file does not exist or is not deployed.
+
+    Args:
+        files: The bundle's files.
+        folder: The bundle's folder.
+        target: The target, with all variables replaced by their values.
+    """
     deployed = str(target.config["workspace"]["file_path"])
     built = {str(Path(str(own.get("path", "."))) / _BUILT) for own in (target.config.get("artifacts") or {}).values()}
     for key, text in iterate_texts(target.config.get("resources") or {}, ("resources",)):
@@ -36,22 +42,22 @@ def find_path_faults(files: BundleFiles, folder: Path, target: ResolvedTarget) -
             continue
         path = text.removeprefix(f"{deployed}/")
         if path != text:
-            yield from _find_missing_file(files, folder, key, path)
+            yield from _find_undeployed_file(files, folder, key, path)
         elif key[-1] == "whl" and not _ELSEWHERE.match(text):
             if str(Path(text).parent) not in built and not list(folder.glob(text)):
                 yield key, f"no artifact is built into {Path(text).parent}, and there is no file {text}"
             if not text.endswith(".whl"):
                 yield key, f"{text!r} is no wheel"
-        elif _names_file(key) and not _ELSEWHERE.match(text) and not _is_in_git(target, key):
+        elif _is_key_of_file_path(key) and not _ELSEWHERE.match(text) and not _is_in_git(target, key):
             # A relative path begins at the folder of the file that has it.
             start = Path(place_fault(files, target.name, key, "").file).parent
             own = Path(normpath(start / text))
             if own.parts[:1] != ("..",):
-                yield from _find_missing_file(files, folder, key, own.as_posix())
+                yield from _find_undeployed_file(files, folder, key, own.as_posix())
 
 
 def find_requirement_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
-    """Yields lines of the deployed lists of requirements that pip does not accept."""
+    """Yields a fault for each line of the deployed requirements files that pip would not accept."""
     texts = {text for key, text in iterate_texts(files.merged_content) if key[-1] == "requirements"}
     for name in sorted(text.removeprefix(_FILES_PREFIX) for text in texts if text.startswith(_FILES_PREFIX)):
         if not (folder / name).is_file():
@@ -62,19 +68,19 @@ def find_requirement_faults(files: BundleFiles, folder: Path) -> Iterator[FileFa
                 yield FileFault(name, number, f"{line!r} is no requirement, such as fastavro==1.13.1")
 
 
-def _names_file(key: KeyPath) -> bool:
+def _is_key_of_file_path(key: KeyPath) -> bool:
     return key[-1] in _FILE_KEYS or (key[-1] == "path" and len(key) > 1 and key[-2] in _PATH_OWNERS)
 
 
 def _is_in_git(target: ResolvedTarget, key: KeyPath) -> bool:
-    """Returns True if the file is read from a repository and not from the bundle."""
+    """Returns True if the file that a key names is read from a Git repository, not from the bundle."""
     node = target.config
     for part in key[:-1]:
         node = node[part]  # type: ignore[index]  # a list has a number here
     return node.get("source") == "GIT"
 
 
-def _find_missing_file(files: BundleFiles, folder: Path, key: KeyPath, path: str) -> Iterator[tuple[KeyPath, str]]:
+def _find_undeployed_file(files: BundleFiles, folder: Path, key: KeyPath, path: str) -> Iterator[tuple[KeyPath, str]]:
     excluded = (files.merged_content.get("sync") or {}).get("exclude") or []
     if not (folder / path).is_file():
         yield key, f"there is no file {path}, so it is not deployed"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.file import Document, FileError, KeyPath, read_document
+from sessionlake.settings.file import FileError, KeyPath, YamlDocument, read_document
 
 BUNDLE_FILE = "databricks.yml"
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -37,7 +37,13 @@ _USER = {"userName": "ada@example.com", "short_name": "ada"}
 
 @dataclass(frozen=True, order=True)
 class FileFault:
-    """A fault in a file, with its line."""
+    """A fault at a line of a file.
+
+    Attributes:
+        file: Path of the file in the bundle.
+        line: The line, counted from 1.
+        text: What is wrong.
+    """
 
     file: str
     line: int
@@ -49,23 +55,27 @@ class FileFault:
 
 @dataclass(frozen=True)
 class BundleFiles:
-    """`databricks.yml` and the files that it includes, by their path in the bundle."""
+    """The files of a bundle: `databricks.yml` and those that it includes.
 
-    documents: Mapping[str, Document]
+    Attributes:
+        documents: The parsed files, by their path in the bundle.
+    """
+
+    documents: Mapping[str, YamlDocument]
 
     @cached_property
     def merged_content(self) -> Tree:
-        """Content of all files merged, with references unresolved. Callers must not change it."""
+        """The content of all files merged into one. References `${…}` are not replaced. Callers must not change it."""
         return reduce(merge_content, (copy.deepcopy(document.content) for document in self.documents.values()))
 
     @property
     def targets(self) -> Tree:
-        """Content of each target, by its name."""
+        """The content of each target in `databricks.yml`, by the target's name."""
         found = self.documents[BUNDLE_FILE].content.get("targets") or {}
         return {name: target or {} for name, target in found.items()}
 
-    def make_fault(self, text: str, *key: str | int, file: str | None = None) -> FileFault:
-        """Returns a fault at the line of a key, or of its nearest ancestor that the files have.
+    def create_fault(self, text: str, *key: str | int, file: str | None = None) -> FileFault:
+        """Returns a fault at the line of a key. If the files lack the key, it is the line of the nearest key above it.
 
         Args:
             text: Description of the fault.
@@ -82,14 +92,19 @@ class BundleFiles:
         return FileFault(name, line, text)
 
     def count_existing_keys(self, *key: str | int) -> int:
-        """Returns how many leading parts of a key's path exist in the files."""
+        """Returns how many of the key's levels the files have, counted from the root."""
         lines = [document.lines for document in self.documents.values()]
         return max((n for n in range(1, len(key) + 1) if any(key[:n] in known for known in lines)), default=0)
 
 
 @dataclass(frozen=True)
 class ResolvedTarget:
-    """One resolved target of a bundle."""
+    """One target of a bundle as it would be deployed, with all variables replaced by their values.
+
+    Attributes:
+        name: Name of the target.
+        config: The whole configuration of the target, as nested dictionaries.
+    """
 
     name: str
     config: Tree
@@ -101,16 +116,16 @@ class ResolvedTarget:
 
     @property
     def jobs(self) -> Tree:
-        """The target's jobs, by key."""
-        return self.resources_of_kind("jobs")
+        """The target's jobs, by their key in the bundle."""
+        return self.list_resources_of_kind("jobs")
 
-    def resources_of_kind(self, kind: str) -> Tree:
-        """Returns the target's resources of a kind, by key."""
+    def list_resources_of_kind(self, kind: str) -> Tree:
+        """Returns the target's resources of a kind, such as `schemas`, by their key in the bundle."""
         return dict(self.config.get("resources", {}).get(kind, {}))
 
 
 def read_bundle(folder: Path) -> BundleFiles:
-    """Reads a bundle's files.
+    """Reads a bundle's files from its folder.
 
     Raises:
         ConfigError: The folder has no bundle, or a file cannot be read.
@@ -119,7 +134,9 @@ def read_bundle(folder: Path) -> BundleFiles:
     patterns = main.content.get("include", [])
     if not isinstance(patterns, list) or not all(isinstance(own, str) and not own.startswith("/") for own in patterns):
         raise FileError(
-            main.path, main.line(("include",)) or 0, ": include must be a list of file patterns relative to this folder"
+            main.path,
+            main.find_line(("include",)) or 0,
+            ": include must be a list of file patterns relative to this folder",
         )
     included = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return BundleFiles(
@@ -130,13 +147,13 @@ def read_bundle(folder: Path) -> BundleFiles:
 def resolve_target(
     files: BundleFiles, name: str, variables: Mapping[str, Any], user: Mapping[str, str] | None = None
 ) -> ResolvedTarget:
-    """Returns a target as it would be deployed.
+    """Returns a target as it would be deployed, with all variables replaced by their values.
 
     Args:
         files: The bundle's files.
         name: Name of the target.
         variables: Values of variables. A variable without a value or default becomes `<name>`.
-        user: Who deploys: `userName` and `short_name`. None is a user of an example.
+        user: Who deploys: `userName` and `short_name`. None stands for a user in an example.
 
     Raises:
         ConfigError: A reference `${…}` names something that does not exist, or refers to itself.
@@ -156,7 +173,7 @@ def resolve_target(
 
 
 def merge_content(base: Any, override: Any) -> Any:
-    """Merges mappings key by key and lists by concatenation. Any other value of `override` replaces that of `base`."""
+    """Returns two contents as one: mappings merged by key, lists joined. Other values of `override` replace `base`."""
     if isinstance(base, dict) and isinstance(override, dict):
         return base | {
             key: merge_content(base[key], value) if key in base else value for key, value in override.items()
@@ -165,7 +182,12 @@ def merge_content(base: Any, override: Any) -> Any:
 
 
 def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yields every text below a node, with its path of keys."""
+    """Yields the path of keys and the value of every text in nested dictionaries and lists.
+
+    Args:
+        node: The dictionaries and lists.
+        key: The path of `node` itself, with which all results begin.
+    """
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for own, value in items:
@@ -175,16 +197,16 @@ def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]
 
 
 def list_scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
-    """Returns the whole document and each of its targets, which have the same structure as the document.
+    """Returns the parts of a bundle's document that may have resources: the document itself and each of its targets.
 
-    Each tuple has the beginning of fault texts, the content, and its path of keys.
+    Each item has the beginning of fault texts about the part, its content, and its path of keys.
     """
     targets = content.get("targets") or {}
     return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]
 
 
 def list_resources(scope: Tree) -> list[tuple[str, str, Tree]]:
-    """Returns kind, key and content of all resources and scripts, which share one namespace of keys."""
+    """Returns kind, key and content of all resources and scripts in a document or target."""
     shared = dict(scope.get("resources") or {}) | ({"scripts": scope["scripts"]} if "scripts" in scope else {})
     return [(kind, key, own or {}) for kind, resources in shared.items() for key, own in (resources or {}).items()]
 
@@ -214,7 +236,7 @@ def _apply_presets(config: Tree) -> None:
 
 
 def _apply_identities(config: Tree) -> None:
-    """Copies the bundle's `run_as` and `permissions` to each resource. Levels get the names of its kind."""
+    """Copies the bundle's `run_as` and `permissions` to each resource, with the permission levels that its kind has."""
     permissions = _resolve_references(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})

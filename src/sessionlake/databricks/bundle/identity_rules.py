@@ -1,4 +1,4 @@
-"""Checks permissions: faults that a deployment accepts, perhaps with a warning, and that fail later."""
+"""Checks permissions for faults that a deployment accepts, perhaps with a warning, and that fail later."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ IDENTITIES = {"service_principal_name": None, "group_name": None, "user_name": N
 
 
 def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
-    """Yields the faults in a resolved resource's permissions, and in the rights of the identity that it runs as."""
+    """Yields key and text of each fault in a resource's permissions, or in the rights of the identity that it runs as.
+
+    Args:
+        target: The target, with all variables replaced by their values.
+        kind: Kind of the resource, such as `jobs`.
+        resource: The resource.
+    """
     for who in find_repeated_names(_describe_identity(given) for given in resource.get("permissions", [])):
         # The deployment only warns, but `bundle validate --strict` fails.
         yield ("permissions",), f"{who} has two levels, here or from the bundle's permissions: one is ignored"
     if kind == "alerts" and "run_as" in resource:
         who = _describe_identity(resource["run_as"])
-        for warehouse in target.resources_of_kind("sql_warehouses").values():
+        for warehouse in target.list_resources_of_kind("sql_warehouses").values():
             levels = [given["level"] for given in warehouse.get("permissions", []) if _describe_identity(given) == who]
             if warehouse["id"] == resource.get("warehouse_id") and not _ASKS.intersection(levels):
                 text = f"it runs as {who}, who may not query its warehouse: that needs {', '.join(sorted(_ASKS))}"

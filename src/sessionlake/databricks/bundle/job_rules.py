@@ -1,4 +1,4 @@
-"""Checks jobs: faults that a deployment accepts and that make a run fail."""
+"""Checks jobs for faults that a deployment accepts, and that make a run fail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from sessionlake.databricks.bundle.files import ResourceFault, Tree
-from sessionlake.databricks.bundle.models import suggest
+from sessionlake.databricks.bundle.models import suggest_similar_name
 from sessionlake.settings.file import KeyPath
 from sessionlake.settings.model import PUBLICATIONS_VARIABLE
 
@@ -41,10 +41,15 @@ _KIND, _PROFILE = "CLASSIC_PREVIEW", "spark.databricks.cluster.profile"
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 
 
-def find_job_faults(job: Tree, refused: Refused) -> Iterator[ResourceFault]:
-    """Yields all faults of one resolved job."""
+def find_job_faults(job: Tree, explain_refusal: Refused) -> Iterator[ResourceFault]:
+    """Yields key and text of all faults of one job.
+
+    Args:
+        job: The job as the bundle declares it, with all variables replaced by their values.
+        explain_refusal: Returns why the package's command line rejects a job's parameters, or None.
+    """
     yield from _find_task_faults(job)
-    yield from _find_command_faults(job, refused)
+    yield from _find_command_faults(job, explain_refusal)
     yield from _find_trigger_faults(job)
     yield from _find_compute_faults(job)
     yield from _find_cluster_faults(job)
@@ -60,8 +65,8 @@ def _find_task_faults(job: Tree) -> Iterator[ResourceFault]:
         "environment_key": {item["environment_key"] for item in job.get("environments", [])},
         "job_cluster_key": {item["job_cluster_key"] for item in job.get("job_clusters", [])},
     }
-    for key, before in find_order(job).items() if tasks else ():
-        if key in before and key not in _list_needed(tasks[keys.index(key)]):
+    for key, before in find_tasks_ended_before(job).items() if tasks else ():
+        if key in before and key not in _list_direct_dependencies(tasks[keys.index(key)]):
             yield ("tasks",), f"task {key!r} waits for itself through the tasks that it depends on"
     for number, task in enumerate(tasks):
         for position, needed in enumerate(item["task_key"] for item in task.get("depends_on") or ()):
@@ -75,36 +80,36 @@ def _find_task_faults(job: Tree) -> Iterator[ResourceFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
 
 
-def _list_needed(task: Tree) -> set[str]:
+def _list_direct_dependencies(task: Tree) -> set[str]:
     return {item["task_key"] for item in task.get("depends_on") or ()}
 
 
-def find_order(job: Tree) -> dict[str, set[str]]:
-    """Returns for each task the tasks that end before it starts."""
-    needs = {task["task_key"]: _list_needed(task) for task in job["tasks"]}
+def find_tasks_ended_before(job: Tree) -> dict[str, set[str]]:
+    """Returns, for each task of a job, the tasks that have ended when it starts, by task key."""
+    needs = {task["task_key"]: _list_direct_dependencies(task) for task in job["tasks"]}
     for _ in needs:
         needs = {key: own.union(*(needs.get(one, set()) for one in own)) for key, own in needs.items()}
     return needs
 
 
-def _find_command_faults(job: Tree, refused: Refused) -> Iterator[ResourceFault]:
-    """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
+def _find_command_faults(job: Tree, explain_refusal: Refused) -> Iterator[ResourceFault]:
+    """Yields key and text of faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
         name = str(wheel.get("package_name", ""))
         if name != PACKAGE:
-            if wheel.get("entry_point") == ENTRY_POINT or suggest(name, [PACKAGE]):
+            if wheel.get("entry_point") == ENTRY_POINT or suggest_similar_name(name, [PACKAGE]):
                 yield (*key, "package_name"), f"the entry point is one of the package {PACKAGE}, not of {name!r}"
             continue
         if wheel["entry_point"] != ENTRY_POINT:
             yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"
         words = [str(word) for word in wheel.get("parameters", [])]
-        if why := refused(words, _read_publications(job, task) if words[:1] == [_PUBLISH] else None):
+        if why := explain_refusal(words, _read_publications(job, task) if words[:1] == [_PUBLISH] else None):
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
 
 def _read_publications(job: Tree, task: Tree) -> dict[str, str] | None:
-    """Returns the variable that says what a task may publish, from its cluster's environment; None if it is not set."""
+    """Returns the environment variable that says what a task may publish; None if its cluster does not set it."""
     for item in job.get("job_clusters", []):
         variables = item.get("new_cluster", {}).get("spark_env_vars") or {}
         if item.get("job_cluster_key") == task.get("job_cluster_key") and PUBLICATIONS_VARIABLE in variables:
@@ -131,7 +136,7 @@ def _find_trigger_faults(job: Tree) -> Iterator[ResourceFault]:
 
 
 def _find_compute_faults(job: Tree) -> Iterator[ResourceFault]:
-    """Yields tasks without work or compute, or with two of either, and clusters that no task uses."""
+    """Yields faults of tasks that lack work or compute or have several, and of clusters that no task uses."""
     for number, task in enumerate(job.get("tasks", [])):
         what, key = f"task {task['task_key']!r}", ("tasks", number)
         work = sorted(name for name in task if name.endswith("_task") and task[name] is not None)
@@ -152,7 +157,7 @@ def _find_compute_faults(job: Tree) -> Iterator[ResourceFault]:
 
 
 def _find_health_faults(job: Tree) -> Iterator[ResourceFault]:
-    """Yields rules on a run's duration that can never hold, because the run's timeout ends it before."""
+    """Yields faults of health rules: some can never hold because the run's timeout is shorter, or have wrong values."""
     timeout = job.get("timeout_seconds")
     for number, rule in enumerate((job.get("health") or {}).get("rules") or ()):
         value, is_duration = rule.get("value"), rule.get("metric") == "RUN_DURATION_SECONDS"
@@ -164,17 +169,20 @@ def _find_health_faults(job: Tree) -> Iterator[ResourceFault]:
 
 
 def _find_conf_faults(cluster: Tree) -> Iterator[tuple[str, str]]:
-    """Yields the Spark settings of a cluster with an unknown name or value."""
+    """Yields name and fault of each Spark setting of a cluster with an unknown name or value."""
     for conf, value in (cluster.get("spark_conf") or {}).items():
         known = list(RUNTIME_CONF.get(conf, ()))
         if conf not in RUNTIME_CONF:
             yield conf, f"spark_conf: {conf} is not one of the known settings (RUNTIME_CONF)"
-        elif known and _to_conf(value) not in known:
-            yield conf, f"spark_conf: {conf}: {value!r} is not one of {', '.join(known)}{suggest(value, known)}"
+        elif known and _format_conf_value(value) not in known:
+            yield (
+                conf,
+                f"spark_conf: {conf}: {value!r} is not one of {', '.join(known)}{suggest_similar_name(value, known)}",
+            )
 
 
-def _to_conf(value: object) -> str:
-    """Returns a setting's value as Spark reads it: YAML's true is the text true."""
+def _format_conf_value(value: object) -> str:
+    """Returns the value of a Spark setting as Spark reads it: YAML's true becomes the text true."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

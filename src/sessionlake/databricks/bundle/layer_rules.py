@@ -1,4 +1,4 @@
-"""Checks the jobs of a target together: each layer has one writer, and runs as long as its trigger needs."""
+"""Checks the jobs of a target together: each layer has one writer, and each run ends or lasts as its trigger needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
-from sessionlake.databricks.bundle.job_rules import PACKAGE, find_order
+from sessionlake.databricks.bundle.job_rules import PACKAGE, find_tasks_ended_before
 from sessionlake.settings.file import KeyPath
 
 LAYERS = ("bronze", "silver", "gold")
@@ -19,13 +19,13 @@ _PARAMETERS = ("tasks", 0, "python_wheel_task", "parameters")
 
 
 def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, ResourceFault]]:
-    """Yields the faults of a target's jobs, each with the key of its job."""
+    """Yields the faults of a target's jobs that concern layers: key of the job, and key and text of the fault."""
     always, running = defaultdict(list), defaultdict(list)
     for key, job in target.jobs.items():
         yield from ((key, fault) for fault in _find_run_faults(job))
         trigger = job.get("continuous") or job.get("schedule") or {}
-        for layer in _list_layers_of(job):
-            if "continuous" in job and len(_list_layers_of(job)) == 1:
+        for layer in _list_layers_of_job(job):
+            if "continuous" in job and len(_list_layers_of_job(job)) == 1:
                 always[layer].append(key)
             if trigger.get("pause_status") == _RUNNING:
                 running[layer].append(key)
@@ -36,18 +36,18 @@ def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, ResourceFau
     for layer, keys in running.items():
         if len(keys) > 1:
             text = f"the jobs {' and '.join(sorted(keys))} both run {layer} and are not paused. Pause one of them"
-            yield from ((key, (_find_trigger(target.jobs[key]), text)) for key in keys)
+            yield from ((key, (_find_trigger_key(target.jobs[key]), text)) for key in keys)
 
 
 def find_silent_jobs(target: ResolvedTarget) -> Iterator[ResourceFault]:
-    """Yields jobs of a production target whose failure is notified to nobody."""
+    """Yields key and fault of each job of a production target whose failures are notified to nobody."""
     for key, job in target.jobs.items() if target.is_production else ():
         if not any((job.get(kind) or {}).get("on_failure") for kind in _NOTIFICATIONS):
             text = f"jobs.{key}: nobody is notified of a failure: {' and '.join(_NOTIFICATIONS)} have no on_failure"
             yield ("resources", "jobs", key, _NOTIFICATIONS[0]), text
 
 
-def _find_trigger(job: Tree) -> KeyPath:
+def _find_trigger_key(job: Tree) -> KeyPath:
     return ("continuous" if "continuous" in job else "schedule", "pause_status")
 
 
@@ -56,20 +56,20 @@ def _list_commands(job: Tree) -> list[list[str]]:
     return [[str(word) for word in own.get("parameters") or ()] for own in wheels if own.get("package_name") == PACKAGE]
 
 
-def _list_layers(words: list[str]) -> tuple[str, ...]:
-    """Returns the layers that a command runs."""
+def _list_layers_of_command(words: list[str]) -> tuple[str, ...]:
+    """Returns the layers that a command line runs; empty if it is not `run`."""
     if words[:1] != [_RUN] or len(words) == 1:
         return ()
     return LAYERS if words[1] == _ALL else (words[1],)
 
 
-def _list_layers_of(job: Tree) -> set[str]:
-    return {layer for words in _list_commands(job) for layer in _list_layers(words)}
+def _list_layers_of_job(job: Tree) -> set[str]:
+    return {layer for words in _list_commands(job) for layer in _list_layers_of_command(words)}
 
 
 def _find_run_faults(job: Tree) -> Iterator[ResourceFault]:
     commands = _list_commands(job)
-    layers = [_list_layers(words) for words in commands]
+    layers = [_list_layers_of_command(words) for words in commands]
     if any(layers) and job.get("max_concurrent_runs", 1) != 1:
         yield ("max_concurrent_runs",), "must be 1: two runs of a layer must not share a checkpoint"
     for number, words in enumerate(commands):
@@ -82,11 +82,16 @@ def _find_run_faults(job: Tree) -> Iterator[ResourceFault]:
 
 
 def _find_order_faults(job: Tree, layers: list[tuple[str, ...]]) -> Iterator[ResourceFault]:
-    """Yields tasks that run a layer without waiting for the layer that it reads."""
+    """Yields faults of tasks that run a layer without waiting for the task that runs the layer before it.
+
+    Args:
+        job: The job.
+        layers: The layers that each task runs.
+    """
     tasks = job.get("tasks") or []
     if len(layers) != len(tasks):
         return
-    order = find_order(job) if tasks else {}
+    order = find_tasks_ended_before(job) if tasks else {}
     made: dict[str, str] = {}
     for task, own in zip(tasks, layers, strict=True):
         made |= dict.fromkeys(own, task["task_key"])

@@ -36,25 +36,38 @@ _INTEGER, _NUMBER = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)
 
 @dataclass(frozen=True)
 class Models:
-    """Classes, lists of values, and the class of each kind of resource."""
+    """The allowed keys and values of a bundle's resources.
+
+    Attributes:
+        kinds: For each kind of resource, such as `jobs`, the name of its class.
+        enums: For each list of allowed values, by its name: the values.
+        classes: For each class, by its name: the type of each key.
+    """
 
     kinds: Mapping[str, str]
     enums: Mapping[str, list[str]]
     classes: Mapping[str, Mapping[str, Any]]
 
     def list_keys(self, name: str) -> dict[str, Any]:
-        """Returns the type of each key of a class."""
+        """Returns the type of each key of a class, by the key."""
         return {key.removesuffix("!"): kind for key, kind in self.classes[name].items()}
 
 
 @cache
 def read_models() -> Models:
-    """Returns the models of the resources that a bundle may have."""
+    """Returns the models of the kinds of resources that a bundle may have."""
     return Models(**json.loads(MODEL_FILE.read_text(encoding="utf-8")))
 
 
 def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) -> Iterator[ResourceFault]:
-    """Yields where a value does not have the type `kind`."""
+    """Yields key and text of each place where a value does not have the required type.
+
+    Args:
+        models: The models.
+        kind: The required type, in the form that the module describes.
+        value: The value.
+        key: Path of keys to the value.
+    """
     if value is None or kind == "any" or is_unknown(value):
         return
     if isinstance(kind, list):
@@ -63,25 +76,25 @@ def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) 
         yield from _find_mapping_faults(models, kind, value, key)
     elif kind in models.enums:
         if value not in models.enums[kind]:
-            yield key, f"{_say(key)}: {value!r} is not one of {_list(models.enums[kind], value)}"
-    elif not _is_scalar(kind, value):
-        yield key, _say_wrong_type(key, value, _NAMES[kind])
+            yield key, f"{_get_last_name(key)}: {value!r} is not one of {_join_values(models.enums[kind], value)}"
+    elif not _is_accepted_scalar(kind, value):
+        yield key, _describe_wrong_type(key, value, _NAMES[kind])
 
 
-def suggest(name: object, known: list[str]) -> str:
-    """Returns a sentence that proposes the known name that is most like another; empty if none is."""
+def suggest_similar_name(name: object, known: list[str]) -> str:
+    """Returns a question with the known name most similar to `name`, as in `. Did you mean 'jobs'?`; else empty."""
     found = get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
 def is_unknown(value: object) -> bool:
-    """Returns True if only the deployment knows the value."""
+    """Returns True if only a deployment knows the value: it is an id, or refers to a variable without a value."""
     return isinstance(value, str) and _UNKNOWN.fullmatch(value) is not None
 
 
 def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
     if not isinstance(value, list):
-        yield key, _say_wrong_type(key, value, "a list")
+        yield key, _describe_wrong_type(key, value, "a list")
         return
     for number, item in enumerate(value):
         yield from find_model_faults(models, kind, item, (*key, number))
@@ -89,7 +102,7 @@ def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> It
 
 def _find_mapping_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
     if not isinstance(value, dict):
-        yield key, _say_wrong_type(key, value, "a mapping of keys")
+        yield key, _describe_wrong_type(key, value, "a mapping of keys")
     elif isinstance(kind, dict):
         for name, own in value.items():
             yield from find_model_faults(models, kind["*"], own, (*key, name))
@@ -102,17 +115,17 @@ def _find_class_faults(models: Models, name: str, value: dict[str, Any], key: Ke
     for own, content in value.items():
         if own not in known:
             text = f"{own!r}{NOT_A_KEY}{name.rpartition('.')[2]}, so a deployment ignores it"
-            hint = suggest(own, list(known)) or f". It has the keys {', '.join(known)}"
+            hint = suggest_similar_name(own, list(known)) or f". It has the keys {', '.join(known)}"
             yield (*key, own), text + hint
         else:
             yield from find_model_faults(models, known[own], content, (*key, own))
     for own in models.classes[name]:
         if own.endswith("!") and value.get(own[:-1]) in (None, "", [], {}):
-            yield (*key, own[:-1]), f"{_say((*key, own[:-1]))} {REQUIRED}. Add it"
+            yield (*key, own[:-1]), f"{_get_last_name((*key, own[:-1]))} {REQUIRED}. Add it"
 
 
-def _is_scalar(kind: str, value: Any) -> bool:
-    """Returns True if a deployment takes a value for a type. It reads numbers and booleans from texts, and reverse."""
+def _is_accepted_scalar(kind: str, value: Any) -> bool:
+    """Returns True if a deployment accepts the value for a simple type. It reads numbers from texts and vice versa."""
     if isinstance(value, dict | list):
         return False
     if kind == "text":
@@ -127,15 +140,15 @@ def _to_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _say_wrong_type(key: KeyPath, value: Any, wanted: str) -> str:
+def _describe_wrong_type(key: KeyPath, value: Any, wanted: str) -> str:
     found = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
-    return f"{_say(key)} must be {wanted}, found {found}"
+    return f"{_get_last_name(key)} must be {wanted}, found {found}"
 
 
-def _say(key: KeyPath) -> str:
-    """Returns the last name of a path of keys, such as `tasks`, without the number of an item."""
+def _get_last_name(key: KeyPath) -> str:
+    """Returns the last name in a path of keys, such as `tasks`, skipping the numbers of list items."""
     return next((str(part) for part in reversed(key) if isinstance(part, str)), "the resource")
 
 
-def _list(values: list[str], value: object) -> str:
-    return ", ".join(values) + suggest(value, values)
+def _join_values(values: list[str], value: object) -> str:
+    return ", ".join(values) + suggest_similar_name(value, values)

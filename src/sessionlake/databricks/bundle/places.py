@@ -1,4 +1,4 @@
-"""Finds the file and line of a fault in a resolved target, and joins faults that have one cause."""
+"""Finds the file and line of a fault in a target, and joins faults that have one cause."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SHOWN_USES = 3
 
 @dataclass(frozen=True)
 class PlacedFault:
-    """A fault of a resolved target.
+    """A fault of a target, with the place in the files that causes it.
 
     Attributes:
         file: The file that has the wrong value.
-        line: Its line.
+        line: Its line, counted from 1.
         owner: Kind and key of the resource with the fault, such as `jobs.bronze`; empty if it is not in a resource.
         text: Description of the fault.
         uses: File and line of each reference that leads to the wrong value, such as `resources/bronze.job.yml:30`.
@@ -36,24 +36,24 @@ class PlacedFault:
 def place_fault(
     files: BundleFiles, target: str, key: KeyPath, text: str, owner: str = "", line: int = 0
 ) -> PlacedFault:
-    """Returns a fault at the place where its value is written.
+    """Returns a fault together with the file and line in which its value is written.
 
     Args:
         files: The bundle's files.
-        target: The target of the deployment.
-        key: Path of keys in the resolved target.
+        target: Name of the target.
+        key: Path of keys to the value in the target, as it is after all references were replaced.
         text: Description of the fault.
         owner: Kind and key of the resource with the fault.
         line: The line within a text of many lines, or 0.
     """
     *uses, definition = _follow_references(files, target, key, (), is_value=NOT_A_KEY not in text)
-    found = files.make_fault(text, *definition)
-    places = [files.make_fault(text, *own) for own in uses]
+    found = files.create_fault(text, *definition)
+    places = [files.create_fault(text, *own) for own in uses]
     return PlacedFault(found.file, found.line + line, owner, text, tuple(f"{own.file}:{own.line}" for own in places))
 
 
 def join_faults(faults: Iterable[PlacedFault]) -> Iterator[FileFault]:
-    """Yields one fault for each wrong line and text, even if many resources use the line."""
+    """Yields one fault for each wrong line and text. It names all resources that use the line."""
     groups: dict[tuple[str, int, str], list[PlacedFault]] = defaultdict(list)
     for fault in faults:
         groups[fault.file, fault.line, fault.text].append(fault)
@@ -72,13 +72,13 @@ def join_faults(faults: Iterable[PlacedFault]) -> Iterator[FileFault]:
 def _follow_references(
     files: BundleFiles, target: str, key: KeyPath, seen: tuple[str, ...], *, is_value: bool
 ) -> list[KeyPath]:
-    """Returns the keys of each reference that leads to a value, and last the keys of the value itself.
+    """Returns the keys of each reference that leads to a value, and last the key of the value itself.
 
     Args:
         files: The bundle's files.
-        target: The target of the deployment.
-        key: Path of keys in the resolved target.
-        seen: The variables that were followed.
+        target: Name of the target.
+        key: Path of keys to the value in the target, as it is after all references were replaced.
+        seen: The variables that were followed so far.
         is_value: True to find the value; False to find the last key itself, which may have a variable as its value.
     """
     node: Any = files.merged_content

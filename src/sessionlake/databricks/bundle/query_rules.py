@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sessionlake.databricks.bundle.models import suggest
+from sessionlake.databricks.bundle.models import suggest_similar_name
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.sql.views import DEFINITIONS
@@ -29,10 +29,10 @@ _NAMED = re.compile(r"'([\w.]+)'|: (\w+)$")
 
 @dataclass(frozen=True)
 class CheckedQuery:
-    """A query that was checked.
+    """The result of checking a query.
 
     Attributes:
-        faults: Its faults.
+        faults: The query's faults: line, from 1, and text of each.
         outputs: Names of the columns that it returns; empty if it cannot be parsed.
         tables: Two-level names of the tables that it reads.
     """
@@ -43,7 +43,7 @@ class CheckedQuery:
 
 
 def list_lake_columns(declared: Mapping[str, str]) -> Columns:
-    """Returns the columns of the lake's tables and views.
+    """Returns the SQL type of each column of each table and view of the lake, by the table's name.
 
     Args:
         declared: The SQL type of each column that the settings declare.
@@ -62,12 +62,13 @@ def list_lake_columns(declared: Mapping[str, str]) -> Columns:
 def check_query(
     sql: str, columns: Columns, schemas: Mapping[str, str] | None = None, parameters: frozenset[str] = frozenset()
 ) -> CheckedQuery:
-    """Checks a query.
+    """Checks a SQL query over the lake's tables: its tables, columns, functions and parameters must exist.
 
     Args:
         sql: The query. It names tables by schema and name, or as `IDENTIFIER(:prefix || 'ops.ledger')`.
-        columns: The lake's tables.
-        schemas: Schema of the lake, such as `ops`, by its name in the deployment; None if both are equal.
+        columns: The columns of each table of the lake, by the table's name.
+        schemas: For each schema's name in the deployment, such as `dev_ada_ops`, its name in the lake, such as `ops`;
+            None if both are equal.
         parameters: The parameters that the query may use.
     """
     # Targets share most queries, and sqlglot takes a second for all of them.
@@ -104,24 +105,29 @@ def _check_query(
         *_find_function_faults(tree),
         *_find_union_faults(tree),
     ]
-    found = frozenset(_name_of(table) for table in tree.find_all(exp.Table) if table.db)
+    found = frozenset(_get_table_name(table) for table in tree.find_all(exp.Table) if table.db)
     if not faults and all(
         columns.get(name, {"": ""}) for name in found
     ):  # columns of the user's own tables are not known
         faults = [*_find_field_faults(tree, columns)] or [*_find_column_faults(tree, sql, columns)]
     outputs = [str(name) for name in tree.named_selects]
-    return CheckedQuery([(line or _find_line(sql, text), text) for line, text in faults], outputs, found)
+    return CheckedQuery([(line or _find_line_of_fault(sql, text), text) for line, text in faults], outputs, found)
 
 
-def _find_line(sql: str, fault: str) -> int:
-    """Returns the first line of a query that has the name that a fault names."""
+def _find_line_of_fault(sql: str, fault: str) -> int:
+    """Returns the first line of a query in which the name occurs that a fault's text has; 1 if there is none."""
     named = _NAMED.search(fault)
     word = (named[1] or named[2]) if named else ""
     return next((number for number, text in enumerate(sql.splitlines(), 1) if word and word in text), 1)
 
 
 def _rename_schemas(tree: Any, schemas: Mapping[str, str]) -> None:
-    """Replaces the schemas of a deployment by those of the lake, and drops the catalog."""
+    """Replaces, in a syntax tree, the deployment's schemas by those of the lake, and removes catalogs.
+
+    Args:
+        tree: The syntax tree, changed in place.
+        schemas: For each schema's name in the deployment, its name in the lake.
+    """
     from sqlglot import exp
 
     for table in tree.find_all(exp.Table):
@@ -130,7 +136,7 @@ def _rename_schemas(tree: Any, schemas: Mapping[str, str]) -> None:
             table.set("db", exp.to_identifier(schemas.get(table.db, table.db)))
 
 
-def _name_of(table: Any) -> str:
+def _get_table_name(table: Any) -> str:
     return f"{table.db}.{table.name}"
 
 
@@ -141,16 +147,16 @@ def _find_table_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None
     for table in tree.find_all(exp.Table):
         if isinstance(table.this, exp.Func):
             continue
-        name, line = _name_of(table), table.this.meta.get("line")
+        name, line = _get_table_name(table), table.this.meta.get("line")
         if not table.db and table.name.lower() not in defined:
-            hint = suggest(table.name, [*defined, *(own.partition(".")[2] for own in columns)])
+            hint = suggest_similar_name(table.name, [*defined, *(own.partition(".")[2] for own in columns)])
             yield line, f"the table {table.name!r} has no schema, and the query defines no such name{hint}"
         elif table.db and name not in columns:
-            yield line, f"the lake has no table {name!r}{suggest(name, list(columns))}"
+            yield line, f"the lake has no table {name!r}{suggest_similar_name(name, list(columns))}"
     for literal in tree.find_all(exp.Literal):
         # The ledger names tables as texts.
         if literal.is_string and _TABLE_NAME.fullmatch(literal.name) and literal.name not in columns:
-            yield None, f"the lake has no table {literal.name!r}{suggest(literal.name, list(columns))}"
+            yield None, f"the lake has no table {literal.name!r}{suggest_similar_name(literal.name, list(columns))}"
 
 
 def _find_parameter_faults(tree: Any, sql: str, parameters: frozenset[str]) -> Iterator[tuple[int | None, str]]:
@@ -170,7 +176,10 @@ def _find_function_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
     for call in tree.find_all(exp.Anonymous):
         name = str(call.name).lower()
         if name not in SAFE_FUNCTIONS and not isinstance(call.parent, exp.Dot | exp.Table):
-            yield call.meta.get("line"), f"there is no function {call.name!r}{suggest(name, sorted(SAFE_FUNCTIONS))}"
+            yield (
+                call.meta.get("line"),
+                f"there is no function {call.name!r}{suggest_similar_name(name, sorted(SAFE_FUNCTIONS))}",
+            )
 
 
 def _find_union_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
@@ -183,7 +192,7 @@ def _find_union_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
 
 
 def _find_field_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None, str]]:
-    """Yields fields of structs that no column has. Such a struct is an item of a list, or a lambda's argument."""
+    """Yields line and text of a fault for each field of a list's item that no struct of the lake has."""
     from sqlglot import exp
 
     items = {str(own.name) for call in tree.find_all(exp.Lambda) for own in call.expressions}
@@ -194,7 +203,7 @@ def _find_field_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None
         item, name = (node.table, node.name) if isinstance(node, exp.Column) else (node.this.name, node.name)
         if item in items and name and name not in fields:
             line = node.this.meta.get("line") if isinstance(node, exp.Column) else None
-            yield line, f"no struct of the lake has a field {name!r}{suggest(name, sorted(fields))}"
+            yield line, f"no struct of the lake has a field {name!r}{suggest_similar_name(name, sorted(fields))}"
 
 
 def _find_column_faults(tree: Any, sql: str, columns: Columns) -> Iterator[tuple[int | None, str]]:
@@ -214,5 +223,5 @@ def _find_column_faults(tree: Any, sql: str, columns: Columns) -> Iterator[tuple
         place = _PLACE.search(text)
         known = sorted({column for table in columns.values() for column in table})
         named = _NAMED.search(text)
-        hint = suggest(named[1] or named[2], known) if named else ""
-        yield int(place[1]) if place else _find_line(sql, text), f"{text}{hint}"
+        hint = suggest_similar_name(named[1] or named[2], known) if named else ""
+        yield int(place[1]) if place else _find_line_of_fault(sql, text), f"{text}{hint}"

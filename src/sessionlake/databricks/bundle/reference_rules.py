@@ -1,4 +1,4 @@
-"""Checks references `${…}` and variables: each reference leads to something, and each variable is declared and used."""
+"""Checks references `${…}` and variables: each reference must lead to something, each variable be declared and used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessionlake.databricks.bundle.files import (
     iterate_texts,
     list_resources,
 )
-from sessionlake.databricks.bundle.models import suggest
+from sessionlake.databricks.bundle.models import suggest_similar_name
 from sessionlake.databricks.bundle.root_models import read_all_models
 
 _PARTS = 3
@@ -46,7 +46,7 @@ _USER = {"userName", "short_name", "domain_friendly_name", "displayName", "id"}
 
 
 def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
-    """Yields the faults of all references and variables of a bundle."""
+    """Yields the faults of all references and variables in a bundle's files."""
     declared = files.merged_content.get("variables") or {}
     for document in files.documents.values():
         for key, text in iterate_texts(document.content):
@@ -54,29 +54,37 @@ def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
                 wrong = _explain_dangling_reference(files, declared, path)
                 wrong = wrong or _explain_complex_reference(declared, path, text)
                 if wrong:
-                    fault = files.make_fault(f"${{{path}}}{wrong}", *key)
+                    fault = files.create_fault(f"${{{path}}}{wrong}", *key)
                     yield replace(fault, line=fault.line + _find_line_below(text, f"${{{path}}}"))
             if "description" not in key[-1:]:
                 for broken in _MALFORMED.findall(text):
-                    yield files.make_fault(f"{broken!r} is no reference. Write ${{var.name}}", *key)
+                    yield files.create_fault(f"{broken!r} is no reference. Write ${{var.name}}", *key)
     yield from _find_variable_faults(files, declared)
 
 
 def find_unused_variables(files: BundleFiles) -> Iterator[FileFault]:
-    """Yields the variables to which nothing refers."""
+    """Yields a fault for each variable to which no reference leads."""
     texts = (text for document in files.documents.values() for _, text in iterate_texts(document.content))
     used = {path.split(".")[1] for text in texts for path in REFERENCE.findall(text) if path.startswith("var.")}
     for name in (files.merged_content.get("variables") or {}).keys() - used - DEPLOYMENT_VARIABLES:
-        yield files.make_fault(f"variable {name} is not used", "variables", name)
+        yield files.create_fault(f"variable {name} is not used", "variables", name)
 
 
 def _find_line_below(text: str, part: str) -> int:
-    """Returns how many lines below its key a part of a text of many lines is."""
+    """Returns how many lines below its key a text has a part; 0 if the text is on one line."""
     return text[: text.index(part)].count("\n") + 1 if "\n" in text.strip("\n") else 0
 
 
 def look_up_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
-    """Returns a value and its path of keys. For a reference to a variable these are the variable's default."""
+    """Returns the value and the path of keys of a variable's default, if the value is a reference to a variable.
+
+    Any other value is returned unchanged, with its own path.
+
+    Args:
+        files: The bundle's files.
+        node: The value.
+        key: Path of keys to the value.
+    """
     reference = REFERENCE.fullmatch(node) if isinstance(node, str) else None
     if reference is None or not reference[1].startswith("var."):
         return node, key
@@ -89,28 +97,28 @@ def _find_variable_faults(files: BundleFiles, declared: Tree) -> Iterator[FileFa
     for name, own in declared.items():
         spec = own if isinstance(own, dict) else {}
         if not spec.get("description"):
-            yield files.make_fault(f"variable {name} has no description", "variables", name)
-        for place, value in _list_values(files, name) if name in DEPLOYMENT_VARIABLES else ():
+            yield files.create_fault(f"variable {name} has no description", "variables", name)
+        for place, value in _list_variable_values(files, name) if name in DEPLOYMENT_VARIABLES else ():
             if str(value).lower() not in {"true", "false"}:
-                yield files.make_fault(f"variable {name} must be true or false, found {value!r}", *place)
+                yield files.create_fault(f"variable {name} must be true or false, found {value!r}", *place)
         if "default" in spec and "lookup" in spec:
-            yield files.make_fault(f"variable {name} has a default and a lookup", "variables", name)
+            yield files.create_fault(f"variable {name} has a default and a lookup", "variables", name)
         is_complex = isinstance(spec.get("default"), dict | list)
         if is_complex and spec.get("type") != "complex":
             text = f"variable {name} has a mapping or a list as its default, so it needs type: complex"
-            yield files.make_fault(text, "variables", name, "type")
+            yield files.create_fault(text, "variables", name, "type")
         is_text = isinstance(spec.get("default"), str | int | float)
         if spec.get("type") == "complex" and is_text and not REFERENCE.fullmatch(str(spec["default"])):
             text = f"variable {name} is complex, but its default is {spec['default']!r}"
-            yield files.make_fault(text, "variables", name, "default")
+            yield files.create_fault(text, "variables", name, "default")
     for name, target in files.targets.items():
         for variable in (target.get("variables") or {}).keys() - declared.keys():
-            text = f"target {name}: there is no variable {variable}{suggest(variable, list(declared))}"
-            yield files.make_fault(text, "targets", name, "variables", variable)
+            text = f"target {name}: there is no variable {variable}{suggest_similar_name(variable, list(declared))}"
+            yield files.create_fault(text, "targets", name, "variables", variable)
 
 
-def _list_values(files: BundleFiles, name: str) -> list[tuple[tuple[str, ...], Any]]:
-    """Returns the values that a bundle gives to a variable, each with its path of keys."""
+def _list_variable_values(files: BundleFiles, name: str) -> list[tuple[tuple[str, ...], Any]]:
+    """Returns the values that a bundle gives to a variable, by default and in targets, each with its path of keys."""
     own = (files.merged_content.get("variables") or {})[name] or {}
     found: list[tuple[tuple[str, ...], Any]] = [(("variables", name, "default"), own.get("default", "false"))]
     for target, content in files.targets.items():
@@ -124,7 +132,13 @@ DEPLOYMENT_VARIABLES = {"start"}
 
 
 def _explain_complex_reference(declared: Tree, path: str, text: str) -> str | None:
-    """Returns why a variable of type complex cannot be a part of a text."""
+    """Returns what is wrong if a text contains a variable of type complex as a part; None otherwise.
+
+    Args:
+        declared: The variables of the bundle, by name.
+        path: The reference, such as `var.catalog`.
+        text: The text with the reference.
+    """
     room, _, name = path.partition(".")
     is_part = REFERENCE.fullmatch(text) is None
     if room == "var" and is_part and (declared.get(name) or {}).get("type") == "complex":
@@ -136,22 +150,22 @@ def _explain_dangling_reference(files: BundleFiles, declared: Tree, path: str) -
     room, _, rest = path.partition(".")
     if room == "var":
         name = rest.partition(".")[0]
-        return None if name in declared else f": there is no such variable{suggest(name, list(declared))}"
+        return None if name in declared else f": there is no such variable{suggest_similar_name(name, list(declared))}"
     if room == "resources":
-        return _explain_resource(files, rest)
+        return _explain_dangling_resource(files, rest)
     if room == "bundle":
-        return None if rest in _BUNDLE else f": the bundle has no {rest!r}{suggest(rest, sorted(_BUNDLE))}"
+        return None if rest in _BUNDLE else f": the bundle has no {rest!r}{suggest_similar_name(rest, sorted(_BUNDLE))}"
     if room == "workspace":
         known = {*read_all_models().list_keys("Workspace"), *(f"current_user.{own}" for own in _USER)}
-        return None if rest in known else f": the workspace has no {rest!r}{suggest(rest, sorted(known))}"
+        return None if rest in known else f": the workspace has no {rest!r}{suggest_similar_name(rest, sorted(known))}"
     return f" must begin with {', '.join(_ROOMS[:-1])} or {_ROOMS[-1]}"
 
 
-def _explain_resource(files: BundleFiles, rest: str) -> str | None:
+def _explain_dangling_resource(files: BundleFiles, rest: str) -> str | None:
     kind, key, field = [*rest.split("."), "", ""][:_PARTS]
     known = [f"{own}.{name}" for own, name, _ in list_resources(files.merged_content)]
     if f"{kind}.{key}" not in known:
-        return f": there is no such resource{suggest(f'{kind}.{key}', known)}"
+        return f": there is no such resource{suggest_similar_name(f'{kind}.{key}', known)}"
     models = read_all_models()
     if not field:
         return ": name a field of the resource, such as id or name"
@@ -160,4 +174,6 @@ def _explain_resource(files: BundleFiles, rest: str) -> str | None:
         *_GIVEN,
         *_GIVEN_TO.get(kind, ()),
     }
-    return None if field in allowed else f": {kind} have no field {field!r}{suggest(field, sorted(allowed))}"
+    return (
+        None if field in allowed else f": {kind} have no field {field!r}{suggest_similar_name(field, sorted(allowed))}"
+    )

@@ -117,6 +117,6 @@ _ENUMS = {
 
 @cache
 def read_all_models() -> Models:
-    """Returns the models of resources, of `databricks.yml` and of dashboards."""
+    """Returns the allowed keys and values of resources, of `databricks.yml` and of dashboards."""
     resources = read_models()
     return replace(resources, classes={**resources.classes, **_CLASSES}, enums={**resources.enums, **_ENUMS})

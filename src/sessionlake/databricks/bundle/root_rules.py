@@ -17,7 +17,7 @@ from sessionlake.databricks.bundle.files import (
     FileFault,
 )
 from sessionlake.databricks.bundle.job_rules import PACKAGE
-from sessionlake.databricks.bundle.models import find_model_faults, suggest
+from sessionlake.databricks.bundle.models import find_model_faults, suggest_similar_name
 from sessionlake.databricks.bundle.root_models import ROOT, read_all_models
 from sessionlake.settings.model import DEFAULT_FILE
 
@@ -26,25 +26,25 @@ _BUILDERS = ("uv build", "python -m build", "python3 -m build", "poetry build", 
 
 
 def find_root_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
-    """Yields faults in the keys, targets and file names of a bundle."""
+    """Yields the faults in `databricks.yml` outside its resources: keys, targets, and files that do not exist."""
     for name, document in files.documents.items():
         content = document.content | ({} if name == BUNDLE_FILE else {"bundle": {"name": "included"}})
         for key, text in find_model_faults(read_all_models(), ROOT, content):
-            yield FileFault(name, document.line(key) or 1, text)
+            yield FileFault(name, document.find_line(key) or 1, text)
     yield from _find_target_faults(files)
     version = str((files.merged_content.get("bundle") or {}).get("databricks_cli_version", ">= 1.9.0"))
     if not all(_VERSION.fullmatch(part.strip()) for part in version.split(",")):
         text = f"{version!r} is no constraint of a version, such as '>= 1.9.0'"
-        yield files.make_fault(text, "bundle", "databricks_cli_version")
+        yield files.create_fault(text, "bundle", "databricks_cli_version")
     if not (files.merged_content.get("bundle") or {}).get("name"):
-        yield files.make_fault("bundle.name is required, but missing or empty. Add it", "bundle")
+        yield files.create_fault("bundle.name is required, but missing or empty. Add it", "bundle")
     yield from _find_function_faults(files)
     yield from _find_file_faults(files, folder)
     yield from find_requirement_faults(files, folder)
 
 
 def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
-    """Yields functions that a deployment calls and that do not exist. They are looked for in the source's text."""
+    """Yields a fault for each Python function that the bundle names, but that the package does not have."""
     for kind in ("mutators", "resources"):
         for number, name in enumerate((files.merged_content.get("python") or {}).get(kind) or ()):
             module, _, function = str(name).partition(":")
@@ -52,7 +52,7 @@ def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
                 continue
             source = Path(__file__).parents[3].joinpath(*module.split(".")).with_suffix(".py")
             if not source.is_file() or f"\ndef {function}(" not in source.read_text(encoding="utf-8"):
-                yield files.make_fault(f"there is no function {name}", "python", kind, number)
+                yield files.create_fault(f"there is no function {name}", "python", kind, number)
 
 
 def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
@@ -60,46 +60,48 @@ def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
     if len(default) != 1:
         text = f"exactly one target must have default: true, found {', '.join(default) or 'none'}"
         named = next((name for name, target in files.targets.items() if "default" in target), None)
-        yield files.make_fault(text, "targets", *((named, "default") if named else ()))
+        yield files.create_fault(text, "targets", *((named, "default") if named else ()))
     for name, target in files.targets.items():
         mode = target.get("mode")
         if mode not in {DEVELOPMENT, PRODUCTION}:
             text = f"target {name}: mode {mode!r} is not one of {DEVELOPMENT}, {PRODUCTION}"
-            yield files.make_fault(text, "targets", name, "mode")
+            yield files.create_fault(text, "targets", name, "mode")
         if mode != PRODUCTION:
             continue
         if not (target.get("run_as") or files.merged_content.get("run_as")):
             text = f"target {name}: without run_as its jobs run as the user who deploys"
-            yield files.make_fault(text, "targets", name)
+            yield files.create_fault(text, "targets", name)
         if not (target.get("workspace") or files.merged_content.get("workspace") or {}).get("root_path"):
             text = f"target {name}: without workspace.root_path each user deploys another copy"
-            yield files.make_fault(text, "targets", name)
+            yield files.create_fault(text, "targets", name)
         if not (target.get("permissions") or files.merged_content.get("permissions")):
             text = f"target {name}: without permissions only the user who deploys may see its resources"
-            yield files.make_fault(text, "targets", name)
+            yield files.create_fault(text, "targets", name)
         if target.get("default"):
-            yield files.make_fault(f"target {name}: a production target must not be the default", "targets", name)
+            yield files.create_fault(f"target {name}: a production target must not be the default", "targets", name)
 
 
 def _find_file_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     for number, pattern in enumerate(files.merged_content.get("include") or ()):
         if not list(folder.glob(pattern)):
-            yield files.make_fault(f"include: no file matches {pattern!r}", "include", number)
+            yield files.create_fault(f"include: no file matches {pattern!r}", "include", number)
     names = sorted(own.name for own in folder.iterdir())
     environment = str((files.merged_content.get("python") or {}).get("venv_path") or ".")
-    hint = suggest(environment, names)
+    hint = suggest_similar_name(environment, names)
     if hint and not (folder / environment).exists():  # without a similar folder, `make setup` has not run yet
-        yield files.make_fault(f"there is no folder {environment!r}{hint}", "python", "venv_path")
+        yield files.create_fault(f"there is no folder {environment!r}{hint}", "python", "venv_path")
     sync = files.merged_content.get("sync") or {}
     patterns: list[Any] = sync.get("exclude") or []
     for number, pattern in enumerate(patterns):
         first = str(pattern).partition("/")[0]
-        hint = suggest(first, [own for own in names if own not in {str(one).partition("/")[0] for one in patterns}])
+        hint = suggest_similar_name(
+            first, [own for own in names if own not in {str(one).partition("/")[0] for one in patterns}]
+        )
         if first not in names and hint:
-            yield files.make_fault(f"sync.exclude: nothing matches {pattern!r}{hint}", "sync", "exclude", number)
+            yield files.create_fault(f"sync.exclude: nothing matches {pattern!r}{hint}", "sync", "exclude", number)
         if fnmatch(DEFAULT_FILE, str(pattern)):
             text = f"sync.exclude: {pattern!r} leaves out {DEFAULT_FILE}, which every job reads"
-            yield files.make_fault(text, "sync", "exclude", number)
+            yield files.create_fault(text, "sync", "exclude", number)
     for name, artifact in (files.merged_content.get("artifacts") or {}).items():
         yield from _find_artifact_faults(files, folder, name, artifact or {})
 
@@ -107,12 +109,14 @@ def _find_file_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
 def _find_artifact_faults(files: BundleFiles, folder: Path, name: str, artifact: dict[str, Any]) -> Iterator[FileFault]:
     key = ("artifacts", name)
     if not (folder / str(artifact.get("path", "."))).is_dir():
-        yield files.make_fault(f"artifact {name}: there is no folder {artifact['path']!r}", *key, "path")
+        yield files.create_fault(f"artifact {name}: there is no folder {artifact['path']!r}", *key, "path")
     if artifact.get("type") != "whl":
-        yield files.make_fault(f"artifact {name}: type must be whl, found {artifact.get('type')!r}", *key, "type")
+        yield files.create_fault(f"artifact {name}: type must be whl, found {artifact.get('type')!r}", *key, "type")
     build = str(artifact.get("build", ""))
     if not build.startswith(_BUILDERS):
-        text = f"artifact {name}: {build!r} builds no wheel{suggest(build, [*_BUILDERS, 'uv build --wheel'])}"
-        yield files.make_fault(text, *key, "build")
+        text = (
+            f"artifact {name}: {build!r} builds no wheel{suggest_similar_name(build, [*_BUILDERS, 'uv build --wheel'])}"
+        )
+        yield files.create_fault(text, *key, "build")
     if artifact.get("dynamic_version"):
-        yield files.make_fault(f"artifact {name}: dynamic_version makes every plan differ", *key, "dynamic_version")
+        yield files.create_fault(f"artifact {name}: dynamic_version makes every plan differ", *key, "dynamic_version")

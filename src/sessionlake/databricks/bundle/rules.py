@@ -30,7 +30,7 @@ from sessionlake.databricks.bundle.files import (
 from sessionlake.databricks.bundle.identity_rules import IDENTITIES, LEVELS, find_permission_faults
 from sessionlake.databricks.bundle.job_rules import Refused, find_job_faults
 from sessionlake.databricks.bundle.layer_rules import find_layer_faults, find_silent_jobs
-from sessionlake.databricks.bundle.models import REQUIRED, find_model_faults, read_models, suggest
+from sessionlake.databricks.bundle.models import REQUIRED, find_model_faults, read_models, suggest_similar_name
 from sessionlake.databricks.bundle.overrides import read_overrides
 from sessionlake.databricks.bundle.places import PlacedFault, join_faults, place_fault
 from sessionlake.databricks.bundle.query_rules import Columns, check_query, list_lake_columns
@@ -39,7 +39,7 @@ from sessionlake.databricks.bundle.root_rules import find_root_faults
 from sessionlake.databricks.bundle.value_rules import find_repeated_resources, find_value_faults
 from sessionlake.errors import ConfigError
 from sessionlake.settings.environment import SettingsWithoutEnvironment, find_settings_problems
-from sessionlake.settings.file import TARGETS, Document, FileError, KeyPath, read_document, read_settings
+from sessionlake.settings.file import TARGETS, FileError, KeyPath, YamlDocument, read_document, read_settings
 from sessionlake.settings.model import DEFAULT_FILE
 
 _PROTECTED = {"schemas", "secret_scopes"}
@@ -49,28 +49,28 @@ _ANOTHER_USER = {"userName": "grace@example.com", "short_name": "grace"}
 _DEPLOYED = ("resources", "workspace", "permissions", "run_as")
 
 
-def find_bundle_faults(folder: Path, variables: Mapping[str, Any], refused: Refused) -> list[FileFault]:
+def find_bundle_faults(folder: Path, variables: Mapping[str, Any], explain_refusal: Refused) -> list[FileFault]:
     """Returns all faults of the bundle in a folder, sorted by file and line.
 
     Args:
         folder: The bundle's folder.
-        variables: Values of variables.
-        refused: Returns why the package's command line rejects a job's parameters, or None.
+        variables: Values of variables of the bundle, by name.
+        explain_refusal: Returns why the package's command line rejects a job's parameters, or None.
     """
     try:
         files = read_bundle(folder)
     except FileError as error:
-        return [_make_unreadable_fault(folder, error)]
+        return [_create_unreadable_file_fault(folder, error)]
     found = [
         *find_root_faults(files, folder),
         *_find_key_faults(files),
-        *_find_level_faults(files),
+        *_find_permission_level_faults(files),
         *find_reference_faults(files),
         *_find_kind_faults(files),
     ]
-    found += [] if found else _find_written_faults(files)
+    found += [] if found else _find_faults_of_written_resources(files)
     if not found:
-        context = _read_context(files, folder, refused)
+        context = _read_context(files, folder, explain_refusal)
         found = [*_find_query_faults(context)]
         placed = (fault for name in files.targets for fault in _find_target_faults(context, name, variables))
         found += join_faults(placed)
@@ -78,34 +78,34 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], refused: Refu
 
 
 def find_settings_faults(folder: Path, files: BundleFiles) -> Iterator[FileFault]:
-    """Yields the faults of the settings file, for each target. Secrets are assumed to be valid."""
+    """Yields the faults that the settings file has for any target. Secrets are assumed to be valid."""
     try:
         document = read_document(folder / DEFAULT_FILE)
         for name in (None, *files.targets):
             content = read_settings(document, name)
             for line, text in find_settings_problems(content):
                 yield FileFault(DEFAULT_FILE, line or 1, text)
-            for key, path in content.find_paths():
+            for key, path in content.list_file_paths():
                 if path.is_relative_to(folder) and not path.is_file():
                     text = f"{path.relative_to(folder)}: there is no such file"
-                    yield FileFault(DEFAULT_FILE, content.line(key) or 1, text)
+                    yield FileFault(DEFAULT_FILE, content.find_line(key) or 1, text)
     except FileError as error:
-        yield _make_unreadable_fault(folder, error)
+        yield _create_unreadable_file_fault(folder, error)
         return
     for name in document.content.get(TARGETS, {}).keys() - files.targets.keys():
         text = f"targets.{name}: the bundle has no such target; it has {', '.join(files.targets)}"
-        yield FileFault(DEFAULT_FILE, document.line((TARGETS, name)) or 1, text)
+        yield FileFault(DEFAULT_FILE, document.find_line((TARGETS, name)) or 1, text)
 
 
 @dataclass(frozen=True)
-class _Context:
-    """What all targets are checked with.
+class _CheckContext:
+    """What the checks of all targets need.
 
     Attributes:
         files: The bundle's files.
         folder: The bundle's folder.
         refused: Returns why the package's command line rejects a job's parameters, or None.
-        columns: The lake's tables.
+        columns: The columns of each table of the lake, by the table's name.
         queries: The text of each file in resources/queries, by its name.
         settings: The settings file; None if it cannot be read.
     """
@@ -115,18 +115,18 @@ class _Context:
     refused: Refused
     columns: Columns
     queries: Mapping[str, str]
-    settings: Document | None
+    settings: YamlDocument | None
 
 
-def _read_context(files: BundleFiles, folder: Path, refused: Refused) -> _Context:
+def _read_context(files: BundleFiles, folder: Path, explain_refusal: Refused) -> _CheckContext:
     queries = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob(f"{QUERIES}/*.sql"))}
     added: Columns = {name: {} for name in _list_added_tables(folder)}
     columns = {**list_lake_columns(_read_declared_columns(folder)), **added}
-    return _Context(files, folder, refused, columns, queries, _read_settings_file(folder))
+    return _CheckContext(files, folder, explain_refusal, columns, queries, _read_settings_file(folder))
 
 
-def _read_settings_file(folder: Path) -> Document | None:
-    """Returns the settings file; None if it cannot be read, which is another fault."""
+def _read_settings_file(folder: Path) -> YamlDocument | None:
+    """Returns the parsed settings file; None if it cannot be read. Another check reports that."""
     try:
         return read_document(folder / DEFAULT_FILE)
     except FileError:
@@ -134,7 +134,7 @@ def _read_settings_file(folder: Path) -> Document | None:
 
 
 def _list_added_tables(folder: Path) -> list[str]:
-    """Returns the tables and views that only the settings file declares; none if it has a fault."""
+    """Returns the names of tables and views that only the settings file declares; empty if the file has a fault."""
     try:
         settings = SettingsWithoutEnvironment(**read_settings(read_document(folder / DEFAULT_FILE)).content)
     except (FileError, ValidationError):
@@ -143,7 +143,7 @@ def _list_added_tables(folder: Path) -> list[str]:
 
 
 def _read_declared_columns(folder: Path) -> dict[str, str]:
-    """Returns the SQL types of the columns that the settings file declares; none if it cannot be read."""
+    """Returns the SQL types of the columns that the settings file declares, by name; empty if it cannot be read."""
     try:
         content = read_document(folder / DEFAULT_FILE).content
     except FileError:
@@ -155,13 +155,13 @@ def _read_declared_columns(folder: Path) -> dict[str, str]:
     return {str(name): str(kind) for own in declared if isinstance(own, dict) for name, kind in own.items()}
 
 
-def _find_query_faults(context: _Context) -> Iterator[FileFault]:
+def _find_query_faults(context: _CheckContext) -> Iterator[FileFault]:
     for name, sql in context.queries.items():
         for line, text in check_query(sql, context.columns, None, frozenset({"prefix"})).faults:
             yield FileFault(f"{QUERIES}/{name}.sql", line, text)
 
 
-def _make_unreadable_fault(folder: Path, error: FileError) -> FileFault:
+def _create_unreadable_file_fault(folder: Path, error: FileError) -> FileFault:
     return FileFault(error.path.relative_to(folder).as_posix(), error.line, error.why)
 
 
@@ -177,21 +177,21 @@ def _find_key_faults(files: BundleFiles) -> Iterator[FileFault]:
         if len(found) > 1:
             last = max(found)
             text = f"key {key!r} has several types: {', '.join(sorted(found))}"
-            yield files.make_fault(text, "resources", last, key)
+            yield files.create_fault(text, "resources", last, key)
     for (kind, key), spread in places.items():
         text = f"{kind}.{key} is spread over {', '.join(sorted(spread))}"
         for place in spread if len(spread) > 1 else ():
-            yield files.make_fault(text, "resources", kind, key, file=place)
+            yield files.create_fault(text, "resources", kind, key, file=place)
 
 
-def _find_level_faults(files: BundleFiles) -> Iterator[FileFault]:
+def _find_permission_level_faults(files: BundleFiles) -> Iterator[FileFault]:
     for document in files.documents.values():
         for where, scope, key in list_scopes(document.content):
             yield from _find_wrong_levels(files, where, "bundle", scope, key)
             names = IDENTITIES & (scope.get("run_as") or {}).keys()
             if len(names) > 1:
                 text = f"{where}run_as must name exactly one of {', '.join(sorted(IDENTITIES))}, found {len(names)}"
-                yield files.make_fault(text, *key, "run_as")
+                yield files.create_fault(text, *key, "run_as")
             for kind, name, resource in list_resources(scope):
                 path = (*key, "resources", kind, name)
                 yield from _find_wrong_levels(files, f"{where}{kind}.{name}: ", kind, resource, path)
@@ -201,7 +201,7 @@ def _find_wrong_levels(
     files: BundleFiles, where: str, kind: str, holder: Tree, key: tuple[str, ...]
 ) -> Iterator[FileFault]:
     if "permissions" in holder and kind not in LEVELS:
-        yield files.make_fault(f"{where}may not have permissions", *key, "permissions")
+        yield files.create_fault(f"{where}may not have permissions", *key, "permissions")
         return
     for number, permission in enumerate(holder.get("permissions", [])):
         given, place = look_up_default(files, permission, (*key, "permissions", number))
@@ -211,48 +211,48 @@ def _find_wrong_levels(
             text = (
                 f"{where}a permission must name exactly one of {', '.join(sorted(IDENTITIES))}, not {number_of_names}"
             )
-            yield files.make_fault(text, *place)
+            yield files.create_fault(text, *place)
         level, place = look_up_default(files, given.get("level"), (*place, "level"))
         if level not in LEVELS[kind]:
             text = f"{where}level {level!r} is not one of {', '.join(LEVELS[kind])}"
-            yield files.make_fault(text, *place)
+            yield files.create_fault(text, *place)
 
 
 def _find_kind_faults(files: BundleFiles) -> Iterator[FileFault]:
     for document in files.documents.values():
         for _, scope, key in list_scopes(document.content):
             for kind in {kind for kind, _, _ in list_resources(scope)} - read_models().kinds.keys():
-                yield files.make_fault(f"resources of the kind {kind!r} are not supported", *key, "resources", kind)
+                yield files.create_fault(f"resources of the kind {kind!r} are not supported", *key, "resources", kind)
 
 
-def _find_written_faults(files: BundleFiles) -> list[FileFault]:
-    """Returns the faults of resources as the files write them, before targets are merged and references filled in."""
+def _find_faults_of_written_resources(files: BundleFiles) -> list[FileFault]:
+    """Returns the faults of resources as they are in the files, before targets are merged and references replaced."""
     models, found = read_models(), []
     for name, document in files.documents.items():
         for where, scope, key in list_scopes(document.content):
             for kind, own, resource in list_resources(scope):
                 for path, text in find_model_faults(models, models.kinds[kind], resource):
                     if REQUIRED not in text:  # another file may have the key
-                        line = document.line((*key, "resources", kind, own, *path)) or 1
+                        line = document.find_line((*key, "resources", kind, own, *path)) or 1
                         found.append(FileFault(name, line, f"{where}{kind}.{own}: {text}"))
     return [*found, *_find_missing_keys(files)]
 
 
 def _find_missing_keys(files: BundleFiles) -> Iterator[FileFault]:
-    """Yields the keys that a resource must have and has in no file."""
+    """Yields a fault for each key that a resource must have, but that no file gives it."""
     models, shared = read_models(), files.merged_content.get("resources") or {}
     for name, target in files.targets.items():
         merged = merge_content(shared, target.get("resources") or {})
         for kind, own, resource in list_resources({"resources": merged}):
             is_shared = own in (shared.get(kind) or {})
             root = () if is_shared else ("targets", name)
-            hint = "" if is_shared else suggest(own, list(shared.get(kind) or {}))
+            hint = "" if is_shared else suggest_similar_name(own, list(shared.get(kind) or {}))
             for path, text in find_model_faults(models, models.kinds[kind], resource):
                 if REQUIRED in text:
-                    yield files.make_fault(f"{kind}.{own}: {text}{hint}", *root, "resources", kind, own, *path)
+                    yield files.create_fault(f"{kind}.{own}: {text}{hint}", *root, "resources", kind, own, *path)
 
 
-def _find_target_faults(context: _Context, name: str, variables: Mapping[str, Any]) -> Iterator[PlacedFault]:
+def _find_target_faults(context: _CheckContext, name: str, variables: Mapping[str, Any]) -> Iterator[PlacedFault]:
     files = context.files
     own, faults = read_overrides(context.folder, name, files.merged_content.get("variables") or {})
     yield from (PlacedFault(fault.file, fault.line, "", fault.text) for fault in faults)
@@ -260,17 +260,17 @@ def _find_target_faults(context: _Context, name: str, variables: Mapping[str, An
         target = resolve_target(files, name, own | dict(variables))
         other = resolve_target(files, name, own | dict(variables), _ANOTHER_USER)
     except ConfigError as error:
-        yield place_fault(files, name, _find_reference(files, name, str(error)), f"target {name}: {error}")
+        yield place_fault(files, name, _find_key_of_reference(files, name, str(error)), f"target {name}: {error}")
         return
     for kind, key, resource in list_resources(target.config):
         root = ("resources", kind, key)
         for path, text, line in _find_resource_faults(context, target, kind, resource):
             yield place_fault(files, name, (*root, *path), text, f"{kind}.{key}", line)
-    for job, (path, text) in find_layer_faults(target) if _fits_models(target) else ():
+    for job, (path, text) in find_layer_faults(target) if _have_all_jobs_valid_keys(target) else ():
         yield place_fault(files, name, ("resources", "jobs", job, *path), text, f"jobs.{job}")
     others = (
         *find_path_faults(files, context.folder, target),
-        *_find_user_faults(target, other),
+        *_find_user_dependent_texts(target, other),
         *_find_prefix_faults(target),
         *find_repeated_resources(target),
         *find_silent_jobs(target),
@@ -282,17 +282,24 @@ def _find_target_faults(context: _Context, name: str, variables: Mapping[str, An
 
 
 def _find_resource_faults(
-    context: _Context, target: ResolvedTarget, kind: str, resource: Tree
+    context: _CheckContext, target: ResolvedTarget, kind: str, resource: Tree
 ) -> Iterator[tuple[KeyPath, str, int]]:
-    """Yields the faults of one resource: the path of keys, the text, and the line within a text of many lines, or 0."""
+    """Yields the faults of one resource: the key in it, the fault's text, and the line within the key's text, or 0.
+
+    Args:
+        context: What the checks of all targets need.
+        target: The target, with all variables replaced by their values.
+        kind: Kind of the resource, such as `jobs`.
+        resource: The resource.
+    """
     models = read_models()
-    own = _without_id(resource)
+    own = _remove_id(resource)
     wrong = [*find_model_faults(models, models.kinds[kind], own)]
     yield from ((path, text, 0) for path, text in wrong)
     if wrong:
         return
     simple = [*find_value_faults(target, kind, own), *find_permission_faults(target, kind, resource)]
-    schemas = _list_schemas(context.files, target)
+    schemas = _map_deployed_schemas(context.files, target)
     if kind == "jobs":
         simple += [
             *find_job_faults(resource, context.refused),
@@ -308,28 +315,33 @@ def _find_resource_faults(
         yield from find_dashboard_faults(own, context.columns, schemas, context.queries)
 
 
-def _fits_models(target: ResolvedTarget) -> bool:
-    """Returns True if all jobs of a target have tasks, and the keys and types of their model."""
+def _have_all_jobs_valid_keys(target: ResolvedTarget) -> bool:
+    """Returns True if all jobs of a target have tasks, and only keys and types that jobs may have."""
     models = read_models()
     return all(
-        job.get("tasks") and not any(find_model_faults(models, models.kinds["jobs"], _without_id(job)))
+        job.get("tasks") and not any(find_model_faults(models, models.kinds["jobs"], _remove_id(job)))
         for job in target.jobs.values()
     )
 
 
-def _without_id(resource: Tree) -> Tree:
+def _remove_id(resource: Tree) -> Tree:
     return {name: value for name, value in resource.items() if name != "id"}
 
 
-def _list_schemas(files: BundleFiles, target: ResolvedTarget) -> dict[str, str]:
-    """Returns the lake's schema, such as `ops`, by its name in the target's deployment."""
+def _map_deployed_schemas(files: BundleFiles, target: ResolvedTarget) -> dict[str, str]:
+    """Returns, for each schema's name in the target's deployment, its name in the lake, such as `ops`."""
     written = (files.merged_content.get("resources") or {}).get("schemas") or {}
-    deployed = target.resources_of_kind("schemas")
+    deployed = target.list_resources_of_kind("schemas")
     return {str(own.get("name")): str(written.get(key, {}).get("name")) for key, own in deployed.items()}
 
 
-def _find_user_faults(target: ResolvedTarget, other: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
-    """Yields what a second user would deploy otherwise, to a target that all users share."""
+def _find_user_dependent_texts(target: ResolvedTarget, other: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
+    """Yields key and fault of each text that would change if a second user deployed the target, which all users share.
+
+    Args:
+        target: The target as one user would deploy it.
+        other: The target as a second user would deploy it.
+    """
     if not target.is_production:
         return
     theirs = dict(iterate_texts({name: other.config.get(name) for name in _DEPLOYED}))
@@ -339,17 +351,17 @@ def _find_user_faults(target: ResolvedTarget, other: ResolvedTarget) -> Iterator
 
 
 def _find_prefix_faults(target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
-    """Yields a value of `schema_prefix` with which the dashboard shows the tables of another deployment."""
+    """Yields a fault if `schema_prefix` makes the dashboard look for schemas that the target does not have."""
     prefix = target.config["var"].get("schema_prefix")
-    names = [own.get("name") for own in target.resources_of_kind("schemas").values()]
+    names = [own.get("name") for own in target.list_resources_of_kind("schemas").values()]
     if prefix is not None and names and f"{prefix}ops" not in names:
         text = f"target {target.name}: with schema_prefix {prefix!r} the dashboard looks for the schema '{prefix}ops'"
         known = ", ".join(map(str, names))
         yield ("targets", target.name, "variables", "schema_prefix"), f"{text}, but there are {known}"
 
 
-def _find_reference(files: BundleFiles, target: str, text: str) -> KeyPath:
-    """Returns the key whose value is the reference that a text names; the target if there is none."""
+def _find_key_of_reference(files: BundleFiles, target: str, text: str) -> KeyPath:
+    """Returns the key of the value with the reference that an error text names; the target's key if there is none."""
     found = REFERENCE.search(text)
     own: KeyPath = ("variables", found[1].removeprefix("var."), "default") if found else ()
     if found and found[1].startswith("var.") and files.count_existing_keys(*own) == len(own):

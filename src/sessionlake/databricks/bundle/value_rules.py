@@ -10,7 +10,7 @@ from zoneinfo import available_timezones
 from sessionlake.databricks.bundle.cron import find_cron_fault
 from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
 from sessionlake.databricks.bundle.identity_rules import IDENTITIES
-from sessionlake.databricks.bundle.models import is_unknown, suggest
+from sessionlake.databricks.bundle.models import is_unknown, suggest_similar_name
 from sessionlake.settings.file import KeyPath
 
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
@@ -46,8 +46,14 @@ _RIGHTS = {"schemas": _SCHEMA_RIGHTS, "volumes": {"ALL_PRIVILEGES", "APPLY_TAG",
 
 
 def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
-    """Yields the faults in the values of a resolved resource of a kind."""
-    for key, name, value in _iterate(resource):
+    """Yields key and text of each wrong value of a resource, such as an unknown time zone or a name with a space.
+
+    Args:
+        target: The target, with all variables replaced by their values.
+        kind: Kind of the resource, such as `jobs`.
+        resource: The resource.
+    """
+    for key, name, value in _iterate_values(resource):
         if value is None or is_unknown(value):
             continue
         if not isinstance(value, dict | list | bool):
@@ -70,20 +76,20 @@ def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iter
     yield from _find_parent_faults(target, kind, resource)
 
 
-def _iterate(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Yields each value below a node, with its path and the name of its key."""
+def _iterate_values(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Yields each value in nested dictionaries and lists, with its path of keys and the last name in that path."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for own, value in items:
         named = next((part for part in reversed((*key, own)) if isinstance(part, str)), "")
         yield (*key, own), named, value
-        yield from _iterate(value, (*key, own))
+        yield from _iterate_values(value, (*key, own))
 
 
 def find_repeated_resources(target: ResolvedTarget) -> Iterator[ResourceFault]:
-    """Yields resources of one kind with the same name, of which a workspace can have only one."""
+    """Yields key and fault of resources that have the same kind and name, where a workspace allows only one."""
     for kind in ("schemas", "volumes", "secret_scopes", "sql_warehouses"):
         first: dict[tuple[str, ...], str] = {}
-        for key, own in target.resources_of_kind(kind).items():
+        for key, own in target.list_resources_of_kind(kind).items():
             name = tuple(str(own.get(part)) for part in ("catalog_name", "schema_name", "name"))
             if name in first:
                 text = f"{kind}.{key} has the same name as {kind}.{first[name]}: {name[-1]!r}"
@@ -92,13 +98,13 @@ def find_repeated_resources(target: ResolvedTarget) -> Iterator[ResourceFault]:
 
 
 def _find_combination_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
-    """Yields values of two keys that exclude each other."""
+    """Yields key and text of each fault of two keys whose values exclude each other, and of a scope's name."""
     if _is_true(resource.get("enable_serverless_compute")) and resource.get("warehouse_type", "PRO") != "PRO":
         yield ("warehouse_type",), f"a serverless warehouse has the type PRO, not {resource['warehouse_type']}"
     if kind == "volumes":
         is_external = resource.get("volume_type") == "EXTERNAL"
-        if is_external != bool(resource.get("storage_location")):
-            yield ("volume_type",), "a volume has a storage_location if its type is EXTERNAL, and else none"
+        if is_external != bool(resource.get("location")):
+            yield ("volume_type",), "a volume has a location if its type is EXTERNAL, and else none"
     if kind == "secret_scopes" and not is_unknown(name := str(resource.get("name"))) and not _SCOPE.fullmatch(name):
         yield ("name",), f"the scope's name {name!r} may only have letters, digits and -_@. and 128 characters"
 
@@ -132,18 +138,23 @@ def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[Resource
 
 
 def _explain_path(target: ResolvedTarget, name: str, text: str) -> str | None:
-    """Returns why a path in the lake's catalog leads to no volume; None if it leads to one.
+    """Returns what is wrong with a path that names no folder of a workspace, or no volume of the bundle; else None.
 
     A library may be in a volume that the bundle does not have.
+
+    Args:
+        target: The target, with all variables replaced by their values.
+        name: The key that has the path.
+        text: The path.
     """
     found, first = _VOLUME_PATH.fullmatch(text), text.split("/")[1] if text.startswith("/") else ""
-    if first not in _FOLDERS and (hint := suggest(first, list(_FOLDERS))):
+    if first not in _FOLDERS and (hint := suggest_similar_name(first, list(_FOLDERS))):
         return f"the path {text!r} begins with no folder of a workspace{hint}"
     if first != "Volumes":
         return None
     if not found:
         return f"{text!r} is no path of a volume: it must be /Volumes/<catalog>/<schema>/<volume>"
-    volumes = target.resources_of_kind("volumes").values()
+    volumes = target.list_resources_of_kind("volumes").values()
     known = [f"{own.get('catalog_name')}/{own.get('schema_name')}/{own.get('name')}" for own in volumes]
     catalogs = {own.get("catalog_name") for own in volumes}
     path = "/".join(found.groups()[:3])
@@ -162,16 +173,16 @@ def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
         rights = [own for own in grant.get("privileges") or () if isinstance(own, str)]
         for position, own in enumerate(rights):
             if kind in _RIGHTS and own not in _RIGHTS[kind]:
-                text = f"{own} cannot be granted on {kind}{suggest(own, sorted(_RIGHTS[kind]))}"
+                text = f"{own} cannot be granted on {kind}{suggest_similar_name(own, sorted(_RIGHTS[kind]))}"
                 yield (*key, "privileges", position), text
         if kind == "schemas" and not {"USE_SCHEMA", "ALL_PRIVILEGES"} & {*rights}:
             yield key, f"without USE_SCHEMA, {grant.get('principal')} cannot use the other privileges. Add it"
 
 
 def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
-    """Yields a volume's schema, or a resource's warehouse, that the bundle does not have."""
+    """Yields key and text if a volume's schema, a catalog, or a warehouse is named that the bundle does not have."""
     if kind == "volumes":
-        schemas = target.resources_of_kind("schemas").values()
+        schemas = target.list_resources_of_kind("schemas").values()
         pairs = {(own.get("catalog_name"), own.get("name")) for own in schemas}
         catalog, schema = resource.get("catalog_name"), resource.get("schema_name")
         if catalog in {own for own, _ in pairs} and (catalog, schema) not in pairs:
@@ -183,7 +194,7 @@ def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> It
             text = f"the lake is in the catalog {catalog!r}, not in {resource['catalog_name']!r}. Use ${{var.catalog}}"
             yield ("catalog_name",), text
     if "warehouse_id" in resource:
-        known = [own["id"] for own in target.resources_of_kind("sql_warehouses").values()]
+        known = [own["id"] for own in target.list_resources_of_kind("sql_warehouses").values()]
         given = str(resource["warehouse_id"])
         if not re.fullmatch(r"[0-9a-f]{16}", given) and given not in known:
             yield ("warehouse_id",), f"{given!r} is no warehouse. Use ${{resources.sql_warehouses.warehouse.id}}"
@@ -191,7 +202,7 @@ def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> It
 
 def _explain_time_zone(value: str) -> str | None:
     zones = available_timezones()
-    return None if value in zones else f"time zone {value!r} is unknown{suggest(value, sorted(zones))}"
+    return None if value in zones else f"time zone {value!r} is unknown{suggest_similar_name(value, sorted(zones))}"
 
 
 def _explain_email(value: str) -> str | None:
@@ -212,7 +223,11 @@ def _explain_runtime(value: str) -> str | None:
 
 
 def _explain_size(value: str) -> str | None:
-    return None if value in _SIZES else f"the size {value!r} is not one of {', '.join(_SIZES)}{suggest(value, _SIZES)}"
+    return (
+        None
+        if value in _SIZES
+        else f"the size {value!r} is not one of {', '.join(_SIZES)}{suggest_similar_name(value, _SIZES)}"
+    )
 
 
 _CHECKS: dict[str, Callable[[str], str | None]] = {

@@ -1,4 +1,4 @@
-"""Keeps at a deployment what the workspace decides: what is paused, and who owns a job.
+"""Makes a deployment keep what the workspace decides: which jobs and alerts are paused, and who owns a job.
 
 `databricks bundle deploy` calls these functions with each resource before it compares it with the workspace. Without
 them it would set the pause that `databricks.yml` has, and so start what someone paused, and it would make the user who
@@ -38,24 +38,28 @@ Entry = dict[str, Any]
 
 @job_mutator  # type: ignore[untyped-decorator]  # mypy skips the packages of Databricks
 def keep_job_status(bundle: Bundle, job: Job) -> Job:
-    """Returns the job, paused or running as it is in the workspace."""
+    """Returns the job with the pause status that it has in the workspace; a new job is paused."""
     name = next((own for own in _TRIGGERS if getattr(job, own) is not None), None)
-    if name is None or _is_start(bundle):
+    if name is None or _does_start_everything(bundle):
         return job
     with open_workspace(None) as client:
         triggers = [getattr(own.settings, trigger) for own in _find_jobs(client, bundle, job) for trigger in _TRIGGERS]
-    status = choose_status(_to_text(trigger.pause_status) for trigger in triggers if trigger is not None)
+    status = choose_pause_status(
+        _format_pause_status(trigger.pause_status) for trigger in triggers if trigger is not None
+    )
     return replace(job, **{name: replace(getattr(job, name), pause_status=status)})
 
 
 @alert_mutator  # type: ignore[untyped-decorator]  # mypy skips the packages of Databricks
 def keep_alert_status(bundle: Bundle, alert: Alert) -> Alert:
-    """Returns the alert, paused or running as it is in the workspace."""
-    if _is_start(bundle):
+    """Returns the alert with the pause status that it has in the workspace; a new alert is paused."""
+    if _does_start_everything(bundle):
         return alert
     with open_workspace(None) as client:
         found = [own.schedule for own in client.alerts_v2.list_alerts() if own.display_name == alert.display_name]
-    status = choose_status(_to_text(schedule.pause_status) for schedule in found if schedule is not None)
+    status = choose_pause_status(
+        _format_pause_status(schedule.pause_status) for schedule in found if schedule is not None
+    )
     schedule: Any = alert.schedule
     return replace(alert, schedule=replace(schedule, pause_status=status))
 
@@ -66,7 +70,7 @@ def keep_job_owner(bundle: Bundle, job: Job) -> Job:
     with open_workspace(None) as client:
         ids = [str(own.job_id) for own in _find_jobs(client, bundle, job)]
         owners = _read_owners(client, "jobs", ids)
-    return replace(job, permissions=_with_owner(job.permissions, owners))
+    return replace(job, permissions=_replace_owner_if_unique(job.permissions, owners))
 
 
 @sql_warehouse_mutator  # type: ignore[untyped-decorator]  # mypy skips the packages of Databricks
@@ -75,44 +79,42 @@ def keep_warehouse_owner(bundle: Bundle, warehouse: SqlWarehouse) -> SqlWarehous
     with open_workspace(None) as client:
         ids = [str(own.id) for own in client.warehouses.list() if own.name == warehouse.name]
         owners = _read_owners(client, "sql/warehouses", ids)
-    return replace(warehouse, permissions=_with_owner(warehouse.permissions, owners))
+    return replace(warehouse, permissions=_replace_owner_if_unique(warehouse.permissions, owners))
 
 
-def choose_status(found: Iterable[str]) -> str:
-    """Returns the pause of a job or alert: UNPAUSED only if the workspace has it, and nobody paused it.
+def choose_pause_status(workspace_statuses: Iterable[str]) -> str:
+    """Returns the pause status for a job or alert: UNPAUSED if it exists in the workspace and is not paused there.
 
-    Args:
-        found: The pause of each one in the workspace that has its name. There is at most one, unless someone copied it.
+    `workspace_statuses` has the status of each with its name: at most one, unless someone copied it.
     """
-    return UNPAUSED if {*found} == {UNPAUSED} else PAUSED
+    return UNPAUSED if {*workspace_statuses} == {UNPAUSED} else PAUSED
 
 
 def replace_owner(entries: Iterable[Entry], owner: Entry) -> list[Entry]:
-    """Returns permissions of which exactly one is the owner's.
-
-    An owner that the entries have, which is the user who deploys, becomes a manager.
-    """
+    """Returns permissions in which `owner` is the only owner. The former owner, who deploys, becomes a manager."""
     who = {key: value for key, value in owner.items() if key != "level"}
     others = [one for one in entries if {key: value for key, value in one.items() if key != "level"} != who]
     return [*(one | {"level": MANAGER} if one["level"] == OWNER else one for one in others), owner]
 
 
-def _is_start(bundle: Bundle) -> bool:
+def _does_start_everything(bundle: Bundle) -> bool:
     return str(bundle.variables.get(START, "")).lower() == "true"
 
 
 def _find_jobs(client: WorkspaceClient, bundle: Bundle, job: Job) -> list[BaseJob]:
-    """Returns the jobs of the workspace with the job's name that were deployed to the bundle's target."""
+    """Returns the workspace's jobs that have the same name as `job` and were deployed to the bundle's target."""
     found = client.jobs.list(name=str(job.name))
-    return [own for own in found if own.settings and own.settings.name == job.name and _is_of(own, bundle)]
+    return [
+        own for own in found if own.settings and own.settings.name == job.name and _is_deployed_to_target(own, bundle)
+    ]
 
 
-def _is_of(job: BaseJob, bundle: Bundle) -> bool:
+def _is_deployed_to_target(job: BaseJob, bundle: Bundle) -> bool:
     return find_target(job.settings) == bundle.target
 
 
 def _read_owners(client: WorkspaceClient, kind: str, ids: list[str]) -> list[Entry]:
-    """Returns the permission of the owner of each object of a kind."""
+    """Returns the permission of the owner of each object. `kind` is one of the Permissions API, such as `jobs`."""
     found = []
     for own in ids:
         for given in client.permissions.get(kind, own).access_control_list or ():
@@ -123,13 +125,13 @@ def _read_owners(client: WorkspaceClient, kind: str, ids: list[str]) -> list[Ent
     return found
 
 
-def _with_owner(permissions: Any, owners: list[Entry]) -> Any:
-    """Returns a resource's permissions with the owner of the one object that the workspace has for it."""
+def _replace_owner_if_unique(permissions: Any, owners: list[Entry]) -> Any:
+    """Returns permissions with the owner that the workspace has; unchanged if `owners` does not have exactly one."""
     if len(owners) != 1 or not permissions:
         return permissions
     return replace_owner([one.as_dict() for one in permissions], owners[0])
 
 
-def _to_text(status: Any) -> str:
-    """Returns the pause as a text. The workspace leaves out the pause of what is not paused."""
+def _format_pause_status(status: Any) -> str:
+    """Returns a pause status of the workspace as a text; UNPAUSED for None, which stands for one that is not paused."""
     return UNPAUSED if status is None else str(status.value)

@@ -22,13 +22,13 @@ _PAGE = 100
 
 @dataclass(frozen=True)
 class DeployedJob:
-    """One of the bundle's jobs.
+    """One of the bundle's jobs in a workspace.
 
     Attributes:
         id: Id of the job in the workspace.
-        word: Name of the job in `sessionlake remote`: its name without prefix and without `sessionlake-`.
+        short_name: Name of the job in `sessionlake remote`: its name without prefix and without `sessionlake-`.
         name: Full name in the workspace.
-        place: The deployment it belongs to: target and prefix of names.
+        deployment: Target and prefix of names, which identify the deployment that the job belongs to.
         settings: The SDK's `JobSettings`, without tasks and clusters.
     """
 
@@ -45,12 +45,12 @@ class DeployedJob:
 
     @property
     def target(self) -> str:
-        """Target of the bundle; empty for a job that no bundle deployed."""
+        """The bundle's target that the job was deployed to; empty if no bundle deployed it."""
         return self.deployment[0]
 
 
 def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str, DeployedJob]:
-    """Returns the jobs of one deployment, by their words.
+    """Returns the jobs of one deployment, by their short names, such as `silver`.
 
     In development targets each user has a copy; only those of the current user are considered.
 
@@ -82,15 +82,15 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
     )
 
 
-def find_target(settings: Any) -> str:
-    """Returns the bundle target that a job with these settings was deployed to; empty if no bundle deployed it."""
-    path = (settings.deployment and settings.deployment.metadata_file_path) or ""
+def find_target(job_settings: Any) -> str:
+    """Returns the bundle's target to which a job with these settings was deployed; empty if no bundle deployed it."""
+    path = (job_settings.deployment and job_settings.deployment.metadata_file_path) or ""
     found = _TARGET.search(path)
     return found["target"] if found else ""
 
 
 def choose_job(jobs: Mapping[str, DeployedJob], short_name: str) -> DeployedJob:
-    """Returns the job with this word.
+    """Returns the job with this short name.
 
     Raises:
         RemoteError: There is none. The text lists the deployment's jobs.
@@ -104,7 +104,7 @@ def choose_job(jobs: Mapping[str, DeployedJob], short_name: str) -> DeployedJob:
 
 
 def read_job_environment(client: WorkspaceClient, jobs: Iterable[DeployedJob]) -> dict[str, str]:
-    """Returns the environment variables of the deployment's clusters, which include the catalog and schema names."""
+    """Returns the environment variables of the clusters of the first job that sets any; empty if none does."""
     found: dict[str, str] = {}
     for job in jobs:
         settings = client.jobs.get(job.id).settings
@@ -130,6 +130,6 @@ def _parse_job(job: BaseJob) -> DeployedJob | None:
 
 
 def _describe_deployments(jobs: Iterable[DeployedJob]) -> str:
-    """Describes the deployments of jobs for an error text, by the distinct names, targets and ids of their jobs."""
+    """Returns the distinct names, targets and ids of jobs as a text for errors, such as `x (prod, job 7)`."""
     named = sorted({(job.target or "deployed by no bundle", job.name, job.id) for job in jobs})
     return ", ".join(f"{name} ({target}, job {number})" for target, name, number in named)

@@ -25,14 +25,14 @@ _DONE = ("SUCCESS", "SUCCESS_WITH_FAILURES")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run.
+    """Status of a run of a job.
 
     Attributes:
         run: Id of the run.
         state: Life cycle state while it runs, then the termination code, in the Jobs API's terms.
         started: When it started; None before.
         ended: When it ended; None before.
-        says: Why it ended this way, or what it waits for.
+        message: Why it ended this way, or what it waits for.
         page: URL of its page in the workspace.
     """
 
@@ -50,13 +50,13 @@ class RunStatus:
 
 
 def find_latest_run(client: WorkspaceClient, job: DeployedJob, *, ended: bool = False) -> RunStatus | None:
-    """Returns a job's latest run, or with `ended` the latest one that has ended; None if there is none."""
+    """Returns the status of a job's latest run; with `ended`, of the latest that has ended. None if there is none."""
     runs = client.jobs.list_runs(job_id=job.id, limit=1, completed_only=ended or None)
-    return next(map(make_run_status, runs), None)
+    return next(map(convert_to_run_status, runs), None)
 
 
-def make_run_status(run: BaseRun | Run) -> RunStatus:
-    """Returns the status of a run of the Jobs API."""
+def convert_to_run_status(run: BaseRun | Run) -> RunStatus:
+    """Converts a run, as the Databricks SDK returns it, to a `RunStatus`."""
     status = run.status
     state = status.state.value if status and status.state else "UNKNOWN"
     why = (status.termination_details or status.queue_details) if status else None
@@ -73,7 +73,7 @@ def make_run_status(run: BaseRun | Run) -> RunStatus:
 
 
 def describe_trigger(job: DeployedJob) -> str:
-    """Returns what starts the job automatically, and whether it is paused. Empty for a job that is started by hand."""
+    """Returns what starts the job automatically, and whether that is paused; empty if it is started by hand."""
     for name in _TRIGGERS:
         trigger = getattr(job.settings, name)
         if trigger is not None:
@@ -84,13 +84,13 @@ def describe_trigger(job: DeployedJob) -> str:
 
 
 def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> str | None:
-    """Pauses or resumes a job's trigger.
+    """Pauses a job's trigger, or resumes it.
 
     An update replaces the whole trigger, so it is sent as it was read with only the pause changed. The SDK's types are
     not used because they drop fields they do not know.
 
     Returns:
-        The kind of trigger that was changed; None if the job has none or it already had this state.
+        The kind of trigger that was changed, such as `schedule`; None if the job has none or already had this state.
     """
     settings: dict[str, Any] = client.api_client.do("GET", "/api/2.2/jobs/get", query={"job_id": job.id})["settings"]
     wanted = "PAUSED" if paused else "UNPAUSED"
@@ -104,12 +104,12 @@ def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> st
 
 
 def start_run(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) -> int:
-    """Starts a run and returns its id. For a continuous job the new run replaces the current one.
+    """Starts a run of a job and returns the run's id. For a continuous job the new run replaces the current one.
 
     Args:
         client: Client of the workspace.
         job: The job to start.
-        words: Parameters that replace the task's own.
+        words: Parameters that replace those of the job's task; empty keeps them.
 
     Raises:
         UsageError: A parameter has characters that Databricks does not accept.
@@ -129,10 +129,10 @@ def stop_runs(client: WorkspaceClient, job: DeployedJob) -> None:
 
 
 def wait_for_run(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> RunStatus:
-    """Waits until a run has ended, and reports each change of its state to `say`."""
+    """Waits until a run has ended, and returns its last status. Reports each change of its state to `say`."""
     before = ""
     while True:
-        status = make_run_status(client.jobs.get_run(run))
+        status = convert_to_run_status(client.jobs.get_run(run))
         if status.state != before:
             say(f"run {run}: {status.state}{': ' if status.message else ''}{status.message}")
             before = status.state
@@ -147,8 +147,8 @@ class TaskOutput:
 
     Attributes:
         task: Key of the task.
-        written: The last 5 MB of its standard output and standard error.
-        cut: True if the beginning of the output is missing.
+        text: The last 5 MB of its standard output and standard error.
+        is_truncated: True if the beginning of the output is missing.
         error: The error that it failed with; empty if it succeeded.
     """
 
@@ -158,8 +158,8 @@ class TaskOutput:
     error: str
 
 
-def read_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
-    """Yields the output of the last attempt of each task of a run.
+def read_task_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
+    """Yields the output of each task of a run, from the task's last attempt.
 
     Raises:
         RemoteError: The run does not exist or has no tasks.
@@ -168,7 +168,7 @@ def read_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
     attempts = sorted(found.tasks or (), key=lambda task: task.attempt_number or 0)
     last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
-        reason = make_run_status(found).message or "The run gives no reason"
+        reason = convert_to_run_status(found).message or "The run gives no reason"
         raise RemoteError(
             f"the run {run} has no tasks, so it has run nothing",
             why=reason,

@@ -35,7 +35,7 @@ _VALUES: Mapping[str, Callable[[str], Any]] = {
 
 
 def _parse_time_or_keep_text(text: str, read: Callable[[str], Any]) -> Any:
-    """Returns the parsed time, or the text if its year is not between 1 and 9999."""
+    """Returns the parsed date or time; the text itself if it cannot be parsed, as with years after 9999."""
     try:
         return read(text)
     except ValueError:
@@ -44,7 +44,12 @@ def _parse_time_or_keep_text(text: str, read: Callable[[str], Any]) -> Any:
 
 @dataclass(frozen=True)
 class StatementResult:
-    """Column names and rows of a statement's result."""
+    """The result of a SQL statement.
+
+    Attributes:
+        names: Names of the columns.
+        rows: The values of each row.
+    """
 
     names: list[str]
     rows: list[tuple[Any, ...]]
@@ -78,7 +83,7 @@ def find_warehouse_id(client: WorkspaceClient, name_or_id: str | None, bundle_na
 
 
 def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> StatementResult:
-    """Runs a statement to its end and returns its full result. Ctrl-C cancels the statement.
+    """Runs a SQL statement on a warehouse to its end, and returns its full result. Ctrl-C cancels the statement.
 
     Raises:
         RemoteError: The statement fails, another user cancels it, or its result is larger than 25 MiB, the API's limit.

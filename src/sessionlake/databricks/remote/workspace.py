@@ -18,7 +18,7 @@ _RETRY_SECONDS = 30
 
 @contextmanager
 def open_workspace(profile: str | None) -> Iterator[WorkspaceClient]:
-    """Opens a client of the workspace, and turns the SDK's errors in the block into `RemoteError`.
+    """Opens a client of a workspace for a block. Errors of the SDK inside the block become `RemoteError`.
 
     Args:
         profile: Profile in `~/.databrickscfg`. None follows the SDK's rules: first `DATABRICKS_HOST` and similar

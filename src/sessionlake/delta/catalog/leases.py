@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.local.home import LockHolder, make_claimed_error
+from sessionlake.local.home import LockHolder, create_claimed_error
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class LeaseRow:
         """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
-        return make_claimed_error(settings, self._lock_holder, self.name, fix)
+        return create_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -254,7 +254,7 @@ class HeldLease:
                     _warn_about_takeover(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes in {self._settings.place} try to get its lease at the same time",
+            f"{self.name}: several processes in {self._settings.location} try to get its lease at the same time",
             why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
         )

@@ -110,7 +110,7 @@ class TableSchema:
         columns: list[Column] = []
         for column in self.definitions:
             if column.name == DECLARED:
-                columns.extend(Column(own.name, own.sql, column.comment) for own in settings.capture.declared)
+                columns.extend(Column(own.name, own.sql, column.comment) for own in settings.capture.declared_columns)
             else:
                 columns.append(column)
         return tuple(columns)

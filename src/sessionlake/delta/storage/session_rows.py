@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -85,6 +86,22 @@ class SessionRows:
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
+    def build_erased_frame(
+        self,
+        spark: SparkSession,
+        messages: DataFrame,  # noqa: ARG002 - only a subclass reads them
+    ) -> tuple[DataFrame, dict[str, Column]]:
+        """Returns a frame as `build_source_frame` does, and the values that erased messages get, by column.
+
+        Args:
+            spark: The Spark session.
+            messages: All messages in the table.
+        """
+        from pyspark.sql import functions as F
+
+        values = {name: F.lit(None if value is None else bytearray(value)) for name, value in ERASED_VALUES.items()}
+        return self.build_source_frame(spark), values
+
     def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the record batch with key, value and headers of the session's messages erased.
 
@@ -98,9 +115,23 @@ class SessionRows:
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
+class EraseMessages(Protocol):
+    """Erases a session in its messages, of which some have other sessions, too."""
+
+    def erase_messages(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns a row for each of the session's messages: `topic, partition, offset, value, is_shared`.
+
+        `value` is the new value. `is_shared` is true if the message has other sessions, so that its key and headers
+        stay.
+        """
+
+    def erase_frame(self, messages: DataFrame) -> DataFrame:
+        """Does the same for a Spark frame."""
+
+
 @dataclass(frozen=True)
-class MessageRows(SessionRows):
-    """Selects a session's messages in `bronze.messages` by partition and offset, if their keys do not name the session.
+class PlacedRows(SessionRows):
+    """Selects rows by topic, partition and offset.
 
     Attributes:
         places: Columns `partition int32, offset int64` of the selected messages, each once.
@@ -137,6 +168,63 @@ class MessageRows(SessionRows):
 
         first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.mask_columns)
         return reduce(and_, others, first)
+
+
+@dataclass(frozen=True)
+class MessageRows(PlacedRows):
+    """Selects the session's messages in `bronze.messages` where the Kafka key does not name the session.
+
+    Attributes:
+        eraser: Erases the session in the messages.
+    """
+
+    eraser: EraseMessages = field(kw_only=True)
+
+    def build_erased_frame(self, spark: SparkSession, messages: DataFrame) -> tuple[DataFrame, dict[str, Column]]:
+        """Returns place and new value of each message, and the values that erased messages get, by column."""
+        from pyspark.sql import functions as F
+
+        own = messages.join(self.build_source_frame(spark), self.mask_columns, "left_semi")
+        is_shared, mark = (
+            F.col("s.is_shared"),
+            F.struct(F.lit(erased.PARTS_ERASED_HEADER).alias("key"), F.lit(None).cast("binary").alias("value")),
+        )
+        others = F.filter(F.coalesce("t.headers", F.array()), lambda one: one["key"] != erased.PARTS_ERASED_HEADER)
+        values = {
+            "key": F.when(is_shared, F.col("t.key")).otherwise(F.lit(bytearray(erased.ERASED_KEY))),
+            "value": F.col("s.value"),
+            "headers": F.when(is_shared, F.concat(others, F.array(mark))),
+        }
+        return self.eraser.erase_frame(own).alias("s"), values
+
+    def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the batch with the session erased in its messages. Other messages stay as they are."""
+        gone = self.build_mask(batch)
+        own = batch.filter(gone)
+        left = self.eraser.erase_messages(own)
+        is_shared = left.column("is_shared")
+        rest = {
+            "key": pc.if_else(is_shared, own.column("key"), pa.scalar(erased.ERASED_KEY, pa.binary())),
+            "value": left.column("value"),
+            "headers": _mark_headers(own.column("headers"), is_shared),
+        }
+        places = np.arange(batch.num_rows)
+        places[gone.to_numpy(zero_copy_only=False)] = batch.num_rows + np.arange(own.num_rows)
+        columns = [
+            pa.concat_arrays([column, rest[name].cast(column.type)]).take(pa.array(places)) if name in rest else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _mark_headers(headers: pa.Array, is_shared: pa.BooleanArray) -> pa.Array:
+    """Returns headers with the mark of messages with erased parts; null where `is_shared` is false."""
+    mark = {"key": erased.PARTS_ERASED_HEADER, "value": None}
+    marked = [
+        [*(one for one in some or () if one["key"] != mark["key"]), mark] if shared else None
+        for some, shared in zip(headers.to_pylist(), is_shared.to_pylist(), strict=True)
+    ]
+    return pa.array(marked, headers.type)
 
 
 def _join_partition_and_offset(partition: pa.Array, offset: pa.Array) -> pa.Array:

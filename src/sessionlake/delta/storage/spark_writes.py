@@ -19,7 +19,7 @@ from sessionlake.delta.storage.commits import LAST_COMMIT, TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import TableStorage
-from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
+from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
@@ -147,12 +147,11 @@ def remove_with_spark(storage: TableStorage, spark: SparkSession, table: str, se
 
 
 def erase_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: SessionRows) -> None:
-    """Erases key, value and headers of a session's messages. Each message keeps its offset and Kafka timestamp."""
-    from pyspark.sql import functions as F
-
-    values = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
-    blank = {name: F.lit(value) for name, value in values.items()}
-    rewrite_with_spark(storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
+    """Erases a session's messages, or its parts of messages. Each message keeps its offset and Kafka timestamp."""
+    source, values = rows.build_erased_frame(spark, storage.read(spark, table, {}))
+    rewrite_with_spark(
+        storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=dict(values)), source=source
+    )
 
 
 def rewrite_with_spark(
@@ -161,6 +160,7 @@ def rewrite_with_spark(
     table: str,
     selection: RowSelection,
     change: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
+    source: DataFrame | None = None,
 ) -> None:
     """Deletes or changes the selected rows of a table, so that their old content is in no file of the new version.
 
@@ -172,6 +172,7 @@ def rewrite_with_spark(
         table: the table's two-level name.
         selection: selects the rows.
         change: adds a clause for matched rows to a MERGE. Its source is the selection, so all selected rows match.
+        source: source of the MERGE (alias `s`); None if the frame of the selection is the source.
     """
 
     def purge_and_merge() -> None:
@@ -182,7 +183,7 @@ def rewrite_with_spark(
             merge = (
                 storage.open_delta_table(spark, table)
                 .alias("t")
-                .merge(selection.build_source_frame(spark), selection.build_join_condition())
+                .merge(source or selection.build_source_frame(spark), selection.build_join_condition())
             )
             change(merge).execute()
 

@@ -234,7 +234,7 @@ def _read_stream_times_of_partial_version(spark: SparkSession, lake: Lake) -> di
     """
     from pyspark.sql import functions as F
 
-    batch = read_last_committed_batch(lake.settings.checkpoint(GOLD))
+    batch = read_last_committed_batch(lake.settings.checkpoint_path(GOLD))
     if batch is None:
         return {}
     version, is_complete = handover.read_version_reached_by_batch(lake.settings, GOLD, batch)

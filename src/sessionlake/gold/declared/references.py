@@ -68,7 +68,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
 
 
 def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) -> EnrichedTable:
-    declared = {column.name: column.sql for column in settings.capture.declared}
+    declared = {column.name: column.sql for column in settings.capture.declared_columns}
     where = f"gold.enriched.{declaration.name}"
     joins = tuple(_create_join(settings, join, where) for join in declaration.join)
     chosen = tuple(declared) if declaration.columns is None else declaration.columns
@@ -125,7 +125,7 @@ def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> R
             f"reference table {reference.name} has the keys {', '.join(reference.key_names)}",
             fix="Name each key of the reference table exactly once",
         )
-    types = dict.fromkeys(JOINABLE_COLUMNS, "string") | {c.name: c.sql for c in settings.capture.declared}
+    types = dict.fromkeys(JOINABLE_COLUMNS, "string") | {c.name: c.sql for c in settings.capture.declared_columns}
     for name, sql in reference.keys:
         column = declaration.keys[name]
         if types.get(column) != sql:

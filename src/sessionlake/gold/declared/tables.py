@@ -142,7 +142,7 @@ def _create_rolling_average(settings: Settings, declaration: AverageSettings) ->
         declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
         + _describe_feed_restriction(declaration.feed),
-        topics=None if declaration.feed is None else settings.capture.feed_topics(declaration.feed),
+        topics=None if declaration.feed is None else settings.capture.find_feed_topics(declaration.feed),
     )
 
 
@@ -354,7 +354,7 @@ def _create_event_source(
     if capture is not None and declared.value is not None:
         found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)
     if capture is not None and declared.feed is not None:
-        found = FeedEvents(found, capture.feed_topics(declared.feed))
+        found = FeedEvents(found, capture.find_feed_topics(declared.feed))
     return found
 
 

@@ -45,7 +45,7 @@ _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([],
 
 def get_owners_at_rebuild_folder(settings: Settings) -> Path:
     """Returns the folder that stores, per rebuilt table of averages and shard, a file of the owners at the rebuild."""
-    return Path(f"{settings.checkpoint(GOLD)}.made")
+    return Path(f"{settings.checkpoint_path(GOLD)}.made")
 
 
 def build_shard_column(owner: Sequence[str], shards: int) -> Column:

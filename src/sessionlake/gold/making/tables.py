@@ -182,7 +182,7 @@ def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Setti
 
     Spark repeats a batch if it has lost the record of its commit.
     """
-    app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
+    app_id = CheckpointGenerations(settings.checkpoint_path(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
         last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.txn_of_second_write):

@@ -15,7 +15,7 @@ from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.bounded_yaml import BoundedLoader, explain_yaml_error, find_error_position
-from sessionlake.settings.texts import describe_mistake
+from sessionlake.settings.texts import describe_setting_error
 
 _NAME, _WHEN = "name", "when"
 
@@ -133,7 +133,8 @@ def _parse_rule_settings(
         settings = RuleSettings.model_validate(value)
     except ValidationError as error:
         return [
-            _create_problem_of_setting(node, tuple(one["loc"]), describe_mistake(one), label) for one in error.errors()
+            _create_problem_of_setting(node, tuple(one["loc"]), describe_setting_error(one), label)
+            for one in error.errors()
         ]
     paths: dict[tuple[str, ...], str | None] = {("feed",): settings.feed}
     paths |= {("sources", prefix, "feed"): one.feed for prefix, one in settings.sources.items()}

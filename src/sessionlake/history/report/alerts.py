@@ -22,7 +22,7 @@ _BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class AlertsOfKey:
-    """The alerts of one rule and key.
+    """All alerts that one rule raised for one key.
 
     Attributes:
         rule: Name of the rule.
@@ -36,13 +36,13 @@ class AlertsOfKey:
 
     @property
     def last_time(self) -> datetime:
-        """The event time at which the last alert was cleared; if it is not cleared, the time at which it was raised."""
+        """The event time at which the last alert was cleared, or at which it was raised if it is not cleared."""
         since, until = self.spans[-1]
         return until or since
 
 
 def read_latest_alerts(reader: TableReader) -> list[AlertsOfKey]:
-    """Returns the latest alerts by event time, the newest first; an empty list if there are too many to read."""
+    """Returns the latest alerts of all rules by event time, the newest first; empty if there are too many to read."""
     if not reader.exists(RULE_EVENTS):
         return []
     newest: datetime | None = None

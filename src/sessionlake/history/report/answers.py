@@ -30,9 +30,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """One of the four questions with its answer.
+    """One of the four questions about a lake, with its answer.
 
     Attributes:
+        question: The question.
+        verdict: The short answer.
         figure: The number from the tables on which the answer is based, as text.
         detail: What the number means.
     """
@@ -44,7 +46,7 @@ class AnsweredQuestion:
 
 
 def answer_questions(contents: ReportContents) -> list[AnsweredQuestion]:
-    """Returns the answers to the four questions: is the lake complete, right, fresh and queryable?"""
+    """Returns the answers to the four questions about a lake: is it complete, right, fresh and queryable?"""
     return [
         _answer_whether_complete(contents),
         _answer_whether_right(contents),

@@ -44,12 +44,12 @@ class LayerBatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds from its start to its commit."""
+        """Duration from the start of the batch to its commit, in seconds."""
         return max(0.0, (self.committed_at - self.started_at).total_seconds())
 
 
 def find_latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[LayerBatch]:
-    """Returns the latest batches of some layers, in the order of their commits: at least 100 if they exist.
+    """Returns the latest batches of the layers, in the order of their commits: at least 100, if there are so many.
 
     Args:
         reader: Reads the ledger.
@@ -61,16 +61,16 @@ def find_latest_batches(reader: TableReader, layers: Iterable[str], until: datet
     for reach in _LOOKBACKS:
         late = reader.read_batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
         rows = (row for batch in late for row in batch.filter(mask_entries_since_rebuild(batch, since)).to_pylist())
-        found = [_convert_to_batch(row) for row in rows if row["layer"] in wanted]
+        found = [_convert_to_layer_batch(row) for row in rows if row["layer"] in wanted]
         if len(found) >= _ENOUGH:
             break
     return sorted(found, key=lambda batch: (batch.committed_at, batch.number))[-_AT_MOST:]
 
 
-def make_condition_on_recent_rows(
+def build_recent_rows_condition(
     batches: Sequence[LayerBatch], table: str, total: int, max_rows: int
 ) -> list[Condition]:
-    """Returns a condition for reading only the latest rows of one of silver's tables; empty if all may be read.
+    """Returns a condition that limits reading to the latest rows of one of silver's tables; empty if all can be read.
 
     Args:
         batches: The latest batches, in the order of their commits.
@@ -89,7 +89,7 @@ def make_condition_on_recent_rows(
     return [] if first is None else [("_batch", ge, first)]
 
 
-def _convert_to_batch(row: Row) -> LayerBatch:
+def _convert_to_layer_batch(row: Row) -> LayerBatch:
     return LayerBatch(
         layer=row["layer"],
         number=row["batch_id"],

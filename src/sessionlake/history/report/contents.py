@@ -1,4 +1,4 @@
-"""Reads everything that the report shows. Each part is limited, so that no large table is read completely."""
+"""Reads everything that the report shows. Each part is limited, so that no large table is read as a whole."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
 from sessionlake.history.report.alerts import AlertsOfKey, read_latest_alerts
-from sessionlake.history.report.batches import LayerBatch, find_latest_batches, make_condition_on_recent_rows
-from sessionlake.history.report.crosstab import TopicKindCounts, count_by_topic_and_kind
+from sessionlake.history.report.batches import LayerBatch, build_recent_rows_condition, find_latest_batches
+from sessionlake.history.report.crosstab import TopicKindCounts, create_topic_kind_counts
 from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, compute_lags, compute_throughput
 from sessionlake.history.report.series import MetricSeries, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
@@ -29,10 +29,10 @@ _EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Counts of the rows of one of silver's tables.
+    """How many rows one of silver's tables has, by topic and kind.
 
     Attributes:
-        table: The counts by topic and kind.
+        table: The counts.
         since: The first silver batch whose rows are counted; None if all rows are counted.
     """
 
@@ -46,13 +46,20 @@ class ReportContents:
 
     Attributes:
         place: Where the tables are, as a text.
+        made_at: When the report was made.
+        statuses: The status of each layer.
         missing: Number of faulty offsets: those with two messages, and those without one unless gaps are allowed. For
             each topic-partition, only the layer with the most faults counts.
         allows_gaps: True if offsets without a message are not faults.
         partitions: Number of topic-partitions that were read.
+        batches: The latest batches of all layers.
+        lags: The lag of each layer over time.
+        throughput: How much each layer read over time.
         judgements: Rows of `integrity_events` by topic and event.
         quarantined: Rows of `quarantine` by topic and reason.
         sessions: Sessions by topic and status.
+        series: A few series with their values.
+        alerts: The latest alerts of rules.
         tables: Name and size of each table.
     """
 
@@ -74,7 +81,7 @@ class ReportContents:
 
 
 def read_report_contents(reader: TableReader, settings: Settings) -> ReportContents:
-    """Reads everything that the report shows, and returns it.
+    """Reads and returns everything that the report shows.
 
     Raises:
         LakeError: A table cannot be read.
@@ -87,7 +94,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
     silver = next(status for status in statuses if status.layer == SILVER)
     missing = missing_offsets(reader) if reader.exists(LEDGER) else {}
     return ReportContents(
-        place=settings.place,
+        place=settings.location,
         made_at=datetime.now(UTC),
         statuses=statuses,
         missing=_count_faulty_offsets(missing, allow_gaps=settings.allows_offset_gaps),
@@ -96,13 +103,13 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
         batches=batches,
         lags=compute_lags(batches, behind),
         throughput=compute_throughput(batches, layers),
-        judgements=_count_rows_by_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
-        quarantined=_count_rows_by_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
-        sessions=count_by_topic_and_kind(
+        judgements=_count_rows_by_topic_and_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
+        quarantined=_count_rows_by_topic_and_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
+        sessions=create_topic_kind_counts(
             reader.count_rows_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")
         ),
         series=select_series(
-            reader, make_condition_on_recent_rows(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
+            reader, build_recent_rows_condition(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
         ),
         alerts=read_latest_alerts(reader),
         tables=_read_table_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
@@ -110,7 +117,10 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
 
 
 def _count_faulty_offsets(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
-    """Returns the number of faulty offsets. For each topic-partition, only the layer with the most faults counts."""
+    """Returns the number of missing messages (unless gaps are allowed) and of repeated ones, over all topic-partitions.
+
+    In each topic-partition, the layer with the most counts.
+    """
     worst: dict[TopicPartition, int] = {}
     for span, count in missing.items():
         place, fault = (span.topic, span.partition), -count if allow_gaps else abs(count)
@@ -118,11 +128,11 @@ def _count_faulty_offsets(missing: Mapping[ReadOffsets, int], *, allow_gaps: boo
     return sum(worst.values())
 
 
-def _count_rows_by_kind(
+def _count_rows_by_topic_and_kind(
     reader: TableReader, table: str, kind: str, batches: Sequence[LayerBatch], total: int, kinds: Sequence[str] = ()
 ) -> RowCounts:
-    window = make_condition_on_recent_rows(batches, table, total, _COUNTED)
-    found = count_by_topic_and_kind(reader.count_rows_by(table, ("topic", kind), *window), kinds)
+    window = build_recent_rows_condition(batches, table, total, _COUNTED)
+    found = create_topic_kind_counts(reader.count_rows_by(table, ("topic", kind), *window), kinds)
     return RowCounts(found, window[0][2] if window else None)
 
 

@@ -13,7 +13,7 @@ _TOPICS = 20
 
 @dataclass(frozen=True)
 class TopicKindCounts:
-    """Counts by topic (rows, the largest first) and kind (columns, the most frequent first).
+    """A table of counts with a row for each topic and a column for each kind, the largest and most frequent first.
 
     Attributes:
         kinds: The kinds, one per column.
@@ -33,23 +33,23 @@ class TopicKindCounts:
         return sum(self.sums)
 
     def compute_color_strength(self, count: int) -> int:
-        """Returns how strongly to colour a count: 0 to 100, on a logarithmic scale up to the largest count."""
+        """Returns how strongly a count is coloured: from 0 to 100, on a logarithmic scale up to the largest count."""
         most = max((count for _, counts in self.topics for count in counts), default=0)
         return round(100 * log1p(count) / log1p(most)) if most else 0
 
     @staticmethod
-    def compute_percent_of_row(count: int, counts: Sequence[int]) -> float:
+    def compute_percent_of_row(count: int, row_counts: Sequence[int]) -> float:
         """Returns a count in per cent of the sum of its row; 0 if the sum is 0.
 
         Args:
             count: The count.
-            counts: All counts of the row.
+            row_counts: All counts of the row.
         """
-        total = sum(counts)
+        total = sum(row_counts)
         return round(100 * count / total, 3) if total else 0.0
 
 
-def count_by_topic_and_kind(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> TopicKindCounts:
+def create_topic_kind_counts(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> TopicKindCounts:
     """Returns a table of counts with topics as rows and kinds as columns.
 
     Args:

@@ -1,4 +1,4 @@
-"""Draws the report's charts. Conversion to SVG is in `report.svg`; colours and fonts are in the page's CSS."""
+"""Draws the report's charts. Module `svg` converts them to SVG; colours and fonts are in the page's CSS."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _SHORT, _LONG = 600, 2 * _DAY
 
 
 def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
-    """Draws how many seconds each layer was behind bronze, over time."""
-    figure, (axes,) = _make_figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
+    """Returns a chart of how many seconds each layer was behind bronze, over time."""
+    figure, (axes,) = _create_figure(
+        1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}"
+    )
     for lag in lags:
         axes.plot(
             _convert_seconds_to_days(lag.times),
@@ -59,8 +61,8 @@ def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
 
 
 def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
-    """Draws how much each layer read per second over time, as one row of bars per layer."""
-    figure, rows = _make_figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
+    """Returns a chart of how much each layer read per second over time, with one row of bars per layer."""
+    figure, rows = _create_figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
     starts, width = layers[0].starts, layers[0].width
     for axes, layer in zip(rows, layers, strict=True):
         axes.set_title(
@@ -86,8 +88,13 @@ def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
 
 
 def draw_moving_average(series: MetricSeries, name: str) -> Markup:
-    """Draws a series' values and their moving average over event time, with corrections by late points."""
-    figure, (axes,) = _make_figure(1, "value")
+    """Returns a chart of a series' values and moving average over event time, with corrections by late points.
+
+    Args:
+        series: The series.
+        name: A name that is unique on the page, for ids in the SVG.
+    """
+    figure, (axes,) = _create_figure(1, "value")
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
     dot = "o" if len(times) == 1 else ""
     axes.plot(
@@ -115,7 +122,7 @@ def draw_moving_average(series: MetricSeries, name: str) -> Markup:
 
 
 def _mark_corrected_averages(axes: Axes, series: MetricSeries) -> None:
-    """Marks averages that a late point has corrected, with the value that was published first."""
+    """Marks each average that a late point corrected, and shows the value that had been published first."""
     for row in series.restated:
         at = _convert_seconds_to_days(np.array([row["ts"] / 1000]))
         axes.vlines(at, row["average_before"], row["average"], color=create_placeholder_color("other"), linewidth=1.4)
@@ -128,8 +135,13 @@ def _mark_corrected_averages(axes: Axes, series: MetricSeries) -> None:
 
 
 def draw_minutes(series: MetricSeries, name: str) -> Markup:
-    """Draws the lowest, mean and highest value of a series for each minute."""
-    figure, (axes,) = _make_figure(1, "value")
+    """Returns a chart of the lowest, mean and highest value of a series for each minute.
+
+    Args:
+        series: The series.
+        name: A name that is unique on the page, for ids in the SVG.
+    """
+    figure, (axes,) = _create_figure(1, "value")
     starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
     low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
     middles = starts + 30
@@ -152,20 +164,20 @@ def draw_minutes(series: MetricSeries, name: str) -> Markup:
         color=create_placeholder_color("average"),
         linewidth=2,
     )
-    _add_margins(axes, low, high)
+    _set_range_with_margins(axes, low, high)
     middle, span = (starts[0] + starts[-1] + 60) / 2, max(starts[-1] + 60 - starts[0], _FEWEST_MINUTES * 60)
     _format_time_axis(axes, middle - span / 2, middle + span / 2, hides_seconds=True)
     return convert_to_svg(figure, "Least, mean and greatest value of each minute of event time", name)
 
 
-def draw_alerts(lines: Sequence[AlertsOfKey]) -> Markup:
-    """Draws alerts over event time, one line per rule and key, with the numbers that the list on the page has.
+def draw_alerts(alerts: Sequence[AlertsOfKey]) -> Markup:
+    """Returns a chart of alerts over event time, one line per rule and key. Lines have the numbers of the page's list.
 
     An alert is a bar from when it was raised until it was cleared; a dot if it is not cleared yet.
     """
-    figure, (axes,) = _make_figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
-    ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
-    for place, line in enumerate(lines):
+    figure, (axes,) = _create_figure(1, "", _ALERT * len(alerts) + _TOP + _BOTTOM)
+    ends = [at.timestamp() for line in alerts for span in line.spans for at in span if at is not None]
+    for place, line in enumerate(alerts):
         for since, until in line.spans:
             begin = _convert_seconds_to_days(np.array([since.timestamp()]))
             if until is None:
@@ -175,14 +187,14 @@ def draw_alerts(lines: Sequence[AlertsOfKey]) -> Markup:
                 (mark,) = axes.barh([place], width, 0.6, left=begin, color=create_placeholder_color("gold"))
             until_ = "stands" if until is None else f"cleared {format_time(until.timestamp())} UTC"
             mark.set_gid(register_tooltip(f"{place + 1}. raised {format_time(since.timestamp())} UTC", until_))
-    axes.set_yticks(range(len(lines)), [str(place + 1) for place in range(len(lines))])
-    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_yticks(range(len(alerts)), [str(place + 1) for place in range(len(alerts))])
+    axes.set_ylim(len(alerts) - 0.5, -0.5)
     room = max((max(ends) - min(ends)) * 0.03, 30)
     _format_time_axis(axes, min(ends) - room, max(ends) + room)
     return convert_to_svg(figure, "When rules were raised and cleared, over event time", "alerts")
 
 
-def _make_figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
+def _create_figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure as Drawn
 
     figure = Drawn(figsize=(_WIDTH * _POINT, height * _POINT))
@@ -224,15 +236,21 @@ def _format_time_axis(
 
 
 def _add_tooltip_area(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
-    """Adds an invisible area between two times to a chart. The area shows a tooltip."""
+    """Adds an invisible area with a tooltip between two times (seconds since 1970) to a chart."""
     band = axes.axvspan(
         first / _DAY, last / _DAY, color=create_placeholder_color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5
     )
     band.set_gid(register_tooltip(title, *lines))
 
 
-def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
-    """Sets the range of the vertical axis to all values and some space. matplotlib would start axes of bars at 0."""
+def _set_range_with_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
+    """Sets the range of the vertical axis to all values plus a margin. By default, axes with bars would start at 0.
+
+    Args:
+        axes: The chart.
+        low: The lower ends of the bars.
+        high: The upper ends of the bars.
+    """
     span = float(high.max() - low.min()) or abs(float(high.max())) or 1.0
     axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
 

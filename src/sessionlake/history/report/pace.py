@@ -27,7 +27,7 @@ _JUST_BEFORE = 1e-6
 
 @dataclass(frozen=True)
 class LagOverTime:
-    """The lag of a layer over time: at each time, the age of the oldest message in bronze that it had not read.
+    """The lag of a layer over time: at each time, the age of the oldest message in bronze that the layer had not read.
 
     Attributes:
         layer: Name of the layer.
@@ -68,11 +68,15 @@ class ThroughputOverTime:
 
 @dataclass(frozen=True)
 class _PositionOverTime:
-    """The position up to which a layer had read bronze, over time.
+    """How far a layer had read bronze, over time.
 
     Positions are counted back from bronze's newest message at the time of the report: 0 is that message, and -n is n
-    messages before it. The position is `at[i]` from `times[i]` on, and `before` until the first time. Times are in
-    seconds since 1970.
+    messages before it.
+
+    Attributes:
+        times: Times at which the position changed, in seconds since 1970.
+        at: The position from each of these times on.
+        before: The position before the first of these times.
     """
 
     times: Numbers
@@ -80,16 +84,12 @@ class _PositionOverTime:
     before: float
 
     def find_positions(self, times: Numbers) -> Numbers:
-        """Returns the positions at some times.
-
-        Args:
-            times: Times in seconds since 1970.
-        """
+        """Returns the layer's position at each of these times (in seconds since 1970)."""
         return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, times, side="right")]
 
 
 def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
-    """Returns the lag behind bronze of each layer that has batches; empty with fewer than two batches.
+    """Returns the lag behind bronze, over time, of each layer that has batches; empty with fewer than two batches.
 
     Messages from before the first batch count as if they had arrived with it, so the real lag may be longer.
 
@@ -112,7 +112,7 @@ def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> li
     reached[GOLD] = _convert_gold_position_to_messages(
         _compute_positions_over_time(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
     )
-    edges = np.unique(np.concatenate([_commit_times(batches), _commit_times(batches)[1:] - _JUST_BEFORE]))
+    edges = np.unique(np.concatenate([_list_commit_times(batches), _list_commit_times(batches)[1:] - _JUST_BEFORE]))
     return [
         _compute_lag(layer, bronze, reached[layer], _find_times_with_known_position(edges, by_layer[layer]))
         for layer in FOLLOWERS
@@ -121,13 +121,17 @@ def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> li
 
 
 def compute_throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[ThroughputOverTime]:
-    """Returns the throughput of each layer that has batches. All layers have the same intervals.
+    """Returns how much each layer that has batches read per second. All layers have the same intervals.
 
     Messages that a rebuild read do not count.
+
+    Args:
+        batches: The batches of all layers, in the order of their commits.
+        layers: Names of the layers.
     """
     if not batches:
         return []
-    times = _commit_times(batches)
+    times = _list_commit_times(batches)
     span = times[-1] - times[0]
     width = next((width for width in _WIDTHS if span <= width * _BARS), _WIDTHS[-1])
     first = times[0] // width * width
@@ -136,12 +140,12 @@ def compute_throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> 
     for layer in layers:
         own = [batch for batch in batches if batch.layer == layer and not batch.rebuilt]
         if own:
-            sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_list_message_counts(own))
+            sums, _ = np.histogram(_list_commit_times(own), bins=edges, weights=_list_message_counts(own))
             found.append(ThroughputOverTime(layer, edges[:-1], float(width), sums / width))
     return found
 
 
-def _commit_times(batches: Sequence[LayerBatch]) -> Numbers:
+def _list_commit_times(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.committed_at.timestamp() for batch in batches], dtype=np.float64)
 
 
@@ -154,7 +158,7 @@ def _compute_positions_over_time(
 ) -> _PositionOverTime:
     counts = _list_message_counts(batches) if counts is None else counts
     total = float(counts.sum())
-    return _PositionOverTime(_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
+    return _PositionOverTime(_list_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
 
 
 def _find_last_position(steps: _PositionOverTime) -> float:
@@ -164,12 +168,12 @@ def _find_last_position(steps: _PositionOverTime) -> float:
 def _convert_gold_position_to_messages(
     gold: _PositionOverTime, batches: Sequence[LayerBatch], silver: _PositionOverTime
 ) -> _PositionOverTime:
-    """Converts gold's position from a number of session changes to a number of messages.
+    """Converts how far gold had read over time from numbers of session changes to numbers of messages.
 
     Args:
-        gold: Gold's position, in session changes.
+        gold: Gold's positions, counted in session changes.
         batches: Silver's batches, which say how many changes each batch of messages led to.
-        silver: Silver's position, in messages.
+        silver: Silver's positions, counted in messages.
     """
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
     made = _compute_positions_over_time(batches, 0, changes)
@@ -183,22 +187,27 @@ def _convert_gold_position_to_messages(
     )
 
 
-def _find_times_with_known_position(edges: Numbers, batches: Sequence[LayerBatch]) -> Numbers:
-    """Returns the times at which a layer's position is known. It is not known before a rebuild of the layer."""
-    return edges[edges >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else edges
+def _find_times_with_known_position(times: Numbers, batches: Sequence[LayerBatch]) -> Numbers:
+    """Returns the times at which a layer's position is known. Before a rebuild of the layer it is not known.
+
+    Args:
+        times: Times in seconds since 1970.
+        batches: The layer's batches, in the order of their commits.
+    """
+    return times[times >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else times
 
 
 def _compute_lag(layer: str, bronze: _PositionOverTime, layer_steps: _PositionOverTime, edges: Numbers) -> LagOverTime:
-    def find_lag(moments: Numbers) -> Numbers:
+    def compute_lag_at(moments: Numbers) -> Numbers:
         reached = layer_steps.find_positions(moments)
         oldest = np.searchsorted(bronze.at, reached, side="right").clip(max=len(bronze.times) - 1)
         waits = bronze.find_positions(moments) > reached
         return np.where(waits, np.maximum(0.0, moments - bronze.times[oldest]), 0.0)
 
-    over_time = find_lag(np.linspace(edges[0], edges[-1], _SAMPLES))
-    exact = find_lag(edges)
+    over_time = compute_lag_at(np.linspace(edges[0], edges[-1], _SAMPLES))
+    exact = compute_lag_at(edges)
     many = len(edges) > _MAX_POINTS
-    times, seconds = _reduce_to_peaks(edges, exact) if many else (edges, exact)
+    times, seconds = _reduce_to_peak_per_interval(edges, exact) if many else (edges, exact)
     return LagOverTime(
         layer,
         times,
@@ -211,8 +220,8 @@ def _compute_lag(layer: str, bronze: _PositionOverTime, layer_steps: _PositionOv
     )
 
 
-def _reduce_to_peaks(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Reduces many points to one per interval: the highest value, at the middle of the interval."""
+def _reduce_to_peak_per_interval(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns fewer points: for each interval of equal length, its middle and its highest value."""
     edges = np.linspace(times[0], times[-1], _INTERVALS + 1)
     first = np.searchsorted(times, edges[:-1])
     taken = np.flatnonzero(np.diff(np.append(first, len(times))))

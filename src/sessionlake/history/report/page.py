@@ -44,12 +44,12 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
 
 
 def _escape_for_page(value: Any) -> Any:
-    """Returns a value as the page shows it: invisible characters in texts become visible, HTML stays as it is."""
+    """Returns a value as the page shows it: invisible characters in texts become visible, HTML markup stays."""
     return escape_invisible(value) if type(value) is str else value
 
 
 def render_page(contents: ReportContents) -> str:
-    """Returns the page as HTML. The template engine escapes everything that comes from the data."""
+    """Returns the report as HTML. The template engine escapes all texts from the data."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)

@@ -44,9 +44,9 @@ class MetricSeries:
 
     Attributes:
         topic, session_id, row_id, metric: The metric that the values belong to.
-        points: One row per value: `ts` (ms UTC), `value` and its moving `average`, in the order of event time.
-        restated: One row per average that was corrected: `ts`, `average_before` (published first), `average`.
-        minutes: One row per minute: `window_start`, `points`, `min`, `average` and `max`, in the order of event time.
+        points: One item per value: `ts` (ms UTC), `value` and its moving `average`, in the order of event time.
+        restated: One item per corrected average: `ts`, `average_before` (published first), `average`.
+        minutes: One item per minute: `window_start`, `points`, `min`, `average` and `max`, in the order of event time.
     """
 
     topic: str
@@ -58,28 +58,34 @@ class MetricSeries:
     minutes: list[Row]
 
 
-def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[MetricSeries]:
+def select_series(reader: TableReader, recent_conditions: Sequence[Condition]) -> list[MetricSeries]:
     """Returns one series from each of a few sessions. The sessions come from as many topics as possible.
 
     Args:
         reader: Reads the tables.
-        recent: Conditions that limit `silver.session_progress` to recent rows.
+        recent_conditions: Conditions that limit `silver.session_progress` to recent rows.
     """
     found: list[MetricSeries] = []
-    for session, last in _read_recent_sessions(reader, recent):
+    for session, last in _read_recent_sessions(reader, recent_conditions):
         if len(found) == _SHOWN:
             break
         found += _read_longest_series(reader, session, last)
     return found
 
 
-def _read_recent_sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
-    """Yields sessions with their last event time (ms UTC).
+def _read_recent_sessions(
+    reader: TableReader, recent_conditions: Sequence[Condition]
+) -> Iterator[tuple[_Session, int]]:
+    """Yields sessions, each with its last event time (ms UTC).
 
     First comes the largest session of each topic, then the second largest of each topic, and so on.
+
+    Args:
+        reader: Reads the tables.
+        recent_conditions: Conditions that limit `silver.session_progress` to recent rows.
     """
     latest: dict[_Session, tuple[int, int]] = {}
-    for row in reader.read_rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
+    for row in reader.read_rows(PROGRESS, *recent_conditions, columns=(*SESSION, "messages", "last_ts")):
         session = row["topic"], row["partition"], row["session_id"]
         seen = row["messages"], row["last_ts"]
         if None not in seen and _FIRST <= row["last_ts"] < _END:
@@ -93,30 +99,30 @@ def _read_recent_sessions(reader: TableReader, recent: Sequence[Condition]) -> I
         yield session, last
 
 
-def _read_longest_series(reader: TableReader, session: _Session, last: int) -> list[MetricSeries]:
-    """Returns the session's series with the most points in recent time, as a list.
+def _read_longest_series(reader: TableReader, session: _Session, last_ts: int) -> list[MetricSeries]:
+    """Returns the series of a session that has the most points in recent time, as a list of one.
 
     A series with corrected averages is preferred. The list is empty if gold has no points or too many to read.
 
     Args:
         reader: Reads the tables.
-        session: The session.
-        last: The session's last event time, in ms.
+        session: Topic, partition and id of the session.
+        last_ts: The session's last event time, in ms.
     """
     own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
     try:
         for reach in _LOOKBACKS:
-            late = ("ts", ge, last - milliseconds(reach))
+            late = ("ts", ge, last_ts - milliseconds(reach))
             names = reader.count_rows_by(AVERAGES, _NAMES, *own, late)
             if names:
                 changed = _read_corrections(reader, *own, late)
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
                 of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
-                points, minutes = _read_points(reader, of_it, last), _read_minutes(reader, of_it, last)
+                points, minutes = _read_points(reader, of_it, last_ts), _read_minutes(reader, of_it, last_ts)
                 restated = []
                 if points and (row_id, metric) in changed:
                     drawn = _read_corrections(reader, *of_it, ("ts", ge, points[0]["ts"]))
-                    restated = _apply_corrections(points, drawn.get((row_id, metric), []))
+                    restated = _list_corrected_averages(points, drawn.get((row_id, metric), []))
                 return [MetricSeries(session[0], session[2], row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
@@ -124,7 +130,7 @@ def _read_longest_series(reader: TableReader, session: _Session, last: int) -> l
 
 
 def _read_corrections(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
-    """Returns a session's restatements (corrections of averages) by row id and metric, the earliest first."""
+    """Returns a session's corrected averages (rows of `restatements`) by row id and metric, the earliest first."""
     found: dict[tuple[str, str], list[Row]] = {}
     if reader.exists(RESTATEMENTS):
         own = (("table", eq, AVERAGES), *conditions)
@@ -135,7 +141,7 @@ def _read_corrections(reader: TableReader, *conditions: Condition) -> dict[tuple
     return found
 
 
-def _apply_corrections(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+def _list_corrected_averages(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
     first: dict[tuple[int, ...], float] = {}
     for row in restatements:
         first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
@@ -148,26 +154,28 @@ def _apply_corrections(points: Sequence[Row], restatements: Sequence[Row]) -> li
     return [row for row in corrected if _can_be_drawn(row["average_before"])]
 
 
-def _read_points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
-    since = ("ts", ge, last - milliseconds(_LOOKBACKS[-1]))
+def _read_points(reader: TableReader, series: Sequence[Condition], last_ts: int) -> list[Row]:
+    since = ("ts", ge, last_ts - milliseconds(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.read_table_schema(AVERAGES).names]  # earlier tables lack some
     found = reader.read_arrow_table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
     return _select_last_rows(found, order, _POINTS)
 
 
-def _read_minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+def _read_minutes(reader: TableReader, series: Sequence[Condition], last_ts: int) -> list[Row]:
     if not reader.exists(METRICS_1M):
         return []
-    since = datetime.fromtimestamp(last / 1000, UTC) - timedelta(minutes=_MINUTES)
+    since = datetime.fromtimestamp(last_ts / 1000, UTC) - timedelta(minutes=_MINUTES)
     columns = ("window_start", "points", "min", "average", "max")
     found = reader.read_arrow_table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, max_bytes=_BYTES)
     return _select_last_rows(found, ("window_start",), _MINUTES)
 
 
-def _select_last_rows(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
-    """Returns the last `count` rows by the columns in `order`, without rows that have values that cannot be drawn."""
-    places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
-    found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
+def _select_last_rows(rows: pa.Table, order_columns: Sequence[str], count: int) -> list[Row]:
+    """Returns the last `count` rows in the order of the columns, without rows whose values no chart can show."""
+    places = pc.select_k_unstable(
+        rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order_columns]
+    )
+    found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order_columns))
     return [row for row in found if all(_can_be_drawn(row[name]) for name in _VALUES & row.keys())]
 
 

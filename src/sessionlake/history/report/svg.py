@@ -31,17 +31,17 @@ _LINE = " \u00a6 "
 
 
 def register_tooltip(*lines: str) -> str:
-    """Returns an id. A figure's element with this id shows the lines as its tooltip on the page."""
+    """Returns an id for an element of a figure. On the page, the element with this id shows the lines as tooltip."""
     return _TIP + _LINE.join(lines)
 
 
 def create_placeholder_color(variable: str) -> str:
-    """Returns the placeholder colour to draw with. On the page it becomes the CSS variable with this name."""
+    """Returns a colour to draw with. On the page it is replaced by the CSS variable with this name."""
     return _STAND_INS.get(variable, _STAND_INS["other"])
 
 
 def convert_to_svg(figure: Figure, label: str, name: str) -> Markup:
-    """Returns the figure as an SVG element for the page.
+    """Returns a matplotlib figure as an SVG element for the page.
 
     Args:
         figure: The figure.
@@ -65,7 +65,7 @@ def convert_to_svg(figure: Figure, label: str, name: str) -> Markup:
 
 
 def _clean_svg(root: ET.Element, name: str) -> None:
-    """Removes fonts and unused ids, prefixes the other ids with the figure's name, and adds tooltips."""
+    """Changes an SVG in place: removes fonts and unused ids, prefixes the other ids with `name`, and adds tooltips."""
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in _DROPPED]:
             parent.remove(child)

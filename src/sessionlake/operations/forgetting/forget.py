@@ -1,9 +1,9 @@
 """`sessionlake forget`: erases a session from the lake. Only the offsets and Kafka timestamps of its messages stay.
 
-The session's messages are erased in bronze, which keeps their offsets and timestamps. Its rows are removed from
-silver's tables, and its state from the states of layers. Gold's figures are made of many sessions, so gold is emptied
-and computed again. Then the history of all these tables is removed. At the end, a search through everything that is
-left proves that the session is gone.
+The session's messages are erased in bronze, which keeps their offsets and timestamps; of messages that have other
+sessions, too, only its parts are erased. Its rows are removed from silver's tables, and its state from the states of
+layers. Gold's figures are made of many sessions, so gold is emptied and computed again. Then the history of all these
+tables is removed. At the end, a search through everything that is left proves that the session is gone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from sessionlake.ledger.erasures import (
     read_receipts,
     store_receipt,
 )
-from sessionlake.operations.forgetting import publications, rows
-from sessionlake.operations.forgetting.messages import refuse_shared_messages
+from sessionlake.operations.forgetting import publications, quarantine, rows
+from sessionlake.operations.forgetting.messages import refuse_inseparable_messages
 from sessionlake.operations.forgetting.receipt import list_copies_elsewhere, search_lake
 from sessionlake.operations.forgetting.rows import Session
 from sessionlake.operations.forgetting.states import hand_over_states, list_layers_with_state, require_handover_states
@@ -106,7 +106,7 @@ class Forgetting:
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(
-                f"forget: {self._settings.place} has no messages, because bronze has not run there",
+                f"forget: {self._settings.location} has no messages, because bronze has not run there",
                 fix="Set SESSIONLAKE_HOME to the home that has the session",
             )
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
@@ -189,7 +189,7 @@ class Forgetting:
         topic = self._find_session_topic(session, topic)
         self._refuse_keyed_processors()
         if self._settings.capture.feeds:
-            refuse_shared_messages(self._spark, self._lake, topic, session)
+            refuse_inseparable_messages(self._spark, self._lake, topic, session)
         if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
             refuse_shorter_table(self._lake, self._spark)
         tables = dict.fromkeys([*rows.list_tables_with_sessions(self._spark, self._lake), *self._list_gold_tables()])
@@ -288,6 +288,7 @@ class Forgetting:
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = list_layers_with_state(settings), erasure.report["tables"]
         yield "bronze", partial(rows.erase_messages, spark, lake, session)
+        yield "quarantined", partial(quarantine.erase_in_quarantine, spark, lake, session)
         for table in rows.list_tables_with_sessions(spark, lake):
             if table in rows.MERGED or counted.get(table, {}).get("rows"):
                 yield table, partial(self._remove_rows, table, session)
@@ -368,7 +369,7 @@ class Forgetting:
 
     def _remove_archived_files(self) -> None:
         """Removes checkpoints archived by this forgetting or earlier rebuilds, and files of processes that died."""
-        checkpoints = Path(self._settings.checkpoint(""))
+        checkpoints = Path(self._settings.checkpoint_path(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
         shutil.rmtree(states.get_owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states

@@ -7,22 +7,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.session_rows import MessageRows
 from sessionlake.errors import UsageError
-from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS, convert_times_to_milliseconds
+from sessionlake.operations.forgetting.eraser import SessionEraser
+from sessionlake.silver.fold.pack import BRONZE_COLUMNS
 from sessionlake.streaming.payloads import build_feed_decoder
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-_FOUND = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("others", pa.list_(pa.string()))])
-_FOUND_DDL = "partition int, offset bigint, others array<string>"
-_SHOWN = 5
+_FOUND = pa.schema(
+    [("partition", pa.int32()), ("offset", pa.int64()), ("is_shared", pa.bool_()), ("refused", pa.string())]
+)
+_FOUND_DDL = "partition int, offset bigint, is_shared boolean, refused string"
+_ERASED_DDL = "topic string, partition int, offset bigint, value binary, is_shared boolean"
+_ERASED = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("value", pa.binary()),
+        ("is_shared", pa.bool_()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -30,65 +42,99 @@ class _MessageFinder:
     """A `mapInArrow` function: takes rows of `bronze.messages`, and yields a row for each message of a session.
 
     Attributes:
-        decoder: Decodes the messages.
-        session: Id of the session.
+        eraser: Erases the session.
+        tries: True to try to erase each message, so that `refused` says why that is not possible.
     """
 
-    decoder: FeedDecoder
-    session: str
+    eraser: SessionEraser
+    tries: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            raw = convert_times_to_milliseconds(pa.Table.from_batches([batch]))
-            parts = self.decoder.decode(raw)
-            sessions: dict[int, list[str]] = {}
-            for message, session in zip(parts.message.tolist(), parts.chunk["session_id"].to_pylist(), strict=True):
-                sessions.setdefault(message, []).append(session)
-            own = [message for message, ids in sessions.items() if self.session in ids]
-            found = [raw[name].take(pa.array(own, pa.int64())).combine_chunks() for name in ("partition", "offset")]
-            others = [sorted({one for one in sessions[message] if one != self.session}) for message in own]
-            yield pa.RecordBatch.from_arrays([*found, pa.array(others, _FOUND.field("others").type)], schema=_FOUND)
+            own, is_shared = self.eraser.find_messages(batch)
+            refused = self.eraser.erase_session(batch.take(pa.array(own))).refused if self.tries else {}
+            yield pa.RecordBatch.from_arrays(
+                [
+                    *(batch.column(name).take(pa.array(own)) for name in ("partition", "offset")),
+                    pa.array(is_shared, pa.bool_()),
+                    pa.array([refused.get(number) for number in range(len(own))], pa.string()),
+                ],
+                schema=_FOUND,
+            )
 
 
-def find_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> pa.Table:
-    """Returns a row for each message of a session in bronze.
+@dataclass(frozen=True)
+class MessageEraser:
+    """Erases a session in its messages: a `delta.storage.session_rows.EraseMessages`.
 
-    Its columns are `partition`, `offset` and `others`: the ids of other sessions in the same message.
-
-    All messages of the topic are decoded. Erased and unreadable messages have no session, so they are never returned.
-
-    Raises:
-        ValueError: The configuration has no feeds. The Kafka key is the session's id then.
+    Attributes:
+        eraser: Erases the session.
     """
-    from pyspark.sql import functions as F
 
+    eraser: SessionEraser
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of `bronze.messages` that are needed."""
+        return (*BRONZE_COLUMNS, "headers") if self.eraser.decoder.reads_headers else BRONZE_COLUMNS
+
+    def erase_messages(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns place, new value and `is_shared` of each message. All messages must be of the session."""
+        erased = self.eraser.erase_session(messages.select(list(self.columns)))
+        if erased.refused or len(erased.message) != messages.num_rows:
+            raise ValueError(f"messages that could be erased before: {erased.refused}")
+        places = (messages.column(name) for name in ("topic", "partition", "offset"))
+        values = pa.array(erased.value, pa.binary()), pa.array(erased.is_shared, pa.bool_())
+        return pa.RecordBatch.from_arrays([*places, *values], schema=_ERASED)
+
+    def erase_frame(self, messages: DataFrame) -> DataFrame:
+        """Does the same for a Spark frame of messages."""
+        return messages.select(*self.columns).mapInArrow(self._erase_batches, _ERASED_DDL)
+
+    def _erase_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from map(self.erase_messages, batches)
+
+
+def _build_eraser(lake: Lake, session_id: str) -> SessionEraser:
     decoder = build_feed_decoder(lake.settings.capture, 1)
     if decoder is None:
         raise ValueError("without feeds, the Kafka key is the session's id")
-    columns = (*BRONZE_COLUMNS, "headers") if decoder.reads_headers else BRONZE_COLUMNS
-    rows = lake.read(spark, MESSAGES).where(F.col("topic") == topic).select(*columns)
-    return rows.mapInArrow(_MessageFinder(decoder, session_id), _FOUND_DDL).toArrow()
+    return SessionEraser(decoder, session_id)
 
 
-def refuse_shared_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> None:
-    """Checks that no message of a session has other sessions, too: they would lose its content with the session.
+def find_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str, *, tries: bool = False) -> pa.Table:
+    """Returns partition and offset of each message of a session, and under `is_shared` whether it has others, too.
+
+    All messages of the topic are decoded. Erased messages, and those that cannot be read, have no session.
+
+    Args:
+        tries: True to find out under `refused` why a message cannot be erased; null if it can.
+    """
+    from pyspark.sql import functions as F
+
+    eraser = _build_eraser(lake, session_id)
+    rows = lake.read(spark, MESSAGES).where(F.col("topic") == topic).select(*MessageEraser(eraser).columns)
+    return rows.mapInArrow(_MessageFinder(eraser, tries), _FOUND_DDL).toArrow()
+
+
+def refuse_inseparable_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> None:
+    """Checks that the session can be erased in all its messages without a loss for other sessions.
 
     Raises:
-        UsageError: A message has several sessions. The text names some of them.
+        UsageError: From a message with several sessions, this one cannot be removed. The text says why.
     """
-    shared = [row for row in find_messages(spark, lake, topic, session_id).to_pylist() if row["others"]]
-    if not shared:
+    found = find_messages(spark, lake, topic, session_id, tries=True)
+    refused = found.filter(pc.is_valid(found["refused"])).sort_by([("partition", "ascending"), ("offset", "ascending")])
+    if not refused.num_rows:
         return
-    others = sorted({other for row in shared for other in row["others"]})
-    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-    first = shared[0]
+    first = refused.slice(0, 1).to_pylist()[0]
     raise UsageError(
-        f"forget: {len(shared)} messages of session {session_id!r} have rows of other sessions too "
-        f"({', '.join(map(repr, others[:_SHOWN]))}{more}); the first is at partition "
-        f"{first['partition']}, offset {first['offset']} of topic {topic}",
-        why="Bronze erases whole messages, so these other sessions would lose data. Nothing was changed",
-        fix="Let retention remove the topic's old messages (`retention` in the configuration), or "
-        "change the producer to send one session per message",
+        f"forget: {refused.num_rows} messages of session {session_id!r} also have other sessions, and this one cannot "
+        f"be removed from them. The first is at partition {first['partition']}, offset {first['offset']} of topic "
+        f"{topic}: {first['refused']}",
+        why="Without the whole message, the other sessions would lose data. Nothing was changed",
+        fix="Let retention remove the topic's old messages (`retention` in the configuration), or have the producer "
+        "send one session per message",
     )
 
 
@@ -103,4 +149,5 @@ def find_message_ranges(spark: SparkSession, lake: Lake, topic: str, session_id:
 def select_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> MessageRows:
     """Returns the selection of the session's messages in bronze."""
     found = find_messages(spark, lake, topic, session_id)
-    return MessageRows(topic, session_id, places=found.select(["partition", "offset"]).combine_chunks())
+    places = found.select(["partition", "offset"]).combine_chunks()
+    return MessageRows(topic, session_id, places=places, eraser=MessageEraser(_build_eraser(lake, session_id)))

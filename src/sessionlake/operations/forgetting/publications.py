@@ -54,7 +54,7 @@ def require_publications_can_send(spark: SparkSession, lake: Lake, tables: Itera
                     f"forget: the publication {reader.name} must send to Kafka that the session's rows are "
                     f"removed, and cannot ({error})",
                     fix="Correct the cause, and run `sessionlake forget --resume`. If the publication is not "
-                    f"used any more, remove its checkpoint {settings.checkpoint(reader.name)}",
+                    f"used any more, remove its checkpoint {settings.checkpoint_path(reader.name)}",
                 ) from error
 
 
@@ -79,7 +79,7 @@ def wait_until_removals_sent(settings: Settings, removals: Mapping[str, int], ti
                         "are removed",
                         why="Readers of its topic would keep the rows",
                         fix=f"Run `sessionlake publish {table} --topic {topic} --once`, or, if the publication is not "
-                        f"used any more, remove its checkpoint {settings.checkpoint(reader.name)}. Then run "
+                        f"used any more, remove its checkpoint {settings.checkpoint_path(reader.name)}. Then run "
                         "`sessionlake forget --resume`, which continues from here",
                     )
                 time.sleep(_POLL_SECONDS)
@@ -124,7 +124,7 @@ def _read_publication_position(settings: Settings, publication: str) -> tuple[in
 
     A number that is not known is -1.
     """
-    checkpoint = Path(settings.checkpoint(publication))
+    checkpoint = Path(settings.checkpoint_path(publication))
     batch = read_last_committed_batch(checkpoint)
     if batch is None or batch != read_last_planned_batch(checkpoint):
         return -1, -1, -1

@@ -33,7 +33,7 @@ def search_lake(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, A
         `found`, and the files `unread` because they are damaged.
     """
     settings = lake.settings
-    checkpoints = Path(settings.checkpoint(""))
+    checkpoints = Path(settings.checkpoint_path(""))
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
     searched = [search_folder(folder, session_id, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
@@ -71,15 +71,21 @@ def _describe_source(settings: Settings, topic: str) -> str:
     if settings.bronze.archive is not None and settings.bronze.source is SourceKind.ARCHIVE:
         return (
             f"the archives in {settings.bronze.archive.path} that have the session's messages, until you remove them. "
-            "If bronze reads more of them, it erases these messages on arrival"
+            f"If bronze reads more of them, {_describe_arrival(settings)}"
         )
     if settings.bronze.source is SourceKind.KINESIS:
         return f"Kinesis: stream {topic} holds the session's messages until its retention removes them"
     return (
         f"Kafka: topic {topic} of {settings.kafka.bootstrap_servers} holds the session's messages until its retention "
-        "removes them. If bronze reads them again, it erases them on arrival. In a compacted topic, its producer must "
-        "remove them with a tombstone"
+        f"removes them. If bronze reads them again, {_describe_arrival(settings)}. In a compacted topic, its producer "
+        "must remove them with a tombstone"
     )
+
+
+def _describe_arrival(settings: Settings) -> str:
+    if settings.capture.feeds:
+        return "they are a new session, because feeds find the session only inside messages"
+    return "it erases them on arrival"
 
 
 def _list_unconfigured_gold_tables(spark: SparkSession, lake: Lake) -> list[str]:

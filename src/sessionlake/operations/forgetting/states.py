@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, remove_session
+from sessionlake.processors.memory import ProcessorMemory, remove_session_from_memory
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
@@ -33,7 +33,7 @@ def list_layers_with_state(settings: Settings) -> list[str]:
 
 def has_started(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has a checkpoint, or prepared states from which its stream will start."""
-    has_checkpoint = (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    has_checkpoint = (Path(settings.checkpoint_path(layer)) / "metadata").is_file()
     return (
         has_checkpoint
         or handover.read_active_handover(settings, layer) is not None
@@ -88,7 +88,7 @@ def _rewrite_states(
     if not has_state(settings, layer):
         return
     for row in read_state_frame(spark, settings, layer).toLocalIterator():
-        yield row["shard"], remove_session_from_state(bytes(row["chunk"]), settings.capture.declared, session)
+        yield row["shard"], remove_session_from_state(bytes(row["chunk"]), settings.capture.declared_columns, session)
 
 
 def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
@@ -101,7 +101,7 @@ def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], sessio
     """
     judging, memory = split_state_parts(stored)
     state = ShardState.decode(judging, columns)
-    left = None if memory is None else remove_session(memory, *session)
+    left = None if memory is None else remove_session_from_memory(memory, *session)
     state.replace_sessions(
         ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.read_due_times(left)
     )

@@ -58,7 +58,9 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
         return StatesComparison(0, skipped=why_not or "there is no message yet")
     live = read_state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
-    compared = both.groupBy("shard").applyInPandas(_create_state_comparer(settings.capture.declared), _COMPARED_SCHEMA)
+    compared = both.groupBy("shard").applyInPandas(
+        _create_state_comparer(settings.capture.declared_columns), _COMPARED_SCHEMA
+    )
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
     return StatesComparison(sum(row["sessions"] for row in shards), next(differ, None))
@@ -73,7 +75,7 @@ def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
     of_states, last = read_last_batches(spark, settings)
-    if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint(SILVER)):
+    if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint_path(SILVER)):
         raise LakeError(
             "silver has processed batches, but its checkpoint has no state of them",
             why="So the stored states cannot be compared with the rebuilt ones",

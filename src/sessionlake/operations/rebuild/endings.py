@@ -66,7 +66,7 @@ def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     If the checkpoint is lost, returns the ids of all queries of the layer in the ledger.
     """
     try:
-        app_id = CheckpointGenerations(lake.settings.checkpoint(layer), layer).current_generation.app_id
+        app_id = CheckpointGenerations(lake.settings.checkpoint_path(layer), layer).current_generation.app_id
     except LakeError:
         app_id = None
     if app_id is not None:
@@ -80,7 +80,7 @@ def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
 
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
-    checkpoint = settings.checkpoint(GOLD)
+    checkpoint = settings.checkpoint_path(GOLD)
     if read_last_planned_batch(Path(checkpoint)) is not None and read_last_committed_batch(checkpoint) is None:
         return True
     try:
@@ -103,7 +103,7 @@ def reset_gold(
         batch: The batch number of the commits that empty the tables.
         started_at: When the operation started, for the ledger.
     """
-    checkpoint = Path(settings.checkpoint(GOLD))
+    checkpoint = Path(settings.checkpoint_path(GOLD))
     known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.find_active_handover_folder(settings, GOLD)

@@ -34,16 +34,16 @@ from sessionlake.operations.rebuild.publishing import (
 )
 from sessionlake.operations.rebuild.replay import is_bronze_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import SliceReader
-from sessionlake.processors.difference import TableDifference, find_difference
+from sessionlake.processors.difference import TableDifference, compare_tables
 from sessionlake.processors.job import (
-    build_row_ddl,
-    build_table_schema,
+    build_output_ddl,
+    build_output_schema,
     create_processor_fold,
     find_processor_settings,
     load_processor,
 )
-from sessionlake.processors.load import hash_config
-from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
+from sessionlake.processors.load import hash_processor_settings
+from sessionlake.processors.outputs import ProcessorOutput, decode_report, raise_first_failure
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -141,7 +141,7 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Table
             work.lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, work.lake, work.processor.layer).last_offsets,
         )
-        difference = work.find_difference()
+        difference = work.compare_tables()
         work.remove_staging_tables()
         return difference
 
@@ -165,7 +165,7 @@ class _ProcessorRebuilder:
         self._records, self._errors = list_staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = (
-            build_table_schema(self.processor, self._loaded.loaded_processor.output),
+            build_output_schema(self.processor, self._loaded.loaded_processor.output),
             TABLES[PROCESSOR_ERRORS],
         )
         self.lake = Lake(settings, {self.processor.output_table: records, self._records: records, self._errors: errors})
@@ -202,7 +202,7 @@ class _ProcessorRebuilder:
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_tables_being_built(settings, self._operation, version):
             self.replay_messages(version)
-            difference = self.find_difference()
+            difference = self.compare_tables()
             plan = self._build_plan(started)
             publishing.prepare_handover(settings, processor.layer, plan, read_states_by_shard(self._states))
             self.lake.storage.require_claims()
@@ -228,27 +228,27 @@ class _ProcessorRebuilder:
             () if last_offsets is None else read_unread_silences(spark, self._settings, processor.layer, last_offsets)
         )
         slices = SliceReader(
-            what, ProcessorOutput.REPORT, read_report, last_offsets, self._slice, processor.topics, unread
+            what, ProcessorOutput.REPORT, decode_report, last_offsets, self._slice, processor.topics, unread
         )
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
         for part in slices.fold_slices(
             spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)
         ):
-            refuse_failures(processor.name, part.reports)
+            raise_first_failure(processor.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
-                    ddl = build_row_ddl(kind, self._loaded.loaded_processor.output)
+                    ddl = build_output_ddl(kind, self._loaded.loaded_processor.output)
                     append_rows(spark, self._staging, table, select_table_rows(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
         self._partitions = sum_partition_counts([ShardReport(partitions, {})])
 
-    def find_difference(self) -> TableDifference:
+    def compare_tables(self) -> TableDifference:
         """Compares the staging table with the live table."""
         spark = self._spark
-        return find_difference(
+        return compare_tables(
             self.lake.read(spark, self.processor.output_table), self._staging.read(spark, self._records), KEYS
         )
 
@@ -286,7 +286,7 @@ class _ProcessorRebuilder:
         replaced = journal.run_step(processor.output_table, lambda: self._replace_table(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
-        hashed = hash_config(self._settings, processor)
+        hashed = hash_processor_settings(self._settings, processor)
         entry = build_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
         Ledger(lake).write_entry(spark, entry)
         finish_publishing(spark, lake, processor.layer, journal, self.remove_staging_tables)
@@ -304,7 +304,7 @@ class _ProcessorRebuilder:
             processor.output_table,
             rows,
             plan,
-            hash_config(self._settings, processor),
+            hash_processor_settings(self._settings, processor),
             replaces_columns=columns,
         )
         return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}

@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.entries import LedgerEntry, OffsetRange, TableOutput
-from sessionlake.settings.feed_history import list_mappings
+from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts
 from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
@@ -158,7 +158,7 @@ def build_ledger_entry(
         offsets=tuple(OffsetRange(*item) for item in plan.ranges),
         outputs=tuple(outputs),
         config_hash=settings_hash,
-        feeds=list_mappings(capture),
+        feeds=list_feed_mappings(capture),
         **plan.counts,  # type: ignore[arg-type]  # the names of counts are int fields of the entry
     )
 

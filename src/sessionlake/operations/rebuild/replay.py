@@ -158,7 +158,7 @@ def _open_started_lake(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
         raise LakeError(
-            f"silver has not run in {settings.place} yet, so there is nothing to rebuild",
+            f"silver has not run in {settings.location} yet, so there is nothing to rebuild",
             fix="Run `sessionlake run all`, or name another home with SESSIONLAKE_HOME",
         )
     return lake
@@ -218,7 +218,7 @@ def replay_messages(
     decided = read_binding_decisions(lake.reader(spark))
     _empty_staging_tables(spark, lake.build_staging_lake())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
-    fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
+    fold = SilverFold(capture.declared_columns, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
     slices = SliceReader(
         "a rebuild of silver", SilverOutput.REPORT, decode_report, last_offsets, slice_messages, unread=unread
@@ -288,7 +288,7 @@ def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
     """Computes the staging table of `session_rows` from all changes of all sessions."""
     from pyspark.sql import functions as F
 
-    staging, columns = Lake(settings).build_staging_lake(), settings.capture.declared
+    staging, columns = Lake(settings).build_staging_lake(), settings.capture.declared_columns
     changes = staging.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count_rows(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))

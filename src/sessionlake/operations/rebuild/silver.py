@@ -192,7 +192,7 @@ def _read_new_states(
     if selection.is_everything:
         yield from rebuilt
         return
-    columns, live = settings.capture.declared, dict(read_shard_states(spark, settings))
+    columns, live = settings.capture.declared_columns, dict(read_shard_states(spark, settings))
     for shard, chunk in rebuilt:
         state = ShardState.decode(live.get(shard, chunk), columns)
         state.replace_sessions(ShardState.decode(chunk, columns), selection)

@@ -93,7 +93,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: {settings.place} has no bronze.messages, so bronze has not run there",
+            f"recover bronze: {settings.location} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
@@ -102,7 +102,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
     fault = find_first_loss(lambda: _require_usable_checkpoint(spark, lake, settings))
-    generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
+    generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     app_id, number, unrecorded = end_bronze_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     generation = start_recovered_generation(settings, generations, number + 1, app_id)
@@ -146,7 +146,7 @@ def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settin
 
     Raises the error of the first fault.
     """
-    checkpoint = settings.checkpoint(LAYER)
+    checkpoint = settings.checkpoint_path(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
@@ -160,7 +160,9 @@ def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) 
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint(LAYER), LAYER).read_last_known_app_id_and_batch()
+    of_checkpoint, planned = CheckpointGenerations(
+        settings.checkpoint_path(LAYER), LAYER
+    ).read_last_known_app_id_and_batch()
     interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _RecoveryInputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]

@@ -95,11 +95,11 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"bronze skip: {settings.place} has no bronze.messages, so bronze has not run there",
+            f"bronze skip: {settings.location} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
-    generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
+    generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.update_topics_from_kafka()
         _find_next_offset_before_skip(book, decision)  # raises its errors before anything changes

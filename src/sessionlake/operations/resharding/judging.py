@@ -53,7 +53,7 @@ class JudgingResharder:
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
             part = select_sessions(judging, mine, find_next_due_times(sessions, self._find_timeout)).encode(
-                self.rules.capture.declared
+                self.rules.capture.declared_columns
             )
             own_memory = None if stored is None else self._encode_state(sessions, read_stored_processor_name(stored))
             parts[target] = join_state_parts(part, own_memory)
@@ -62,11 +62,11 @@ class JudgingResharder:
     def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Returns the state of a new shard, joined from its parts that came from old shards."""
         states = [split_state_parts(part) for part in parts]
-        state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
+        state = join_states(ShardState.decode(judging, self.rules.capture.declared_columns) for judging, _ in states)
         memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode_memory(memory).sessions.items()}
         joined_memory = self._encode_state(sessions, read_stored_processor_name(memories[0])) if memories else None
-        return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
+        return join_state_parts(state.encode(self.rules.capture.declared_columns), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         """Returns the encoded state of a processor: its sessions by key, and when their timeouts are due."""
@@ -80,7 +80,7 @@ class JudgingResharder:
         Both are empty for None.
         """
         judging, memory = split_state_parts(state)
-        return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode_memory(memory)
+        return ShardState.decode(judging, self.rules.capture.declared_columns), ProcessorMemory.decode_memory(memory)
 
     def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
         """Returns the keys of all sessions that are in the state of judging or of the processor."""

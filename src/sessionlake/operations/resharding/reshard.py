@@ -173,7 +173,7 @@ def _prepare_layer(
     """Builds and stores a layer's states in the new number of shards. First lets the layer finish its batches."""
     try:
         version = handover.read_last_processed_version(settings, layer)
-        ended = version is not None or read_last_planned_batch(settings.checkpoint(layer)) is None
+        ended = version is not None or read_last_planned_batch(settings.checkpoint_path(layer)) is None
     except LakeError:
         ended = False
     if not ended:
@@ -189,7 +189,7 @@ def _prepare_layer(
     try:
         handover.prepare_handover(settings, begin, rows, layer, same_query=True)
     except Exception as error:  # Spark passes on the error of the code that reads the states
-        raise explain_layer_error(error, layer, settings.checkpoint(layer)) from error
+        raise explain_layer_error(error, layer, settings.checkpoint_path(layer)) from error
     fault_point(f"after:{layer}.prepared")
 
 

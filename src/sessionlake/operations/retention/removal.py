@@ -329,7 +329,7 @@ class RetentionRunner:
 
     def _find_last_batch_read_by_gold(self) -> int:
         """Returns the number of the last batch of silver whose changes gold has read completely."""
-        if reads_initial_snapshot(self._settings.checkpoint(GOLD)):
+        if reads_initial_snapshot(self._settings.checkpoint_path(GOLD)):
             raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
         read = [

@@ -195,7 +195,7 @@ _report_decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
 def decode_report(payload: bytes) -> ShardReport:
-    """Decodes a report that `write_report` encoded."""
+    """Decodes a report that `encode_report` encoded."""
     return _report_decoder.decode(payload)
 
 

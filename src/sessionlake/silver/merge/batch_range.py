@@ -50,7 +50,7 @@ class MergeSource:
         self._spark = spark
         self._lake = lake
         self._batches = batches
-        self._columns = settings.capture.declared
+        self._columns = settings.capture.declared_columns
 
     @property
     def _change_column_names(self) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: F
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
     source = _build_source_sql(spark, lake, table)
     heads = ", ".join(f"{quote(column.name)} COMMENT {quote_sql_string(column.comment)}" for column in columns)
-    condition = build_feed_condition(lake.settings.capture.feed_topics(feed.name))
+    condition = build_feed_condition(lake.settings.capture.find_feed_topics(feed.name))
     rows = build_subquery_sql(
         f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
     )

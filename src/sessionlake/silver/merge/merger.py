@@ -220,7 +220,9 @@ class TableMerger:
         with without_code_generation(self._spark, enabled=changes <= self._lake.driver_limits.few_changes):
             merged = read_merge_sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
-                self._merge_into_table(ROWS, merged.rows, describe_row_upsert(self._settings.capture.declared), txn),
+                self._merge_into_table(
+                    ROWS, merged.rows, describe_row_upsert(self._settings.capture.declared_columns), txn
+                ),
                 self._merge_into_table(SESSIONS, merged.sessions, UPSERT_SESSIONS, txn),
                 *record_splits(
                     self._spark, self._lake, merged.sessions, _merge_first_offsets(batches_to_merge), last, txn

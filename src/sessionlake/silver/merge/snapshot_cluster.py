@@ -54,7 +54,7 @@ class ClusterSnapshots:
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
         self._lake = lake
-        self._columns = settings.capture.declared
+        self._columns = settings.capture.declared_columns
 
     def compute_tables(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
         """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.

@@ -47,7 +47,7 @@ class SnapshotSource:
         self._spark = spark
         self._lake = lake
         self._settings = settings
-        self._columns = settings.capture.declared
+        self._columns = settings.capture.declared_columns
 
     def compute_tables(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
         """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.

@@ -113,7 +113,7 @@ def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
 
 
 def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
-    declared = [column.name for column in lake.settings.capture.declared]
+    declared = [column.name for column in lake.settings.capture.declared_columns]
     inside = [internal(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]

@@ -1,0 +1,204 @@
+"""Finds out which bytes of a JSON text are the parts of a split message, and overwrites some of them with spaces.
+
+The text keeps its length, and all other bytes stay as they are. The text must be valid JSON: only then the result is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sessionlake.feeds.paths import Access, EachElement, Field, Index, Path, Slice, Start, Step
+
+_SPACES = re.compile(rb"[ \t\r\n]*")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SCALAR = re.compile(rb"[^\s,\]}]+")
+_OBJECT, _ARRAY, _NULL, _OTHER = "object", "array", "null", "other"
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A JSON value in the text.
+
+    Attributes:
+        kind: `object`, `array`, `null` or `other`.
+        start, end: Offsets of its first byte, and of the first byte after it.
+        members: The fields of an object, the elements of an array, in order.
+        commas: Offset of the comma after each member but the last.
+    """
+
+    kind: str
+    start: int
+    end: int
+    members: tuple[_Member, ...] = ()
+    commas: tuple[int, ...] = ()
+
+
+class _Member(NamedTuple):
+    """A field of an object, or an element of an array.
+
+    Attributes:
+        name: Name of the field; None for an element.
+        start: Offset of its first byte: that of the name, if it has one.
+        value: Its value.
+    """
+
+    name: str | None
+    start: int
+    value: _Value
+
+
+_Group = tuple[int, ...]
+"""Starts of the members that an element consists of. Only a field whose name occurs several times has several."""
+
+
+@dataclass(frozen=True)
+class JsonParts:
+    """The parts of a split message in its JSON text.
+
+    Attributes:
+        text: The JSON text.
+        parts: For each part, in order: the groups of members around it from the outermost to the part itself.
+        _hidden: Starts of fields on the way to the parts that have no effect, because their names occur again.
+    """
+
+    text: bytes
+    parts: tuple[tuple[_Group, ...], ...]
+    _root: _Value
+    _hidden: frozenset[int]
+
+    @classmethod
+    def find(cls, text: bytes, split: Path) -> JsonParts | None:
+        """Returns the parts at a path, the same as `paths.find_elements`; None if the path does not begin at the text.
+
+        Args:
+            text: Valid JSON in UTF-8.
+            split: Path of the parts.
+        """
+        root, hidden = _read_value(text, _skip_spaces(text, 0)), set[int]()
+        for one in split.alternatives:
+            if not isinstance(one, Access) or one.start is not Start.MESSAGE:
+                return None
+            parts = _find_parts(root, one.steps, (), hidden, of_fields=one.entries)
+            if parts:
+                return cls(text, tuple(parts), root, frozenset(hidden))
+        return cls(text, (), root, frozenset(hidden))
+
+    def blank(self, is_removed: Sequence[bool]) -> bytes:
+        """Returns the text with spaces in place of some parts, and of the commas that they do not need any more.
+
+        An array or object of which all parts are removed is removed with them, if it is itself an element of the path.
+
+        Args:
+            is_removed: For each part, whether it is removed.
+        """
+        count = Counter(group for part in self.parts for group in part)
+        gone = Counter(group for part, own in zip(self.parts, is_removed, strict=True) if own for group in part)
+        removed = {start for group in gone if gone[group] == count[group] for start in group}
+        found = bytearray(self.text)
+        for first, end in _list_blanks(self._root, removed | self._hidden):
+            found[first:end] = b" " * (end - first)
+        return bytes(found)
+
+
+def _skip_spaces(text: bytes, start: int) -> int:
+    found = _SPACES.match(text, start)
+    return start if found is None else found.end()
+
+
+def _read_value(text: bytes, start: int) -> _Value:
+    if text[start] in b"{[":
+        return _read_members(text, start)
+    found = (_STRING if text[start] == ord('"') else _SCALAR).match(text, start)
+    if found is None:
+        raise ValueError(f"no JSON at byte {start}")
+    return _Value(_NULL if found[0] == b"null" else _OTHER, start, found.end())
+
+
+def _read_members(text: bytes, start: int) -> _Value:
+    """Returns an object or array, whose bracket is at `start`."""
+    kind = _OBJECT if text[start] == ord("{") else _ARRAY
+    members, commas = list[_Member](), list[int]()
+    place = _skip_spaces(text, start + 1)
+    while text[place] not in b"}]":
+        if text[place] == ord(","):
+            commas.append(place)
+            place = _skip_spaces(text, place + 1)
+        first, name = place, None
+        if kind == _OBJECT:
+            found = _STRING.match(text, place)
+            if found is None:
+                raise ValueError(f"no name at byte {place}")
+            name = str(json.loads(found[0]))
+            place = _skip_spaces(text, _skip_spaces(text, found.end()) + 1)
+        value = _read_value(text, place)
+        members.append(_Member(name, first, value))
+        place = _skip_spaces(text, value.end)
+    return _Value(kind, start, place + 1, tuple(members), tuple(commas))
+
+
+def _find_parts(
+    value: _Value, steps: tuple[Step, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
+) -> list[tuple[_Group, ...]]:
+    """Returns the parts at the end of the steps, each with the groups around it.
+
+    Args:
+        value: The value from which the steps start.
+        steps: The remaining steps.
+        around: The groups around the value.
+        hidden: Gets the starts of fields on the way whose names occur again.
+        of_fields: True if the parts are the fields of an object.
+    """
+    for number, step in enumerate(steps):
+        if isinstance(step, EachElement):
+            members = value.members if value.kind == _ARRAY else ()
+            return [
+                part
+                for one in members
+                for part in _find_parts(
+                    one.value, steps[number + 1 :], (*around, (one.start,)), hidden, of_fields=of_fields
+                )
+            ]
+        found = _follow_step(value, step, hidden)
+        if found is None or found.kind == _NULL:
+            return []
+        value = found
+    if not of_fields:
+        return [around]
+    groups: dict[str | None, _Group] = {}
+    for one in value.members if value.kind == _OBJECT else ():
+        groups[one.name] = (*groups.get(one.name, ()), one.start)
+    return [(*around, group) for group in groups.values()]
+
+
+def _follow_step(value: _Value, step: Step, hidden: set[int]) -> _Value | None:
+    match step:
+        case Field(name) if value.kind == _OBJECT:
+            found = [one for one in value.members if one.name == name]
+            hidden.update(one.start for one in found[:-1])
+            return found[-1].value if found else None
+        case Index(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
+            return value.members[number].value
+        case Slice(first, end) if value.kind == _ARRAY:
+            return replace(value, members=value.members[first:end])
+        case _:
+            return None
+
+
+def _list_blanks(value: _Value, removed: AbstractSet[int]) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of bytes to overwrite, so that a value loses the members that start at `removed`."""
+    has_kept = False
+    for number, member in enumerate(value.members):
+        is_kept = member.start not in removed
+        if number and not (is_kept and has_kept):
+            yield value.commas[number - 1], value.commas[number - 1] + 1
+        if is_kept:
+            yield from _list_blanks(member.value, removed)
+        else:
+            yield member.start, member.value.end
+        has_kept |= is_kept

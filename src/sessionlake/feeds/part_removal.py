@@ -1,0 +1,46 @@
+"""Removes a session's parts from the JSON text of a message that has other sessions, too."""
+
+from __future__ import annotations
+
+from sessionlake.feeds.events import Refusal
+from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.interpret import RefusedError, find_sessions_of_parts
+from sessionlake.feeds.json_spans import JsonParts
+from sessionlake.feeds.payload import PayloadReader
+from sessionlake.feeds.reader import KafkaRecord, parse_record
+from sessionlake.protocol.payload import PayloadFormat
+
+
+class NotRemovableError(ValueError):
+    """A session cannot be removed from a message. The text says why."""
+
+
+def remove_parts(feed: Feed, record: KafkaRecord, session: str, payload: PayloadReader | None = None) -> bytes:
+    """Returns the message's value with spaces in place of a session's parts; all other bytes stay as they are.
+
+    So the value keeps its length, on which limits of bytes depend.
+
+    Args:
+        feed: The feed that reads the message.
+        record: The message, which the feed must be able to read.
+        session: Id of the session.
+        payload: Reads Avro keys; required if `feed.needs_payload`.
+
+    Raises:
+        NotRemovableError: It is not known which bytes are the session's.
+    """
+    if feed.decoder is not None:
+        raise NotRemovableError("a decoder class reads it, so nobody knows which of its bytes are the session's")
+    if feed.format is not PayloadFormat.JSON or record.value is None:
+        raise NotRemovableError(f"it is {feed.format.value}; only from JSON can a part be removed")
+    place = parse_record(feed, record, payload)
+    if isinstance(place, Refusal):
+        raise NotRemovableError(f"it cannot be read any more: {place.why}")
+    try:
+        split, sessions = find_sessions_of_parts(feed, place)
+    except RefusedError as error:
+        raise NotRemovableError(f"it cannot be read any more: {error}") from None
+    found = None if split is None else JsonParts.find(record.value, split)
+    if found is None or len(found.parts) != len(sessions):
+        raise NotRemovableError("its parts are not in its value")
+    return found.blank([one == session for one in sessions])

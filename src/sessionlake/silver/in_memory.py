@@ -1,0 +1,160 @@
+"""Silver's tables in memory: judges messages as silver does, without Spark, files and a clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.feeds.chunks import FeedDecoder
+from sessionlake.feeds.reader import KafkaRecord
+from sessionlake.integrity.rules import build_decode_rules
+from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.protocol.arrow import has_session_in
+from sessionlake.protocol.chunk import decode_ipc
+from sessionlake.protocol.types import Row
+from sessionlake.settings.capture import CaptureSettings
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.stream_times import list_times_after_batch
+from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
+from sessionlake.silver.tables.rows_in_memory import SessionKey, apply_net_changes
+
+_MICROSECONDS = 1000
+_RAW = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("ingested_at", pa.timestamp("us", tz="UTC")),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+
+
+class ViolationError(Exception):
+    """A violation at which silver stops. Nothing of the messages that were judged with it is applied."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.event)
+        self.violation = violation
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """What silver decided about messages.
+
+    Attributes:
+        events: Rows of `integrity_events`.
+        quarantine: Rows of `quarantine`, without the raw message.
+    """
+
+    events: list[Row]
+    quarantine: list[Row]
+
+
+@dataclass
+class SilverInMemory:
+    """Silver's tables after the messages that were judged.
+
+    Attributes:
+        capture: The settings of capture.
+        decoder: Decodes the messages by the feeds of these settings.
+        rows: The rows of each session's table, by row id.
+        sessions: The row of each session in `sessions`.
+        breaks: For each broken session, the event at which it broke.
+        reasons: Number of quarantined messages by reason.
+    """
+
+    capture: CaptureSettings
+    decoder: FeedDecoder
+    rows: dict[SessionKey, dict[str, Row]] = field(default_factory=dict)
+    sessions: dict[SessionKey, Row] = field(default_factory=dict)
+    breaks: dict[SessionKey, Row] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    _times: StreamTimeNotes = field(default_factory=StreamTimeNotes)
+    _state: bytes | None = None
+    _history: list[pa.Table] = field(default_factory=list)
+
+    def judge(self, records: Sequence[KafkaRecord]) -> Judgements:
+        """Judges messages, which follow those before in the order of their offsets, and applies them.
+
+        Raises:
+            ViolationError: A violation stops silver.
+        """
+        packer = Packer(build_decode_rules(self.capture), 1, self.decoder, earlier_times=self._times)
+        chunks = packer.pack_block(_build_raw_table(records)).to_pydict()["chunk"]
+        fold = SilverFold(self.capture.declared_columns, self.capture)
+        state, payloads = fold(0, self._state, chunks)
+        tables: dict[str, pa.Table] = {}
+        reports: list[ShardReport] = []
+        for kind, payload in payloads:
+            if kind == SilverOutput.REPORT:
+                reports.append(decode_report(payload))
+            else:
+                found = decode_ipc(payload)
+                tables[kind] = pa.concat_tables([tables[kind], found]) if kind in tables else found
+        if violations := [one for report in reports for one in report.violations]:
+            raise ViolationError(violations[0])
+        ends = [one for report in reports for one in report.partitions]
+        self._times = self._times.add_notes(list_times_after_batch(ends, reports))
+        self._state = state or self._state
+        return self._apply(tables)
+
+    def _apply(self, tables: dict[str, pa.Table]) -> Judgements:
+        if SilverOutput.CHANGES in tables:
+            self._history.append(tables[SilverOutput.CHANGES])
+            self._merge(tables[SilverOutput.CHANGES], tables[SilverOutput.PROGRESS])
+        events, quarantine, progress = (
+            tables[kind].to_pylist() if kind in tables else []
+            for kind in (SilverOutput.EVENTS, SilverOutput.QUARANTINE, SilverOutput.PROGRESS)
+        )
+        for row in progress:
+            self.sessions[_get_session(row)] = row
+        for row in events:
+            if row["action"] == "isolated":
+                self.breaks[_get_session(row)] = row
+        for key in [key for key in self.breaks if self.sessions.get(key, {}).get("status") not in {None, "broken"}]:
+            del self.breaks[key]
+        self.reasons.update(row["reason"] for row in quarantine)
+        return Judgements(events, quarantine)
+
+    def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
+        """Applies the changes to the rows. Sessions with a late fill (class `once`) are computed from all changes."""
+        columns = self.capture.declared_columns
+        filled_late = progress.filter(progress["beneath"])
+        usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
+        apply_net_changes(self.rows, compute_net_changes(usual, columns), columns)
+        if filled_late.num_rows:
+            history = pa.concat_tables(self._history)
+            affected = history.filter(has_session_in(history, filled_late))
+            apply_net_changes(self.rows, refold_by_seq(affected, columns), columns)
+
+
+def _build_raw_table(records: Iterable[KafkaRecord]) -> pa.Table:
+    rows = [
+        {
+            "shard": 0,
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp * _MICROSECONDS,
+            "key": record.key,
+            "value": record.value,
+            "headers": [{"key": name, "value": value} for name, value in record.headers.items()],
+        }
+        for record in records
+    ]
+    return pa.Table.from_pylist(rows, _RAW)
+
+
+def _get_session(row: Row) -> SessionKey:
+    return row["topic"], row["partition"], row["session_id"]
