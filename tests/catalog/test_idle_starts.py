@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import CaptureSettings, GoldSettings, KafkaSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 
-JOBS = {Layer.BRONZE: 18, Layer.SILVER: 18, Layer.GOLD: 20}
+JOBS = {Layer.BRONZE: 14, Layer.SILVER: 13, Layer.GOLD: 10}
 
 
 def jobs_of_a_start(spark: Any, settings: Settings, layer: Layer) -> int:
@@ -37,7 +38,10 @@ def test_a_start_with_nothing_to_do_runs_few_spark_jobs(
     )
     settings = Settings(**location, kafka=kafka, capture=capture, silver=silver, gold=gold)
     simulated(settings, messages=200)
+    begun = datetime.now(UTC)
     for layer in JOBS:
         run_once(spark, settings, layer, threading.Event())
     found = {layer: jobs_of_a_start(spark, settings, layer) for layer in JOBS}
+    if datetime.now(UTC).hour != begun.hour:  # once an hour, bronze stores when it last saw each topic
+        found[Layer.BRONZE] = jobs_of_a_start(spark, settings, Layer.BRONZE)
     assert found == JOBS  # of fewer, lower it

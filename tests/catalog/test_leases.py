@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ import yaml
 from sessionlake.cli.rebuild import rebuild_silver
 from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
+from sessionlake.delta.catalog.clocks import ClockReading
+from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
@@ -174,8 +176,33 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
             thread.join()
         assert (len(won), len(refused)) == (attempt + 1, attempt + 1), refused
         assert f"another process {won[-1]} over the tables in catalog spark_catalog" in refused[-1]
-    [row] = storage.read(spark, LEASES, {}).collect()
-    assert (row["name"], row["token"], row["holder"]) == (SILVER, 2, None)
+    last = SparkLeases(spark, storage).read_lease(SILVER)
+    assert last is not None
+    assert (last.token, last.holder) == (2, None)
+    # The second holder replaced the first one's rows, and added one when it gave the lease back.
+    assert [row["token"] for row in storage.read(spark, LEASES, {}).collect()] == [2, 2]
+
+
+def test_a_lease_is_given_back_with_one_spark_job(spark: Any, settings: Settings) -> None:
+    scheduler, storage = spark.sparkContext._jsc.sc().dagScheduler(), Lake(settings).storage
+    with storage.hold_claim(spark, SILVER, "runs silver"):
+        before = scheduler.nextJobId()
+    assert scheduler.nextJobId() - before == 1
+
+
+def test_one_that_was_replaced_and_gives_back_late_leaves_the_lease_to_the_other(
+    spark: Any, settings: Settings
+) -> None:
+    table = SparkLeases(spark, Lake(settings).storage)
+    past = ClockReading.read_clocks().convert_utc_time(datetime.now(UTC) - 2 * leases.LENGTH)
+    stopped = leases.HeldLease(settings, table, SILVER, "runs silver", lambda: past)
+    other = leases.HeldLease(settings, table, SILVER, "rebuilds silver")
+    stopped.release_lease()
+    with pytest.raises(ClaimedError, match="another process rebuilds silver"):
+        leases.HeldLease(settings, table, SILVER, "runs silver")
+    other.renew_lease()
+    other.release_lease()
+    assert not leases.HeldLease(settings, table, SILVER, "runs silver").took_over
 
 
 @pytest.mark.soak

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from sessionlake.delta.catalog import memory
+from sessionlake.delta.catalog.snapshots import is_known_empty
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import DECISIONS
+from sessionlake.delta.schemas.names import CHANGES, DECISIONS
 from sessionlake.delta.storage.reading import TableReader, is_in
 from sessionlake.settings.model import Settings
 from support.lakes import write_rows
+
+# Properties that SQL shows beside those that were set.
+OF_PROTOCOL = ("delta.feature.", "delta.minReaderVersion", "delta.minWriterVersion", "clusteringColumns")
 
 
 def decided(*offsets: int) -> list[dict[str, Any]]:
@@ -35,6 +39,22 @@ def test_properties_are_remembered_until_the_block_is_left(spark: Any, location:
         assert lake.exists(spark, DECISIONS)
         lake.drop_table(spark, DECISIONS)
         assert not lake.exists(spark, DECISIONS)
+
+
+def test_properties_and_emptiness_need_no_spark_job(spark: Any, location: dict[str, Any]) -> None:
+    lake, scheduler = Lake(Settings(**location)), spark.sparkContext._jsc.sc().dagScheduler()
+    lake.prepare_tables(spark, [CHANGES, DECISIONS])
+    write_rows(spark, lake, DECISIONS, decided(1))
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    before = scheduler.nextJobId()
+    properties = lake.storage.read_properties(spark, CHANGES)  # of a clustered table
+    empty = [is_known_empty(lake.storage, spark, table) for table in (CHANGES, DECISIONS)]
+    assert scheduler.nextJobId() == before
+    assert empty == [True, False]
+    shown = {
+        row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {lake.to_sql_identifier(CHANGES)}").collect()
+    }
+    assert properties == {key: value for key, value in shown.items() if not key.startswith(OF_PROTOCOL)}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli import doctor
 from sessionlake.cli.doctor import CheckSeverity
-from sessionlake.delta.catalog.leases import ClockReading
+from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.integrity.state import ShardState

@@ -18,10 +18,10 @@ from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.snapshots import build_snapshots_schema, compute_snapshots
-from sessionlake.silver.tables.weights import summarize_kept_tables
+from sessionlake.silver.tables.weights import build_snapshot_weights
 from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 
@@ -57,7 +57,10 @@ def folded(scenario: Scenario) -> dict[str, pa.Table]:
     chunks = [row["chunk"] for row in Packer(build_decode_rules(CAPTURE), 1).pack_block(raw).to_pylist()]
     _, payloads = SilverFold(COLUMNS, CAPTURE)(0, None, chunks)
     rows = {kind: decode_ipc(payload) for kind, payload in payloads if kind != SilverOutput.REPORT}
-    empty = {SilverOutput.CUTS: CUTS_SCHEMA.empty_table(), SilverOutput.CHANGES: changes_schema(COLUMNS).empty_table()}
+    empty = {
+        SilverOutput.CUTS: CUTS_SCHEMA.empty_table(),
+        SilverOutput.CHANGES: build_changes_schema(COLUMNS).empty_table(),
+    }
     return {**empty, **rows}
 
 
@@ -80,7 +83,7 @@ def messages(scenario: Scenario) -> pa.Table:
 def kept(cuts: pa.Table, changes: pa.Table) -> int:
     """How many rows the tables have that are kept at some cuts."""
     nothing = build_snapshots_schema(COLUMNS).empty_table()
-    weights = summarize_kept_tables(nothing.append_column("rows", pa.nulls(0, pa.int64())), cuts)
+    weights = build_snapshot_weights(nothing.append_column("rows", pa.nulls(0, pa.int64())), cuts)
     made: Iterator[pa.Table] = compute_snapshots(cuts, weights, nothing, changes, nothing, COLUMNS)
     return sum(part.num_rows - part["row_id"].null_count for part in made)
 

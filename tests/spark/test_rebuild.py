@@ -31,7 +31,7 @@ from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, 
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import read_last_batches, read_shard_states, read_state_frame
+from sessionlake.silver.states import read_shard_states, read_state_and_ledger_batch, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.manifest import record_commit
 from sessionlake_lab.truth import KafkaMessage
@@ -216,9 +216,11 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
 
     other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
     assert compare_states(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"
-    batch, last = read_last_batches(spark, settings)
+    batch, last = read_state_and_ledger_batch(spark, settings)
     with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
-        patch.setattr("sessionlake.operations.rebuild.compare_states.read_last_batches", lambda *_: (batch, last + 1))
+        patch.setattr(
+            "sessionlake.operations.rebuild.compare_states.read_state_and_ledger_batch", lambda *_: (batch, last + 1)
+        )
         skipped = compare_states(spark, settings, honest).skipped
     assert (
         skipped

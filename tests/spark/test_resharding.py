@@ -38,7 +38,7 @@ from sessionlake.settings.model import (
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import compute_shard, read_state_frame
+from sessionlake.silver.states import compute_shard_of_session, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.operation import RESHARD
 from sessionlake_lab.truth import KafkaMessage
@@ -142,7 +142,7 @@ def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_m
     handover.prepare_handover(settings, handover.Handover(0, 0, 4, "r"), [])
     handover.activate_handover(spark, settings, "r")
     other = of_shards(settings, 3, 4)
-    there, found = ([compute_shard(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
+    there, found = ([compute_shard_of_session(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3
     assert found == there
 

@@ -77,7 +77,7 @@ from sessionlake.settings.model import CaptureSettings, MaintainSettings, Proces
 from sessionlake.settings.section import Integrity
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.stream_times import StreamTimesLog, _read_times_from_bronze
+from sessionlake.silver.stream_times import StreamTimesLog, _read_stream_times_from_bronze
 from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
@@ -265,10 +265,10 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
 
 def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Aging) -> None:
     place = TOPIC, 0
-    assert _read_times_from_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
-    assert _read_times_from_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
+    assert _read_stream_times_from_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
+    assert _read_stream_times_from_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
     with pytest.raises(LakeError, match=r"stream time up to offset 4 is not known any more"):
-        _read_times_from_bronze(cut.spark, cut.lake, {place: 4})
+        _read_stream_times_from_bronze(cut.spark, cut.lake, {place: 4})
 
 
 def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
@@ -662,7 +662,7 @@ def test_what_silver_may_remember_is_reported_by_the_last_message_of_each_topic_
     write_bronze(spark, lake, found)
     judged = tuple(OffsetRange("a", n, 0, 1999, 2000) for n in range(3))
     Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
-    StreamTimesLog.start_log(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
+    StreamTimesLog.open_log(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
     for place in (("a", 1), ("a", 2)):
         moment = datetime.fromtimestamp((START + silent[place]) / 1000, UTC)
         come[place] = max(come.get(place, moment), moment)

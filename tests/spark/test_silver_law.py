@@ -24,7 +24,7 @@ from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.decisions import read_stopping_message, record_decision, withdraw_decision
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import compute_shard, read_shard_states
+from sessionlake.silver.states import compute_shard_of_session, read_shard_states
 from sessionlake.silver.stream_times import open_stored_times
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
@@ -138,7 +138,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     holding = next(ShardState.decode(state, pipeline.settings.capture.declared_columns) for state in states.values())
     assert holding.held_messages is not None
     topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
-    shard = compute_shard(spark, pipeline.settings, topic, session)
+    shard = compute_shard_of_session(spark, pipeline.settings, topic, session)
     told = find_session_state(states[shard], topic, partition, session)
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
@@ -206,7 +206,9 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
     pipeline.stream()
     states = dict(read_shard_states(spark, pipeline.settings))
-    told = find_session_state(states[compute_shard(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s")
+    told = find_session_state(
+        states[compute_shard_of_session(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s"
+    )
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 

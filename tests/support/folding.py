@@ -16,19 +16,19 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, has_session_in
+from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode_silences
-from sessionlake.protocol.xxhash64 import spark_xxhash64
+from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
-from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
-from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
+from sessionlake.silver.stream_times import list_stream_times_after_batch, require_continued_stream_times
+from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
 from sessionlake.streaming.payloads import build_feed_decoder
@@ -106,7 +106,7 @@ def shard_of(topic: str, rest: bytes | None, shards: int) -> int:
 def spark_shard_of(topic: str, rest: bytes | None, shards: int) -> int:
     """Returns the shard of a session by Spark's hash, as feeds compute it."""
     columns = [[topic.encode()], *([] if rest is None else [[rest]])]
-    return int(spark_xxhash64(*columns)[0] % shards)
+    return int(compute_spark_xxhash64(*columns)[0] % shards)
 
 
 def resharded(
@@ -167,9 +167,9 @@ class Folder:
         reports = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
         ends = sum_partition_counts(reports)
-        require_continued_times("silver", ends, self.ends)
+        require_continued_stream_times("silver", ends, self.ends)
         self._times = self._times.add_notes(
-            list_times_after_batch(ends, reports)
+            list_stream_times_after_batch(ends, reports)
         )  # before the batch is committed, as in silver
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
@@ -254,11 +254,11 @@ class Folder:
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
+        usual = changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(has_session_in(history, filled_late))
-        apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)
+        affected = history.filter(find_rows_of_sessions(history, filled_late))
+        apply_net(self.silver.rows, fold_in_seq_order(affected, self._columns), self._columns)
 
 
 _YEAR_ONE = -62_135_596_800_000

@@ -25,7 +25,7 @@ from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake.silver.stream_times import open_stored_times
 from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake_lab.truth import KafkaMessage
@@ -79,7 +79,9 @@ def lake(
     return Tables(
         {
             "bronze.messages": raw,
-            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns)),
+            "silver.session_changes": folder.table(
+                SilverOutput.CHANGES, build_changes_schema(capture.declared_columns)
+            ),
             "silver.session_cuts": cutter.cuts,
             "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,

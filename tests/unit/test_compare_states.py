@@ -22,7 +22,7 @@ ANY: Any = object()
 def test_states_of_other_messages_are_passed_over_with_the_reason(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, of_states: int, last: int, why: str
 ):
-    monkeypatch.setattr(compare_states, "read_last_batches", lambda *_: (of_states, last))
+    monkeypatch.setattr(compare_states, "read_state_and_ledger_batch", lambda *_: (of_states, last))
     assert why in (compare_states.compare_states(ANY, settings, ANY).skipped or "")
 
 
@@ -32,7 +32,7 @@ def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothi
     planned = Path(settings.checkpoint_path(SILVER)) / "offsets" / "0"
     planned.parent.mkdir(parents=True)
     planned.touch()
-    monkeypatch.setattr(compare_states, "read_last_batches", lambda *_: (-1, 0))
+    monkeypatch.setattr(compare_states, "read_state_and_ledger_batch", lambda *_: (-1, 0))
     skipped = compare_states.compare_states(ANY, settings, ANY).skipped
     assert (
         skipped
@@ -41,6 +41,6 @@ def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothi
 
 
 def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compare_states, "read_last_batches", lambda *_: (-1, 4))
+    monkeypatch.setattr(compare_states, "read_state_and_ledger_batch", lambda *_: (-1, 4))
     with pytest.raises(LakeError, match=r"its checkpoint has no state.*sessionlake recover silver"):
         compare_states.compare_states(ANY, settings, ANY)

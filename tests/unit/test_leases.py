@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sessionlake.delta.catalog import leases
+from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.catalog.leases import (
     LENGTH,
-    ClockReading,
     HeldLease,
     LeaseRow,
     hold_lease,
@@ -73,6 +73,9 @@ class Table:
         interposed()
         return is_next
 
+    def add_release(self, lease: LeaseRow) -> None:
+        self.rows[lease.name] = max(self.rows[lease.name], lease, key=lambda row: row.rank)
+
 
 class Place:
     """One table of leases, and a clock that all look at."""
@@ -106,11 +109,14 @@ def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_reporte
     assert caplog.text == ""
 
 
-def test_what_is_given_back_while_another_row_is_changed_is_given_back(place):
+def test_what_is_renewed_while_another_row_is_changed_is_renewed(place):
     holder = place.claim()
+    place.clock.go_on(LENGTH - SECOND)
     place.table.in_the_way = True
-    holder.release_lease()
-    place.claim()
+    holder.renew_lease()
+    place.clock.go_on(SECOND)
+    with pytest.raises(ClaimedError):
+        place.claim()
 
 
 def test_what_is_given_back_behind_a_renewal_whose_answer_was_lost_is_given_back(place):
@@ -221,6 +227,19 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
     with pytest.raises(ClaimedError):
         place.claim()
     other.require_held()
+
+
+def test_one_that_stood_still_and_ends_without_asking_gives_back_nothing_of_another_s(place):
+    stopped = place.claim()
+    place.clock.go_on(LENGTH)
+    other = place.claim()
+    stopped.release_lease()
+    with pytest.raises(ClaimedError):
+        place.claim()
+    other.require_held()
+    other.renew_lease()
+    other.release_lease()
+    assert not place.claim().took_over
 
 
 def test_one_whose_lease_was_had_and_given_back_meanwhile_is_reported_so(place):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.silver.merge.merger import PendingBatch, select_batches_for_merge
+from sessionlake.silver.merge.merger import PendingBatch, select_batches_to_merge
 
 
 def waiting(*sizes: tuple[int, int]) -> list[PendingBatch]:
@@ -25,4 +25,4 @@ def waiting(*sizes: tuple[int, int]) -> list[PendingBatch]:
 )
 def test_one_merge_takes_in_as_many_batches_as_its_memory_allows_and_at_least_one(sizes, taken):
     batches = waiting(*sizes)
-    assert select_batches_for_merge(batches) == batches[:taken]
+    assert select_batches_to_merge(batches) == batches[:taken]

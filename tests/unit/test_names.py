@@ -24,7 +24,7 @@ from sessionlake.gold.rules.parse import NameScope, parse_condition
 from sessionlake.gold.rules.tree import Selection, find_comparisons
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
-from sessionlake.protocol.arrow import semi_join, sort_rows
+from sessionlake.protocol.arrow import select_matching_rows, sort_rows
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
@@ -202,7 +202,7 @@ def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: 
     rows = pa.table([["b", "a", "b"], [2, 1, 1], [1.0, 2.0, 3.0]], names)
     assert sort_rows(rows, names[:2])[names[2]].to_pylist() == [2.0, 3.0, 1.0]
     others = pa.table([["b", "c"], [1, 1]], names[:2])
-    assert semi_join(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
+    assert select_matching_rows(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
 
 
 # -- what names are refused in other places

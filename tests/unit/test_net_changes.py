@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.protocol.columns import parse_columns
-from sessionlake.silver.fold.schemas import changes_schema
-from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_schema, compute_net_changes
+from sessionlake.silver.fold.schemas import build_changes_schema
+from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_changes_schema, compute_net_changes
 from support.folding import apply_net
 
 COLUMNS = parse_columns({"a": "int", "b": "string"})
-SCHEMA = changes_schema(COLUMNS)
+SCHEMA = build_changes_schema(COLUMNS)
 Change = dict[str, Any]
 Tables = dict[tuple[str, int, str], dict[str, dict[str, Any]]]
 
@@ -122,4 +122,4 @@ def test_nothing_comes_to_nothing() -> None:
 
 def test_the_rows_are_as_the_merge_declares_them() -> None:
     [batch] = NetChangesMapper(COLUMNS)(pa.Table.from_pylist([change("upsert", "x", 0, a=1)], SCHEMA).to_batches())
-    assert batch.schema == build_net_schema(COLUMNS)
+    assert batch.schema == build_net_changes_schema(COLUMNS)

@@ -34,7 +34,7 @@ from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
-from sessionlake.silver.stream_times import list_times_after_batch
+from sessionlake.silver.stream_times import list_stream_times_after_batch
 from sessionlake.streaming.journal import Journal, refuse_interrupted_operations
 from sessionlake.streaming.operation import RESHARD
 from sessionlake.streaming.payloads import build_payload_rules
@@ -101,7 +101,7 @@ class Processing:
         )
         fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
         reports = _add_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
-        self._times = self._times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
+        self._times = self._times.add_notes(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(RuleLookup(self._rules), shards), self.states))

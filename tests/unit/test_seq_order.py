@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.protocol.arrow import SESSION, has_session_in
+from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake.silver.merge.seq_history import read_seq_history
-from sessionlake.silver.tables.net_changes import refold_by_seq
+from sessionlake.silver.tables.net_changes import fold_in_seq_order
 from sessionlake.silver.tables.snapshots import ROW_KEY, list_change_columns
 from support.folding import Folder
 from support.seeds import seeds
@@ -42,7 +42,7 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
         folder.batch(batch)
         cutter.make(number, number + 1)
     found = {
-        "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns)),
+        "silver.session_changes": folder.table(SilverOutput.CHANGES, build_changes_schema(capture.declared_columns)),
         "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
         "silver.session_snapshots": cutter.found,
         "silver.session_snapshot_index": cutter.index,
@@ -63,10 +63,10 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
         rows, changes = read_seq_history(Tables(found).read_arrow_table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
-        whole = whole.filter(has_session_in(whole, sessions)).select(list_change_columns(columns))
+        whole = whole.filter(find_rows_of_sessions(whole, sessions)).select(list_change_columns(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")
-        expected = refold_by_seq(whole, columns).to_pylist()
-        made = refold_by_seq(changes, columns, rows).to_pylist()
+        expected = fold_in_seq_order(whole, columns).to_pylist()
+        made = fold_in_seq_order(changes, columns, rows).to_pylist()
         assert _rows(made) == _rows(expected)
         # A session that has nothing new, and had an empty table, is not even cleared.
         assert _cleared(made) - _cleared(expected) == set()

@@ -10,9 +10,9 @@ import pytest
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, build_changes_schema
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, build_rows_schema, compute_snapshots
-from sessionlake.silver.tables.weights import summarize_kept_tables
+from sessionlake.silver.tables.weights import build_snapshot_weights
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import seeds
@@ -59,9 +59,9 @@ def test_snapshots_of_any_stretches_are_the_truth_s(seed: int, integrity: Integr
 
 def test_nothing_to_cut_gives_nothing() -> None:
     columns = CaptureSettings(columns=COLUMNS).declared_columns
-    cuts, changes = CUTS_SCHEMA.empty_table(), changes_schema(columns).empty_table()
+    cuts, changes = CUTS_SCHEMA.empty_table(), build_changes_schema(columns).empty_table()
     none = changes.select(SESSION)
-    weights = summarize_kept_tables(INDEX_SCHEMA.empty_table(), cuts)
+    weights = build_snapshot_weights(INDEX_SCHEMA.empty_table(), cuts)
     assert (
         list(compute_snapshots(cuts, weights, build_rows_schema(columns).empty_table(), changes, none, columns)) == []
     )

@@ -17,7 +17,7 @@ from sessionlake.integrity.cursor import CURSOR_FIELDS, OpenGap, SeqMemory, deco
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, find_first_difference
 from sessionlake.protocol.arrow import build_session_key, split_session_key
-from sessionlake.protocol.chunk import build_change_fields, chunk_schema
+from sessionlake.protocol.chunk import build_change_fields, build_chunk_schema
 from sessionlake.settings.model import CaptureSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
@@ -175,7 +175,7 @@ def held_changed(change: Callable[[list[dict[str, Any]]], None]) -> Callable[[Sh
 
 
 KEY = build_session_key("capture.once", 1, "gaps")
-HELD = [name for name in chunk_schema(RULES.declared_columns).names if name not in {"clock", "part"}]
+HELD = [name for name in build_chunk_schema(RULES.declared_columns).names if name not in {"clock", "part"}]
 
 
 @pytest.mark.parametrize("number", range(3))

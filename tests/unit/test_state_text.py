@@ -65,7 +65,7 @@ def test_people_get_times_to_read(stored):
 @pytest.mark.parametrize(("form", "at"), [(OutputFormat.TABLE, "2026-01-02T12:00:00.000Z"), (OutputFormat.JSON, NOON)])
 def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at):
     out = io.StringIO()
-    monkeypatch.setattr(command, "compute_shard", lambda *_: 3)
+    monkeypatch.setattr(command, "compute_shard_of_session", lambda *_: 3)
     monkeypatch.setattr(command, "read_shard_states", lambda *_: iter([(3, stored)]))
     monkeypatch.setattr(command, "show_rows", lambda names, rows, form: show_rows(names, rows, form, out))
     monkeypatch.setattr(command, "_find_topic_partition", lambda *_: ("t", 0))

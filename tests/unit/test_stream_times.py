@@ -17,7 +17,7 @@ from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_times
+from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_stream_times
 
 NAMES = [("t", 0), ("t", 1), ("t", 11), ("u", 1)]
 NOTHING = (NO_TIME, BEGINNING)
@@ -72,7 +72,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def begin(settings: Settings, **ends: int) -> StreamTimesLog:
     """Without Spark: whatever would be looked up in bronze fails."""
-    return StreamTimesLog.start_log(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})
+    return StreamTimesLog.open_log(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})
 
 
 def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> PartitionCounts:
@@ -125,6 +125,6 @@ def test_notes_that_cannot_be_read_are_none(settings: Settings, loss: str) -> No
 @pytest.mark.parametrize(("since", "ends"), [(BEGINNING, 4), (3, 4), (4, BEGINNING)])
 def test_a_batch_that_does_not_go_on_where_the_ledger_ends_is_refused(since: int, ends: int) -> None:
     whole = [took_in("a", 9, 90, since=4), PartitionCounts("c", 0, -1, -1, 0, applied=1, held=-1)]
-    require_continued_times("silver", whole, {("a", 0): 4, ("c", 0): 7})
+    require_continued_stream_times("silver", whole, {("a", 0): 4, ("c", 0): 7})
     with pytest.raises(LakeError, match=rf"topic a, partition 0: .* up to offset {since}, .* after offset {ends}\."):
-        require_continued_times("silver", [took_in("a", 9, 90, since=since)], {("a", 0): ends})
+        require_continued_stream_times("silver", [took_in("a", 9, 90, since=since)], {("a", 0): ends})

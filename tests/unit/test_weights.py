@@ -15,7 +15,7 @@ import pytest
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import long_beyond
@@ -102,7 +102,7 @@ class Captured:
         cutter.make(0, len(folder.parts))
         self.cuts = Counter(row["reason"] for row in plain(folder.table(SilverOutput.CUTS, CUTS_SCHEMA)))
         self.changes: dict[Session, list[Row]] = {}
-        for row in plain(folder.table(SilverOutput.CHANGES, changes_schema(capture.declared_columns))):
+        for row in plain(folder.table(SilverOutput.CHANGES, build_changes_schema(capture.declared_columns))):
             self.changes.setdefault(tuple(row[name] for name in SESSION), []).append(row)
         self.kept: dict[Session, list[Row]] = {session: [] for session in self.changes}
         for row in sorted(plain(cutter.index), key=lambda row: (row["position"], row["snapshot_at"])):

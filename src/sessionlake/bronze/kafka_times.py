@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import to_milliseconds
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, is_in_future, select_counted_times
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, find_times_in_future, select_counted_times
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.model import Settings
@@ -53,4 +53,6 @@ def compute_counted_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -
     kafka_ts, ingested = (to_milliseconds(rows[name]) for name in TIME_COLUMNS)
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
-    return select_counted_times(stamps, is_in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))
+    return select_counted_times(
+        stamps, find_times_in_future(stamps, read, milliseconds(settings.capture.max_future_skew))
+    )

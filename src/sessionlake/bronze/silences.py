@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sessionlake.bronze.kafka_times import build_counted_time_column
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.delta.catalog.leases import ClockReading
+from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES, SILENCES_APP

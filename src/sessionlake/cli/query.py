@@ -19,7 +19,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.sql.views import DEFINITIONS, create_views
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.silver.merge.feed_views import create_feed_views, list_source_tables
+from sessionlake.silver.merge.feed_views import create_feed_views, list_feed_view_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,7 @@ def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | 
     if any(function.partition(".")[2] in text.lower() for function in FUNCTIONS):
         names = list_table_names(settings)
     reads = [table for name in names for table in (DEFINITIONS[name].reads.values() if name in DEFINITIONS else [name])]
-    views = list_source_tables(settings.capture)
+    views = list_feed_view_sources(settings.capture)
     known = {*list_table_names(settings)} - views.keys()
     tables = [table for table in (views.get(name, name) for name in reads) if table in known]
     return Statement(text, given, read_latest_versions(Lake(settings), tables))
@@ -254,7 +254,7 @@ def list_table_names(settings: Settings) -> list[str]:
 
 def list_view_sources(settings: Settings) -> dict[str, str]:
     """Returns, for each view of the lake, the table that must exist for the view to be read."""
-    return {name: view.main_source for name, view in DEFINITIONS.items()} | list_source_tables(settings.capture)
+    return {name: view.main_source for name, view in DEFINITIONS.items()} | list_feed_view_sources(settings.capture)
 
 
 def show_query_result_as_of(

@@ -15,7 +15,7 @@ from sessionlake.history.asof import choose_topic_partition
 from sessionlake.history.state import STATS, compute_shard_stats, convert_times_to_iso, find_session_state
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.states import compute_shard, read_shard_states
+from sessionlake.silver.states import compute_shard_of_session, read_shard_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def show_session_state(
         UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
     """
     topic, partition = _find_topic_partition(spark, settings, session, topic, partition)
-    shard = compute_shard(spark, settings, topic, session)
+    shard = compute_shard_of_session(spark, settings, topic, session)
     stored = next((state for _, state in read_shard_states(spark, settings, shard)), None)
     if stored is None:
         raise UsageError(

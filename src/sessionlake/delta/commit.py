@@ -52,6 +52,21 @@ def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, 
     fault_point(f"after:{table}")
 
 
+def append_and_read_commit(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> TableCommit:
+    """Appends rows in one commit, as `append_rows` does.
+
+    For rows in memory, that takes no Spark job after the commit.
+
+    Args:
+        spark: a session in which no other write runs at the same time, such as the batch's own session.
+
+    Returns:
+        The commit; after a replay, the table's latest one.
+    """
+    append_rows(spark, lake, table, rows, txn)
+    return lake.storage.read_own_commit(spark, table, rows)
+
+
 @contextmanager
 def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[StagedRows]:
     """Writes rows to files, runs the block, and then adds the files to the table in one commit.

@@ -23,16 +23,16 @@ from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
 from sessionlake.feeds.values import format_json
 from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_contiguous
-from sessionlake.protocol.chunk import IGNORED, ChangeKind, Expectation, build_change_fields, chunk_schema
+from sessionlake.protocol.chunk import IGNORED, ChangeKind, Expectation, build_change_fields, build_chunk_schema
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
-from sessionlake.protocol.erased import decode_chain_places, is_erased
-from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
+from sessionlake.protocol.erased import decode_chain_places, find_erased_messages
+from sessionlake.protocol.kafka_time import compute_latest_event_times, find_times_in_future
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
 from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
-from sessionlake.protocol.xxhash64 import spark_xxhash64
+from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 
 _TYPES = {
     Kind.SNAPSHOT.value: MessageType.SNAPSHOT.value,
@@ -141,10 +141,10 @@ class FeedDecoder:
         of_feed = numbers[code] if len(numbers) else code
         reasons = np.where(of_feed < 0, CODE_OF[Reason.NO_RULE], 0).astype(np.int8)
         ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
-        reasons[is_in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[
+        reasons[find_times_in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[
             Reason.FUTURE_KAFKA_TS
         ]
-        reasons[is_erased(raw["key"], raw["value"]).to_numpy()] = ERASED
+        reasons[find_erased_messages(raw["key"], raw["value"]).to_numpy()] = ERASED
         return reasons, of_feed
 
     def _find_erased_of_chains(self, raw: pa.Table, reasons: Int8s, of_feed: Int64s) -> Int64s:
@@ -179,11 +179,11 @@ class FeedDecoder:
         has_chains = np.array([feed is not None and feed.has_chains for feed in feeds], np.bool_)
         of_topic = has_chains[topic] if len(topics) else np.zeros(0, np.bool_)
         if of_topic.any():
-            shard[of_topic] = (spark_xxhash64(names) % self.shards)[topic[of_topic]]
+            shard[of_topic] = (compute_spark_xxhash64(names) % self.shards)[topic[of_topic]]
         known = (session >= 0) & ~of_topic
         pairs, number = np.unique(topic[known] * (len(sessions) + 1) + session[known], return_inverse=True)
         ids = [text.encode() for text in sessions.to_pylist()]
-        hashes = spark_xxhash64(
+        hashes = compute_spark_xxhash64(
             [names[pair // (len(sessions) + 1)] for pair in pairs.tolist()],
             [ids[pair % (len(sessions) + 1)] for pair in pairs.tolist()],
         )
@@ -235,7 +235,7 @@ def _compute_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
 def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]) -> pa.Table:
     """Returns a row for each message that has no event, with its reason code."""
     count, heads = len(message), _select_places(raw, message)
-    schema = chunk_schema(columns)
+    schema = build_chunk_schema(columns)
     arrays = {
         **dict(zip(("topic", "partition", "offset", "kafka_ts"), heads, strict=True)),
         "type": pa.array(np.full(count, MessageType.MALFORMED, np.int8)),
@@ -276,7 +276,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.array(lists.chain, pa.string()),
         _build_changes(types, lists, columns),
     ]
-    return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
+    return pa.Table.from_arrays(arrays, schema=build_chunk_schema(columns))
 
 
 def _chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...]) -> tuple[pa.Table, Int64s]:

@@ -394,7 +394,7 @@ class ShardClock:
         return _replace_partition_indices(places, columns), _replace_partition_indices(places, silences)
 
 
-def _replace_partition_indices(new_indices: Int64s, columns: Sequence[Int64s]) -> Int64s:
-    """Replaces the first of these columns, an index of names, by `new_indices[index]`. Leaves out rows with -1."""
-    place = new_indices[columns[0]]
-    return np.stack([place, *columns[1:]])[:, place >= 0]
+def _replace_partition_indices(new_indices: Int64s, rows: Sequence[Int64s]) -> Int64s:
+    """Replaces indices of names, in the first of these rows, by `new_indices[index]`. Drops columns where it is -1."""
+    place = new_indices[rows[0]]
+    return np.stack([place, *rows[1:]])[:, place >= 0]

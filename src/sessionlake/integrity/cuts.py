@@ -123,7 +123,7 @@ class ChangesSinceCut(NamedTuple):
     changes: Int64s
 
     def write_to_cursors(self, cursors: Cursors, is_selected: Bools) -> None:
-        """Writes both values into the cursors where `is_selected` is True. There is one value for each of these."""
+        """Writes `changed_at` and `changes` into those cursors for which `is_selected` is True, in the same order."""
         cursors["changed_at"][is_selected], cursors["changes"][is_selected] = self
 
 
@@ -135,11 +135,11 @@ def find_cuts_in_batch(
     Args:
         arrived: The messages that arrived.
         applied: The messages that were applied.
-        cursors_before: The cursors before the batch.
+        cursors_before: The cursors of these sessions before the batch.
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, with the session's index in `cursors_before`, and what changed in each table since its last cut.
+        The cuts, with the session's index in `cursors_before`; and what changed in each table since its last cut.
     """
     clock = _LastOffsets(arrived, cursors_before)
     starts = np.flatnonzero(_mark_changed_values(applied.session) | _mark_changed_values(applied.at // interval))

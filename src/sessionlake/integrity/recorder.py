@@ -46,7 +46,9 @@ class EventRecorder:
         )
 
     def record_chain_gap(self, gap: ChainGap) -> None:
-        """Records a gap of the session's chain if the session is open. Under class `strict` it is a violation.
+        """Records missing seqs of a counter that the session shares, if the session is open.
+
+        Under `strict` it is a violation.
 
         Raises:
             ViolationError: It is a violation, and the policy is `fail`.

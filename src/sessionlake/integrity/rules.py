@@ -90,7 +90,7 @@ class RuleLookup:
     def find_rules(self, topic: str) -> Rules:
         """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
-            self._known[topic] = self._resolve_rules(topic)
+            self._known[topic] = self._build_rules_of_topic(topic)
         return self._known[topic]
 
     def find_feed(self, topic: str) -> Feed:
@@ -99,7 +99,7 @@ class RuleLookup:
             self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).build()
         return self._feeds[topic]
 
-    def _resolve_rules(self, topic: str) -> Rules:
+    def _build_rules_of_topic(self, topic: str) -> Rules:
         capture = self.capture
         rule = next((rule for rule in capture.by_topic if re.fullmatch(rule.pattern, topic)), None)
         feed = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)

@@ -33,7 +33,7 @@ class RowsOutcome(NamedTuple):
 
 
 class SessionRows(Protocol):
-    """The rows of a session, kept in memory while its messages are judged, for feeds that need them."""
+    """The rows of one session, kept in memory while its messages are judged because its feed needs them."""
 
     def apply_message(self, index: int) -> RowsOutcome:
         """Applies a message's changes to the rows. `index` is the message's index in the batch's outcome."""

@@ -107,14 +107,14 @@ class _Arrivals:
             | self._find_sessions_over_limits()
         )
 
-    def _mark_sessions(self, is_faulty: Bools) -> Bools:
+    def _find_sessions_of_messages(self, is_faulty: Bools) -> Bools:
         """Returns a boolean for each session: True if one of its messages is marked in `is_faulty`."""
         found = np.zeros(self.sessions, np.bool_)
         found[self.owner[is_faulty]] = True
         return found
 
     def _find_late_sessions(self) -> Bools:
-        return self._mark_sessions(self.highest > _compute_release_times(self.ts, self._batch, self.owner))
+        return self._find_sessions_of_messages(self.highest > _compute_release_times(self.ts, self._batch, self.owner))
 
     def _find_expired_sessions(self) -> Bools:
         stream, cursors = self._batch.new_messages, self._batch.cursors[: self.sessions]
@@ -123,7 +123,7 @@ class _Arrivals:
         before[stream.starts] = cursors["last_kafka_ts"]
         known = before != NO_TIME
         silence = np.where(known, stream.now - np.where(known, before, 0), 0)[self.place]
-        silent = self._mark_sessions(silence > timeout[self.owner])
+        silent = self._find_sessions_of_messages(silence > timeout[self.owner])
         last = stream.time[stream.ends - 1]
         return silent | (self._batch.ends[: self.sessions] - last > timeout)
 
@@ -145,7 +145,7 @@ class _Arrivals:
         held_bytes = np.append(0, np.cumsum(batch.held_messages.size.astype(np.int64)))
         sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
         follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
-        in_order = ~self._mark_sessions(~follows & np.append(False, np.diff(self.owner) == 0))
+        in_order = ~self._find_sessions_of_messages(~follows & np.append(False, np.diff(self.owner) == 0))
         too_many = count + batch.cursors["held"][: self.sessions] > _list_rule_values(batch, "max_held_messages")
         too_big = sizes > _list_rule_values(batch, "max_held_bytes")
         return too_many | too_big | (~in_order & (count > _list_rule_values(batch, "max_gaps")))

@@ -16,7 +16,7 @@ from sessionlake.kafka.clients import (
     PLATFORM_PACKAGE,
     build_java_client_options,
     create_rejected_error,
-    require_listener,
+    require_listening_server,
 )
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.protocol.types import TopicPartition
@@ -172,7 +172,7 @@ class KafkaAdmin:
         from py4j.protocol import Py4JError
 
         if self.away:  # a connection attempt fails at once, where the client would wait for its timeout
-            require_listener(self._settings)
+            require_listening_server(self._settings)
         try:
             yield
         except Py4JError as error:

@@ -164,7 +164,7 @@ def require_broker(settings: Settings) -> None:
     )
 
 
-def require_listener(settings: Settings) -> None:
+def require_listening_server(settings: Settings) -> None:
     """Checks that a server listens at `kafka.bootstrap_servers`, with TLS if that is configured.
 
     Raises:
@@ -237,7 +237,7 @@ def _find_listening_server(settings: Settings) -> tuple[str, int]:
     for host, port in parse_bootstrap_servers(settings):
         failure = _try_to_connect(host, port)
         if failure is None:
-            _require_tls(settings, host, port)
+            _require_configured_tls(settings, host, port)
             return host, port
         failures.append(f"{host}:{port} {failure}")
     raise _create_unreachable_error(settings, "; ".join(failures))
@@ -252,7 +252,7 @@ def _try_to_connect(host: str, port: int) -> str | None:
         return (error.strerror or str(error)).lower()
 
 
-def _require_tls(settings: Settings, host: str, port: int) -> None:
+def _require_configured_tls(settings: Settings, host: str, port: int) -> None:
     """Checks that a server uses TLS with a trusted certificate, if the settings require TLS."""
     options = build_java_client_options(settings)
     found = find_tls_fault(host, port, options, _CONNECT_SECONDS) if uses_tls(options) else None

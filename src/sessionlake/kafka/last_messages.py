@@ -51,7 +51,7 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
         partitions = _list_partitions(consumer, settings, topic)
         latest = heapq.nlargest(
             count,
-            _read_partition_ends(consumer, settings, topic, partitions, count),
+            _read_last_messages_of_partitions(consumer, settings, topic, partitions, count),
             key=lambda one: (one.timestamp, one.offset),
         )
     except KafkaException as error:
@@ -78,7 +78,7 @@ def _list_partitions(consumer: Consumer, settings: Settings, topic: str) -> list
     return sorted(topics[topic].partitions)
 
 
-def _read_partition_ends(
+def _read_last_messages_of_partitions(
     consumer: Consumer, settings: Settings, topic: str, partitions: list[int], count: int
 ) -> Iterator[KafkaRecord]:
     """Yields the last `count` messages of each of these partitions, or all if it has fewer."""

@@ -163,7 +163,7 @@ class _RegistryClient:
     def fetch_definition(self, schema_id: int) -> Definition | None:
         """Returns the texts of a schema: first those of the schemas that it refers to, then its own.
 
-        None if the registry does not know the id, or the schema has another format or exceeds the limits.
+        Returns None if the registry does not know the id, or if the schema has another format or exceeds the limits.
         """
         if schema_id > _GREATEST_ID:
             return None

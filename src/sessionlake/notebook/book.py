@@ -22,7 +22,7 @@ from sessionlake.settings.model import (
     load_settings,
     validate_settings,
 )
-from sessionlake.silver.merge.feed_views import create_feed_views, list_source_tables
+from sessionlake.silver.merge.feed_views import create_feed_views, list_feed_view_sources
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class Book:
         Raises:
             NotFoundError: A table is missing. The text says how to create it.
         """
-        sources = list_source_tables(self.settings.capture)
+        sources = list_feed_view_sources(self.settings.capture)
         if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
                 f"{self.settings.location} has no table {', '.join(missing)}",

@@ -223,7 +223,8 @@ class Maintenance:
     def _describe_wrong_retention(self, table: str) -> str:
         """Returns why removed files cannot be deleted yet: Delta's log keeps them for less than `maintain.keep`.
 
-        Else empty. Also sets missing properties of a table that an earlier version of sessionlake created.
+        Returns an empty text if they can. Also sets missing properties of a table that an earlier version of
+        sessionlake created.
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep

@@ -139,8 +139,8 @@ def run_until_stopped(
         on_wait: Receives a message when bronze waits for Kafka or the layers pause, and when they continue.
 
     Raises:
-        SessionlakeError: The first error of any layer, after the others were stopped. With `all`, a processor's error
-            is raised at the end.
+        SessionlakeError: The first error of any layer, after the others were stopped. If all layers run, a processor's
+            error is raised only at the end.
     """
     while True:
         running = Pipeline(spark, settings, layer, on_failure=on_failure, on_wait=on_wait)
@@ -224,9 +224,10 @@ class Pipeline:
     def check_layers(self) -> None:
         """Raises the error of a layer that has failed.
 
-        With `all`, errors of processors and of maintenance are only recorded.
+        If all layers run, errors of processors and of maintenance are only added to `failed`.
 
         Raises:
+            SessionlakeError: The error of a layer that has failed.
             ClaimedError: Another process has taken over a layer.
         """
         create_storage(self._settings).require_claims()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sessionlake.errors import ConfigError
 from sessionlake.protocol.names import check_columns, quote
 from sessionlake.settings.model import ProcessorSettings
-from sessionlake.spark.frames import map_groups
+from sessionlake.spark.frames import apply_to_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,7 +75,7 @@ def compute_rows_by_key(
         columns: Columns of the function's result, as pairs of name and Spark SQL type.
     """
     ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
-    return map_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
+    return apply_to_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
 
 
 def select_rows_without_nulls(rows: DataFrame, columns: Iterable[str]) -> DataFrame:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import append_rows
+from sessionlake.delta.commit import append_and_read_commit
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
@@ -43,7 +43,7 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_stream_times
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
@@ -144,7 +144,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         {topic for topic, _ in log.last_offsets},
     )
     refuse_changed_feeds(lake.reader(spark), settings, last_batch, topics, config.layer)
-    times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
+    times = StreamTimesLog.open_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatchCommit(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
@@ -246,7 +246,7 @@ class _ProcessorBatchCommit:
             self._log.require_consecutive_ranges(
                 ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer
             )
-            require_continued_times(config.layer, partitions, self._log.last_offsets)
+            require_continued_stream_times(config.layer, partitions, self._log.last_offsets)
             with record_commit(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,
@@ -282,14 +282,8 @@ class _ProcessorBatchCommit:
         ):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
-                append_rows(
-                    spark,
-                    self._lake,
-                    table,
-                    select_table_rows(folded, kind, txn, build_output_ddl(kind, self._output)),
-                    txn,
-                )
-                commit = self._lake.last_commit(spark, table)
+                rows = select_table_rows(folded, kind, txn, build_output_ddl(kind, self._output))
+                commit = append_and_read_commit(spark, self._lake, table, rows, txn)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(

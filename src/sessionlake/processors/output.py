@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
 from sessionlake.feeds.numbers import require_exact_decimal
-from sessionlake.protocol.columns import JsonType, get_arrow_type, is_decimal, parse_columns
+from sessionlake.protocol.columns import JsonType, is_decimal, parse_arrow_type, parse_columns
 from sessionlake.protocol.message import is_plain_name
 from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -170,7 +170,7 @@ def _parse_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
     """
     normal = "".join(str(sql).lower().split())
     if normal in _OUTPUT_TYPES or is_decimal(normal):
-        return normal, _OUTPUT_TYPES.get(normal, Decimal), get_arrow_type(normal)
+        return normal, _OUTPUT_TYPES.get(normal, Decimal), parse_arrow_type(normal)
     if normal == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE
     try:

@@ -45,7 +45,7 @@ from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Payloads, TopicPartition
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.settings.section import OnViolation
-from sessionlake.silver.fold.emit import JudgedBatch, count_by_partition, find_first_violation
+from sessionlake.silver.fold.emit import JudgedBatch, count_messages_by_partition, list_first_violation
 
 
 @dataclass
@@ -121,9 +121,9 @@ class MessageProcessor:
         }
         stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
         report = ProcessorReport(
-            partitions=count_by_partition(judged, malformed),
+            partitions=count_messages_by_partition(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
-            violations=find_first_violation(judged, self.rule_lookup),
+            violations=list_first_violation(judged, self.rule_lookup),
             failures=sorted(stopped, key=ProcessorFailure.sort_key)[:1],
             silences=judged.silences,
         )

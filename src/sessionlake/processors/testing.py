@@ -37,7 +37,7 @@ from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import build_stop_error, sum_partition_counts
-from sessionlake.silver.stream_times import list_times_after_batch
+from sessionlake.silver.stream_times import list_stream_times_after_batch
 from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
@@ -233,7 +233,7 @@ def run_raw_batches(
         reports = _add_results(
             result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
         )
-        times = times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
+        times = times.add_notes(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sessionlake.delta.schemas.names import CHANGES
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.protocol.columns import get_python_type
+from sessionlake.protocol.columns import format_python_type
 from sessionlake.settings.model import Settings
 
 _NEVER_NULL = {"_set": "list[str]"}
@@ -70,7 +70,7 @@ def _format_field_lines(columns: Iterable[tuple[str, str]]) -> str:
         columns: Pairs of name and Spark SQL type.
     """
     lines = (
-        f"        {json.dumps(name, ensure_ascii=False)}: {_NEVER_NULL.get(name) or get_python_type(sql)}"
+        f"        {json.dumps(name, ensure_ascii=False)}: {_NEVER_NULL.get(name) or format_python_type(sql)}"
         f"{'' if name in _ALWAYS else ' | None'},\n"
         for name, sql in columns
     )

@@ -22,12 +22,12 @@ _WIDEST = 1 << 62
 
 
 def to_contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """Returns a column as one array, also for types for which Arrow's `combine_chunks` returns a chunked array."""
+    """Returns a chunked column as one array. Arrow's `combine_chunks` does that only for some types."""
     combined: Any = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
-def to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+def convert_to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """Returns a column of numbers as doubles. A decimal becomes the nearest double, as with Spark.
 
     Arrow's own cast multiplies by a power of ten, so that 834.56 becomes 834.5600000000001.
@@ -38,7 +38,10 @@ def to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array
 
 
 def encode_as_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
-    """Returns a code per row (-1 for null) and the array of distinct values, in which a code is an index."""
+    """Returns a code for each row (-1 for null), and the distinct values.
+
+    A code is the index of the row's value in them.
+    """
     encoded = (to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
     indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
     return indices.to_numpy().astype(np.int64), encoded.dictionary
@@ -50,23 +53,23 @@ def decode_dictionaries(rows: Rows) -> Rows:
     return rows.cast(pa.schema(fields))
 
 
-def add_constants(rows: pa.Table, stamps: Mapping[str, pa.Scalar]) -> pa.Table:
-    """Returns the rows with added columns that have the same value in every row.
+def add_constant_columns(rows: pa.Table, values: Mapping[str, pa.Scalar]) -> pa.Table:
+    """Returns the rows with added columns, each of which has the same value in every row.
 
     Args:
         rows: The rows.
-        stamps: The value of each added column, by name.
+        values: The value of each added column, by column name.
     """
-    for name, stamp in stamps.items():
+    for name, stamp in values.items():
         rows = rows.append_column(name, pa.repeat(stamp, rows.num_rows))
     return rows
 
 
-def number_combinations(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Array]]:
-    """Numbers the distinct combinations of values of columns without nulls.
+def number_distinct_combinations(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Array]]:
+    """Numbers the distinct combinations of values that rows have in these columns, which must have no nulls.
 
     Returns:
-        For each row the number of its combination, from 0. For each column an array with its value in each combination.
+        First, the number of each row's combination, from 0. Second, for each column, its value in each combination.
     """
     coded = [encode_as_codes(column) for column in columns]
     distinct, number = np.unique(combine_codes(coded, len(columns[0])), return_inverse=True)
@@ -82,8 +85,9 @@ def combine_codes(columns: Iterable[tuple[Int64s, Sized]], rows: int) -> Int64s:
     Rows have the same number if they have the same codes in all columns. Numbers sort like the codes, column by column.
 
     Args:
-        columns: For each column the code of each row, from 0, and the list of values in which a code is an index.
-        rows: Number of rows.
+        columns: For each column: the code of each row, from 0, and the list of distinct values, of which only the
+            length is used.
+        rows: The number of rows.
     """
     number, width = np.zeros(rows, np.int64), 1
     for code, values in columns:
@@ -104,17 +108,20 @@ def concatenate_ranges(starts: Int64s, lengths: Int64s) -> Int64s:
 
 
 def build_session_keys(table: pa.Table) -> pa.Array:
-    """Returns each row's session key, a text made of topic, partition and session id; the columns are `SESSION`."""
+    """Returns the session key of each row: a text made of its columns `topic`, `partition` and `session_id`."""
     return join_session_keys(*(to_contiguous(table[name]) for name in SESSION))
 
 
 def join_session_keys(topics: pa.Array, partitions: pa.Array, sessions: pa.Array) -> pa.Array:
-    """Returns session keys made of the three columns of `SESSION`."""
+    """Returns session keys, each made of a topic, a partition and a session id.
+
+    The arrays have one value per session.
+    """
     return pc.binary_join_element_wise(topics, partitions.cast(pa.string()), sessions, _SEPARATOR)
 
 
 def split_session_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Returns topics, partitions and session ids from session keys."""
+    """Returns the topics, partitions and session ids from which the session keys were made, as three arrays."""
     if not len(keys):
         topics, partitions, sessions = (pa.array([], kind) for kind in SESSION_COLUMN_TYPES)
         return topics, partitions, sessions
@@ -124,23 +131,23 @@ def split_session_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def build_session_key(topic: str, partition: int, session_id: str) -> str:
-    """Returns a session's key `topic NUL partition NUL session_id`. None of the parts can contain a NUL."""
+    """Returns a session's key: topic, partition and session id, separated by a NUL. None of them can contain a NUL."""
     return _SEPARATOR.join((topic, str(partition), session_id))
 
 
 def split_session_key(key: str) -> tuple[str, int, str]:
-    """Returns topic, partition and session id from a session key."""
+    """Returns the topic, partition and session id from which a session key was made."""
     topic, partition, session = key.split(_SEPARATOR, 2)
     return topic, int(partition), session
 
 
-def has_session_in(table: pa.Table, sessions: pa.Table) -> pa.Array:
-    """Returns a boolean per row of `table`: true if its session is one of `sessions`."""
+def find_rows_of_sessions(table: pa.Table, sessions: pa.Table) -> pa.Array:
+    """Returns a boolean for each row of `table`: true if its session is the session of a row in `sessions`."""
     return pc.is_in(build_session_keys(table), value_set=build_session_keys(sessions))
 
 
-def semi_join(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Table) -> pa.Table:
-    """Returns the rows whose values in the columns `column_names` also occur together in a row of `matching_rows`.
+def select_matching_rows(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Table) -> pa.Table:
+    """Returns the rows whose values in these columns occur together in a row of `matching_rows`, too.
 
     The rows keep their order. No value in these columns may be null.
     """
@@ -152,14 +159,14 @@ def semi_join(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Tab
     return rows.take(pa.array(np.sort(matches.to_numpy())))
 
 
-def sort_rows(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
-    """Returns the rows in ascending order of some columns, nulls last. Names may begin with a dot."""
-    keys = _rename_to_internal(rows, column_names)
+def sort_rows(rows: pa.Table, sort_columns: Sequence[str]) -> pa.Table:
+    """Returns the rows in ascending order of these columns, nulls last. Column names may begin with a dot."""
+    keys = _rename_to_internal(rows, sort_columns)
     return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
 
 
 def _rename_to_internal(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Returns some columns under internal names, because Arrow reads a name that begins with a dot as a path."""
+    """Returns only these columns, under names without dots: Arrow reads a name that begins with a dot as a path."""
     return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])
 
 
@@ -168,13 +175,15 @@ def to_milliseconds(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedA
     return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
 
 
-def compute_running_maximum(values: Int64s, group: Int64s) -> Int64s:
+def compute_running_maximum(values: Int64s, group_numbers: Int64s) -> Int64s:
     """Returns, for each row, the highest value among it and the earlier rows of its group.
 
-    `group` has the number of each row's group, which must not fall from row to row.
+    Args:
+        values: The value of each row.
+        group_numbers: The number of each row's group. It must not fall from row to row.
     """
-    if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
+    if not ((values[1:] < values[:-1]) & (group_numbers[1:] == group_numbers[:-1])).any():
         return values
     distinct, rank = np.unique(values, return_inverse=True)
-    highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)
+    highest = np.maximum.accumulate(group_numbers * len(distinct) + rank.reshape(-1)) - group_numbers * len(distinct)
     return distinct[highest]

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from sessionlake.protocol.arrow import concatenate_ranges
-from sessionlake.protocol.chunk import ChangeKind, build_change_fields, chunk_schema
+from sessionlake.protocol.chunk import ChangeKind, build_change_fields, build_chunk_schema
 from sessionlake.protocol.columns import ID, Column
-from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, name_row_field
+from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, get_row_field_name
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -28,11 +28,11 @@ class MessageColumns:
 
     Attributes:
         types, seq, ts: `MessageType`, seq and event time (ms) of each message; seq is `NO_SEQ` if it has none.
-        n_rows, n_deleted: Number of rows and of deleted ids in each message.
-        ids, values: Fields of the rows of all messages, one after the other. `values[i]` is the i-th declared column;
-            it is UNSET in rows without that column.
-        deleted: Deleted ids of all messages, one after the other.
-        rescued: JSON text of each row's undeclared columns; None if no row has any.
+        n_rows, n_deleted: The number of rows and of deleted ids in each message.
+        ids: The ids of the rows of all messages, one message after the other.
+        values: For each declared column, its values in these rows; UNSET in rows without the column.
+        deleted: The deleted ids of all messages, one message after the other.
+        rescued: The JSON text of each row's undeclared columns; None if no row has any.
     """
 
     types: Int8s
@@ -49,7 +49,7 @@ class MessageColumns:
 def convert_to_columns(
     messages: Sequence[Message], rescued: Sequence[list[str | None] | None], columns: Sequence[Column]
 ) -> MessageColumns:
-    """Converts message structs to arrays.
+    """Converts message structs to arrays with one value per message or row.
 
     Args:
         messages: The structs.
@@ -67,7 +67,7 @@ def convert_to_columns(
         measure_lengths(rows),
         measure_lengths(deleted),
         list(map(attrgetter(ID), flat)),
-        [list(map(attrgetter(name_row_field(column, i)), flat)) for i, column in enumerate(columns)],
+        [list(map(attrgetter(get_row_field_name(column, i)), flat)) for i, column in enumerate(columns)],
         list(chain.from_iterable(deleted)),
         [text for own, texts in zip(rows, rescued, strict=True) for text in texts or [None] * len(own)]
         if rescued
@@ -76,7 +76,7 @@ def convert_to_columns(
 
 
 def select_messages(message_columns: MessageColumns, is_kept: Bools) -> MessageColumns:
-    """Returns the fields of the messages for which `is_kept` is true."""
+    """Returns only those messages for which `is_kept` is true."""
     if is_kept.all():
         return message_columns
     of_row, of_deleted = np.repeat(is_kept, message_columns.n_rows), np.repeat(is_kept, message_columns.n_deleted)
@@ -94,7 +94,7 @@ def select_messages(message_columns: MessageColumns, is_kept: Bools) -> MessageC
 
 
 def concatenate_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
-    """Returns the fields of several groups of messages as one group."""
+    """Joins several groups of messages into one, in the same order."""
     if len(parts) == 1:
         return parts[0]
     texts = [part.rescued or [None] * len(part.ids) for part in parts]
@@ -118,14 +118,14 @@ def assemble_chunk(
     columns: tuple[Column, ...],
     order: Int64s | None = None,
 ) -> pa.Table:
-    """Builds the chunk of a table of raw messages, with one row per raw message.
+    """Builds a chunk: the Arrow table of decoded messages, with one row per raw message.
 
     Args:
         raw: The raw messages.
         reasons: Reason code of each raw message; 0 if it is well-formed.
         message_columns: The fields of the well-formed messages.
         columns: The declared columns.
-        order: Index in `message_columns` of each well-formed message of `raw`; None if the order is the same.
+        order: For each well-formed message of `raw`, its index in `message_columns`; None if the order is the same.
     """
     malformed = reasons != 0
     changes = _build_changes(message_columns, columns)
@@ -134,9 +134,9 @@ def assemble_chunk(
     if order is not None:
         changes = changes.take(pa.array(order))
         heads, n_changes = [head[order] for head in heads], n_changes[order]
-    ends = np.concatenate([[0], np.cumsum(_fill_malformed(n_changes, malformed, 0))]).astype(np.int32)
+    ends = np.concatenate([[0], np.cumsum(_insert_value_for_malformed(n_changes, malformed, 0))]).astype(np.int32)
     kind, seq, ts = (
-        _fill_malformed(head, malformed, fill)
+        _insert_value_for_malformed(head, malformed, fill)
         for head, fill in zip(heads, (MessageType.MALFORMED, NO_SEQ, 0), strict=True)
     )
     arrays = [
@@ -144,7 +144,7 @@ def assemble_chunk(
         raw["partition"],
         raw["offset"],
         raw["kafka_ts"],
-        _read_known_session_ids(raw, reasons),
+        _read_session_ids(raw, reasons),
         pa.array(kind),
         pa.array(seq, mask=seq == NO_SEQ),
         pa.array(ts),
@@ -157,15 +157,15 @@ def assemble_chunk(
         *[pa.nulls(len(seq), pa.string())] * 2,
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
-    return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
+    return pa.Table.from_arrays(arrays, schema=build_chunk_schema(columns))
 
 
-def _read_known_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
-    """Returns the session id of each message, which is its key as a text.
+def _read_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
+    """Returns the session id of each message, which is its key as a text; null if the key is not a session id.
 
     Args:
         raw: The raw messages.
-        reasons: The reason code of each message. The id is null where it is that of `BAD_KEY`.
+        reasons: The reason code of each message. That of `BAD_KEY` says that its key is not a session id.
     """
     bad_key = reasons == CODE_OF[Reason.BAD_KEY]
     keys = raw["key"].combine_chunks()
@@ -179,15 +179,17 @@ def measure_lengths(items: Sequence[Any]) -> Int64s:
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
-def _read_numbers(messages: Sequence[Message], name: str, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
-    return np.fromiter(map(attrgetter(name), messages), dtype, len(messages))
+def _read_numbers(messages: Sequence[Message], attribute: str, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    """Returns an attribute of each message as an array."""
+    return np.fromiter(map(attrgetter(attribute), messages), dtype, len(messages))
 
 
-def _fill_malformed(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArray[Any]:
-    if not malformed.any():
+def _insert_value_for_malformed(values: npt.NDArray[Any], is_malformed: Bools, fill_value: int) -> npt.NDArray[Any]:
+    """Returns a value for every message: `values` for the well-formed ones, and `fill_value` for the others."""
+    if not is_malformed.any():
         return values
-    filled = np.full(len(malformed), fill, values.dtype)
-    filled[~malformed] = values
+    filled = np.full(len(is_malformed), fill_value, values.dtype)
+    filled[~is_malformed] = values
     return filled
 
 
@@ -204,12 +206,12 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
     kind = np.full(total, ChangeKind.CLEAR, np.int8)
     kind[of_rows] = ChangeKind.UPSERT
     kind[of_deleted] = ChangeKind.DELETE
-    row_of_change = None if total == len(message_columns.ids) else _invert_indices(of_rows, total)
+    row_of_change = None if total == len(message_columns.ids) else _compute_inverse_indices(of_rows, total)
     row_ids = pa.array(
         message_columns.ids if row_of_change is None else [*message_columns.ids, *message_columns.deleted], pa.string()
     )
     if row_of_change is not None:
-        row_ids = row_ids.take(_invert_indices(np.concatenate([of_rows, of_deleted]), total))
+        row_ids = row_ids.take(_compute_inverse_indices(np.concatenate([of_rows, of_deleted]), total))
     snapshot_row = np.repeat(cleared, n_rows)
     values, flags = [], []
     for column, cells in zip(columns, message_columns.values, strict=True):
@@ -232,7 +234,7 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
 
 
 def _build_column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
-    """Returns a declared column's values in all rows, and for each row whether the message set it.
+    """Returns a declared column's value in each row, and a boolean for each row: True if its message set the column.
 
     A snapshot sets every column: an absent one is null.
 
@@ -251,6 +253,13 @@ def _build_column(values: list[Any], snapshot_row: Bools, column: Column) -> tup
 
 
 def _build_rescued_column(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> pa.Array:
+    """Returns the undeclared columns of each change as JSON text; null for changes without.
+
+    Args:
+        rescued: The text of each row, or None; None instead of the list if no row has one.
+        of_rows: The index of each row's change.
+        total: The number of changes.
+    """
     if rescued is None:
         return pa.nulls(total, pa.string())
     texts = np.full(total, None, object)
@@ -258,8 +267,8 @@ def _build_rescued_column(rescued: list[str | None] | None, of_rows: Int64s, tot
     return pa.array(texts, pa.string())
 
 
-def _invert_indices(places: Int64s, total: int) -> pa.Array:
-    """Returns, for each index from 0 to `total` - 1, the position in `places` at which it occurs; null if nowhere."""
+def _compute_inverse_indices(places: Int64s, total: int) -> pa.Array:
+    """Returns, for each index from 0 to `total` - 1, its position in `places`; null if it is not in it."""
     indices = np.full(total, -1, np.int64)
     indices[places] = np.arange(len(places))
     return pa.array(indices, mask=indices < 0)

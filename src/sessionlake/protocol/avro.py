@@ -22,7 +22,7 @@ from sessionlake.protocol.schema_decoder import (
     ColumnLayout,
     ValueKind,
     apply_set_names,
-    fits_column,
+    can_read_column,
     parse_message_type,
     to_json_value,
 )
@@ -45,7 +45,7 @@ _VALUE_KINDS = {
 
 
 class AvroDecoder:
-    """Decodes payloads that were written with one Avro schema.
+    """Decodes payloads that were all written with the same Avro schema.
 
     Args:
         definition: The writer's schema, after the schemas that it refers to.
@@ -82,7 +82,7 @@ class AvroDecoder:
         return found
 
     def read_types(self, objects: Sequence[Any]) -> list[Any]:
-        """Returns the value of each message's field `type`."""
+        """Returns the value of each decoded message's field `type`."""
         return list(map(itemgetter("type"), objects))
 
     def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
@@ -132,7 +132,7 @@ class AvroDecoder:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         return {name: message[name] for name in HEADER_FIELDS if message.get(name) is not None}
 
-    def to_json_object(self, message: Any) -> dict[str, Any]:
+    def convert_message_to_json(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
         to_json_object = self.read_header_fields(message)
         for name in ("rows", "deleted"):
@@ -145,7 +145,7 @@ class AvroDecoder:
 
 
 def build_tree_schema(definition: Definition) -> Schema:
-    """Returns a schema with which fastavro reads data as trees: with exact decimals, without other logical types.
+    """Returns a schema for decoding data into dicts and lists. Of the logical types, only decimals are kept.
 
     Raises:
         UnusableSchemaError: The definition is not a usable Avro schema of a record, or a few bytes of data could
@@ -155,6 +155,13 @@ def build_tree_schema(definition: Definition) -> Schema:
 
 
 def _find_layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, ...]) -> ColumnLayout | None:
+    """Returns the layout for reading messages column by column; None if their schema does not have the required types.
+
+    Args:
+        fields: The schema of each field of a message, by name.
+        row: The schema of a row; None if the messages have no rows.
+        columns: The declared columns.
+    """
     if _find_value_kind(fields.get("type")) is not ValueKind.STRING:
         return None
     if any(name in fields and _find_value_kind(fields[name]) is not ValueKind.INTEGER for name in ("seq", "ts")):
@@ -165,44 +172,50 @@ def _find_layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Colu
     if row and (of_row.get("id") != "string" or not _is_string_list(of_row.get(SET))):
         return None
     cells = {column.name: _find_value_kind(of_row[column.name]) for column in columns if column.name in of_row}
-    if not all(fits_column(cells[column.name], column) for column in columns if column.name in cells):
+    if not all(can_read_column(cells[column.name], column) for column in columns if column.name in cells):
         return None
-    row_bytes = 1 + sum(_has_bytes(kind) for kind in of_row.values())  # 1 for a character of the id
+    row_bytes = 1 + sum(_takes_at_least_one_byte(kind) for kind in of_row.values())  # 1 for a character of the id
     return ColumnLayout(cells, bool(of_row.keys() - cells.keys() - {"id", SET}), row_bytes)
 
 
-def _list_branches(schema: Any) -> list[Any]:
-    """Returns the types that a value of this schema may have, without null."""
-    if isinstance(schema, dict) and schema["type"] == "union":
-        return [schema[i] for i in range(len(schema) - 1) if schema[i] != "null"]
-    return [] if schema is None else [schema]
+def _list_union_branches(type_schema: Any) -> list[Any]:
+    """Returns the schemas of which a value may be one, without null: those in a union, else the schema itself."""
+    if isinstance(type_schema, dict) and type_schema["type"] == "union":
+        return [type_schema[i] for i in range(len(type_schema) - 1) if type_schema[i] != "null"]
+    return [] if type_schema is None else [type_schema]
 
 
-def _find_kind(schema: Any) -> str:
+def _find_avro_type_name(schema: Any) -> str:
+    """Returns the name of a schema's Avro type, such as `record` or `long`."""
     return str(schema["type"] if isinstance(schema, dict) else schema)
 
 
 def _find_value_kind(schema: Any) -> ValueKind:
-    found = {_VALUE_KINDS.get(_find_kind(branch), ValueKind.OTHER) for branch in _list_branches(schema)}
+    """Returns the kind of values of a schema; `OTHER` if they can have several kinds."""
+    found = {_VALUE_KINDS.get(_find_avro_type_name(branch), ValueKind.OTHER) for branch in _list_union_branches(schema)}
     return found.pop() if len(found) == 1 else ValueKind.OTHER
 
 
 def _find_record_items(schema: Any) -> Schema | None:
     """Returns the record schema of an array's items; None if it is no array of records. The array may be nullable."""
-    branches = _list_branches(schema)
-    if len(branches) == 1 and _find_kind(branches[0]) == "array" and _find_kind(branches[0]["items"]) == "record":
+    branches = _list_union_branches(schema)
+    if (
+        len(branches) == 1
+        and _find_avro_type_name(branches[0]) == "array"
+        and _find_avro_type_name(branches[0]["items"]) == "record"
+    ):
         return dict(branches[0]["items"])
     return None
 
 
 def _is_string_list(schema: Any) -> bool:
     """Returns True if the schema is None or an array of strings. The array may be nullable."""
-    branches = _list_branches(schema)
+    branches = _list_union_branches(schema)
     return schema is None or (len(branches) == 1 and branches[0] == {"type": "array", "items": "string"})
 
 
 def _canonicalize_symbols(schema: Any) -> Any:
-    """Returns the schema with enum symbols replaced by the message types that they name, also inside a union."""
+    """Returns a field's schema with enum symbols replaced by message types, such as `TYPE_UPDATE` by `update`."""
     if not isinstance(schema, dict):
         return schema
     if schema["type"] == "union":
@@ -212,19 +225,21 @@ def _canonicalize_symbols(schema: Any) -> Any:
     return schema
 
 
-def _has_bytes(schema: Any) -> bool:
-    """Returns True if every value certainly takes at least one byte."""
-    return isinstance(schema, dict | str) and _find_kind(schema) not in {"null", "fixed", "record"}
+def _takes_at_least_one_byte(schema: Any) -> bool:
+    """Returns True if every value of the schema takes at least one byte."""
+    return isinstance(schema, dict | str) and _find_avro_type_name(schema) not in {"null", "fixed", "record"}
 
 
 def _list_fields(record: Schema) -> dict[str, Any]:
+    """Returns the schema of each field of a record, by field name."""
     return {field["name"]: field["type"] for field in record["fields"]}
 
 
 class _PreparedSchema:
-    """A writer's schema prepared for the reader: names resolved, no logical types, message types in lower case.
+    """A writer's schema, changed so that fastavro can read any data with it safely.
 
-    With `is_message=False`, decimals stay decimals and all symbols are as they are.
+    All names are resolved. Unless `is_message` is False, logical types are removed, and symbols of the field `type` are
+    in lower case.
 
     Symbols and unions become dicts by number, because Python reads a negative index of a list from its end. Two kinds
     of schemas are refused. In a recursive record, data could nest to any depth. In an array whose items take no bytes,
@@ -247,14 +262,20 @@ class _PreparedSchema:
         self._in_progress: list[str] = []
         self._deepest = 0
         message = self._prepare_schema(parsed[-1], 1)
-        if _find_kind(message) != "record":
-            raise UnusableSchemaError(f"the schema is of type {_find_kind(message)}, but a message must be a record")
+        if _find_avro_type_name(message) != "record":
+            raise UnusableSchemaError(
+                f"the schema is of type {_find_avro_type_name(message)}, but a message must be a record"
+            )
         for field in message["fields"]:
             if is_message and field["name"] == "type":
                 field["type"] = _canonicalize_symbols(field["type"])
         self.schema = message | {"__fastavro_parsed": True, "__named_schemas": {}}
 
     def _prepare_schema(self, schema: Any, level: int) -> Any:
+        """Returns the prepared form of a schema at a nesting level.
+
+        Raises an `UnusableSchemaError` if it must be refused.
+        """
         self._check_depth(level)
         if isinstance(schema, list):
             return {"type": "union", **{i: self._prepare_schema(branch, level) for i, branch in enumerate(schema)}}
@@ -276,7 +297,7 @@ class _PreparedSchema:
         return {"type": "bytes", **decimal} if decimal else self._prepare_schema(kind, level)
 
     def _read_decimal_type(self, schema: Schema) -> Schema:
-        """Returns the logical type of a decimal; empty for other types."""
+        """Returns the entries of a schema that make it a decimal; empty for other types, and if `is_message` is set."""
         if self._is_message or schema.get("logicalType") != "decimal":
             return {}
         return {"logicalType": "decimal", "precision": _ALL_DIGITS, "scale": schema.get("scale", 0)}
@@ -295,24 +316,26 @@ class _PreparedSchema:
         return self._done[name]
 
     def _check_depth(self, level: int) -> None:
+        """Raises an `UnusableSchemaError` if a nesting level is too deep."""
         if level > MAX_DEPTH:
             raise UnusableSchemaError(f"the schema nests deeper than {MAX_DEPTH}")
         self._deepest = max(self._deepest, level)
 
-    def _prepare_definition(self, name: str, schema: Schema, level: int) -> Schema:
-        if schema["type"] == "enum":
-            return {"type": "enum", "name": name, "symbols": dict(enumerate(schema["symbols"]))}
-        if schema["type"] == "fixed":
-            return {"type": "fixed", "name": name, "size": schema["size"], **self._read_decimal_type(schema)}
+    def _prepare_definition(self, name: str, definition: Schema, level: int) -> Schema:
+        """Returns the prepared form of the enum, fixed or record with this name."""
+        if definition["type"] == "enum":
+            return {"type": "enum", "name": name, "symbols": dict(enumerate(definition["symbols"]))}
+        if definition["type"] == "fixed":
+            return {"type": "fixed", "name": name, "size": definition["size"], **self._read_decimal_type(definition)}
         fields = [
             {"name": field["name"], "type": self._prepare_schema(field["type"], level + 1)}
-            for field in schema["fields"]
+            for field in definition["fields"]
         ]
         return {"type": "record", "name": name, "fields": fields}
 
     def _compute_min_bytes(self, schema: Any) -> int:
         """Returns 1 if every value takes at least one byte, else 0."""
-        kind = _find_kind(schema)
+        kind = _find_avro_type_name(schema)
         if kind == "record":
             name = schema["name"]
             if name not in self._min_record_bytes:

@@ -35,7 +35,7 @@ Pair = tuple[State, State]
 
 @lru_cache
 def find_slow_matching(pattern: str) -> str | None:
-    """Returns a text that says why matching the pattern can take very long for some topic name; None if it cannot.
+    """Returns a text that says why some topic name can take very long to match the pattern; None if none can.
 
     Args:
         pattern: A valid regular expression.
@@ -46,7 +46,7 @@ def find_slow_matching(pattern: str) -> str | None:
         nfa.add_tree(import_module("re._parser").parse(pattern))
     except _UnboundedError as error:
         return str(error)
-    loops = _find_components(range(len(nfa.reads)), nfa.list_followers)
+    loops = _find_graph_loops(range(len(nfa.reads)), nfa.list_followers)
     for loop in loops:
         if len(loop) ** 2 > _MAX_PAIRS:
             return "a repeated part of it is too large to be checked"
@@ -58,7 +58,7 @@ def find_slow_matching(pattern: str) -> str | None:
 
 
 class _UnboundedError(ValueError):
-    """A pattern has a part whose time cannot be bounded, so that the pattern is refused."""
+    """A part of a pattern can take unlimited time to match, so the pattern is refused. The text says which part."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ _NOTHING = _AutomatonPart(Counter(), Counter(), empty=True)
 
 @dataclass
 class _PatternAutomaton:
-    """The position automaton of a pattern.
+    """The position automaton of a pattern. Its states are the places in the pattern that read a character.
 
     Attributes:
         ignores_case: True if the pattern ignores case.
         has_branches: True if the pattern has alternatives. Python's parser turns `(a|b)` into a set, Java does not.
-        depth: Number of repeats around the part that is being added.
+        depth: The number of repeats around the part that is being added.
         reads: For each state, the characters that it reads, as a bit mask.
         next: For each state, its successors, each with the number of ways to it.
     """
@@ -102,7 +102,7 @@ class _PatternAutomaton:
         return self.next[state]
 
     def add_tree(self, tree: Iterable[tuple[Any, Any]]) -> _AutomatonPart:
-        """Adds a parsed pattern and returns it as a part."""
+        """Adds the states of a parsed pattern, and returns where a match of it can begin and end."""
         part = _NOTHING
         for op, value in tree:
             part = self._join_parts(part, self._add_part(str(op), value))
@@ -114,14 +114,14 @@ class _PatternAutomaton:
         if any(ways > 1 and to in inside for state in loop for to, ways in self.next[state].items()):
             return True
         pairs = ((p, q) for p in loop for q in loop)
-        for component in _find_components(pairs, lambda pair: self._list_common_successors(pair, inside, inside)):
+        for component in _find_graph_loops(pairs, lambda pair: self._list_common_successors(pair, inside, inside)):
             same = sum(p == q for p, q in component)
             if 0 < same < len(component):
                 return True
         return False
 
     def find_longest_chain(self, loops: list[list[State]]) -> int:
-        """Returns the most loops in a row of which each can read the text that the next one reads."""
+        """Returns the largest number of loops in a row of which each can read the text that the next one reads."""
         longest: list[int] = []
         for number, loop in enumerate(loops):  # loops that can follow a loop come before it in the list
             reached = self._find_reached_states(loop)
@@ -134,19 +134,22 @@ class _PatternAutomaton:
         return max(longest, default=0)
 
     def _has_common_characters(self, left: list[State], right: list[State]) -> bool:
+        """Returns True if two loops can read the same text."""
         mine, others = set(left), set(right)
         if len(left) * len(right) > _MAX_PAIRS:
             return True
         pairs = ((p, q) for p in left for q in right)
-        return bool(_find_components(pairs, lambda pair: self._list_common_successors(pair, mine, others)))
+        return bool(_find_graph_loops(pairs, lambda pair: self._list_common_successors(pair, mine, others)))
 
     def _list_common_successors(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
+        """Yields the pairs of states that follow a pair of states and can read the same character."""
         for p in self.next[pair[0]]:
             for q in self.next[pair[1]]:
                 if p in mine and q in others and self.reads[p] & self.reads[q]:
                     yield p, q
 
     def _find_reached_states(self, loop: list[State]) -> set[State]:
+        """Returns the states that can be reached from the states of a loop, including these."""
         found, left = set(loop), list(loop)
         while left:
             new = set(self.next[left.pop()]) - found
@@ -154,10 +157,11 @@ class _PatternAutomaton:
             left.extend(new)
         return found
 
-    def _add_part(self, op: str, value: Any) -> _AutomatonPart:
-        if op in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
+    def _add_part(self, operator: str, value: Any) -> _AutomatonPart:
+        """Adds the states of one operation of a parsed pattern, such as a repetition."""
+        if operator in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
             return self._add_repetition(*value)
-        if op == "BRANCH":
+        if operator == "BRANCH":
             parts = [self.add_tree(tree) for tree in value[1]]
             first, last = Counter[State](), Counter[State]()
             for part in parts:
@@ -166,72 +170,79 @@ class _PatternAutomaton:
             if sum(part.empty for part in parts) > 1 and self.depth:  # the parser leaves two empty branches of (a|a)
                 raise _UnboundedError(_AMBIGUOUS)
             return _AutomatonPart(first, last, empty=any(part.empty for part in parts))
-        if op in {"SUBPATTERN", "ATOMIC_GROUP"}:
-            return self.add_tree(value[-1] if op == "SUBPATTERN" else value)
-        if op in {"ASSERT", "ASSERT_NOT"}:
+        if operator in {"SUBPATTERN", "ATOMIC_GROUP"}:
+            return self.add_tree(value[-1] if operator == "SUBPATTERN" else value)
+        if operator in {"ASSERT", "ASSERT_NOT"}:
             self.add_tree(value[1])
             return _NOTHING
-        if op == "AT":
+        if operator == "AT":
             return _NOTHING
-        if op.startswith("GROUPREF"):
+        if operator.startswith("GROUPREF"):
             raise _UnboundedError("it refers back to a group, as in (a)\\1")
-        self.reads.append(self._count_characters(op, value))
+        self.reads.append(self._build_character_mask(operator, value))
         self.next.append(Counter())
         state = Counter({len(self.reads) - 1: 1})
         return _AutomatonPart(state, state, empty=False)
 
-    def _add_repetition(self, minimum: int, maximum: Any, tree: Any) -> _AutomatonPart:
+    def _add_repetition(self, least_count: int, most_count: Any, tree: Any) -> _AutomatonPart:
+        """Adds the states of a repeated part. Raises an `_UnboundedError` if the part can be empty."""
         before = len(self.reads)
-        self.depth += maximum != 1
+        self.depth += most_count != 1
         part = self.add_tree(tree)
-        self.depth -= maximum != 1
-        if maximum == 1:
-            return _AutomatonPart(part.first, part.last, empty=part.empty or minimum == 0)
+        self.depth -= most_count != 1
+        if most_count == 1:
+            return _AutomatonPart(part.first, part.last, empty=part.empty or least_count == 0)
         if part.empty:
             raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
-        if minimum == maximum and (len(self.reads) - before) * minimum <= _MAX_COPIES:
-            for _ in range(minimum - 1):
+        if least_count == most_count and (len(self.reads) - before) * least_count <= _MAX_COPIES:
+            for _ in range(least_count - 1):
                 part = self._join_parts(part, self.add_tree(tree))
             return part
         self._link_parts(part, part)
-        return _AutomatonPart(part.first, part.last, empty=minimum == 0)
+        return _AutomatonPart(part.first, part.last, empty=least_count == 0)
 
     def _join_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> _AutomatonPart:
+        """Returns the part that matches a text of `left` and then one of `right`."""
         self._link_parts(left, right)
         first = left.first + right.first if left.empty else left.first
         last = left.last + right.last if right.empty else right.last
         return _AutomatonPart(first, last, empty=left.empty and right.empty)
 
     def _link_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> None:
+        """Makes the states at which `right` begins follow those at which `left` ends."""
         for p, ways in left.last.items():
             for q, more in right.first.items():
                 self.next[p][q] += ways * more
 
-    def _count_characters(self, op: str, value: Any) -> int:
-        if op == "IN":
+    def _build_character_mask(self, operator: str, value: Any) -> int:
+        """Returns the characters of topic names that an operation reads, as a bit mask."""
+        if operator == "IN":
             negated = str(value[0][0]) == "NEGATE"
             found = 0
             for item in value[negated:]:
-                more = self._count_characters(str(item[0]), item[1])
+                more = self._build_character_mask(str(item[0]), item[1])
                 if found & more and self.depth and self.has_branches:
                     raise _UnboundedError(_AMBIGUOUS)
                 found |= more
             return _ANY & ~found if negated else found
-        if op in {"LITERAL", "RANGE", "NOT_LITERAL"}:
-            low, high = value if op == "RANGE" else (value, value)
-            found = sum(1 << n for n, c in enumerate(_NAME) if any(low <= ord(x) <= high for x in self._list_cases(c)))
-            return _ANY & ~found if op == "NOT_LITERAL" else found
-        if op == "CATEGORY":
+        if operator in {"LITERAL", "RANGE", "NOT_LITERAL"}:
+            low, high = value if operator == "RANGE" else (value, value)
+            found = sum(
+                1 << n for n, c in enumerate(_NAME) if any(low <= ord(x) <= high for x in self._add_other_case(c))
+            )
+            return _ANY & ~found if operator == "NOT_LITERAL" else found
+        if operator == "CATEGORY":
             kind = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}[str(value).rsplit("_", 1)[-1]]
             found = sum(1 << n for n, c in enumerate(_NAME) if re.fullmatch(kind, c))
             return _ANY & ~found if "_NOT_" in str(value) else found
         return _ANY
 
-    def _list_cases(self, character: str) -> str:
+    def _add_other_case(self, character: str) -> str:
+        """Returns the character, followed by its other case if the pattern ignores case."""
         return character + character.swapcase() if self.ignores_case else character
 
 
-def _find_components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
+def _find_graph_loops(nodes: Iterable[Any], list_followers: Any) -> list[list[Any]]:
     """Returns the loops of a graph: its strongly connected components that have a cycle (Tarjan 1972).
 
     A loop comes before every loop from which it can be reached.
@@ -244,7 +255,7 @@ def _find_components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
     for root in nodes:
         if root in index:
             continue
-        work = [(root, iter(list(follows(root))))]
+        work = [(root, iter(list(list_followers(root))))]
         index[root] = low[root] = len(index)
         stack.append(root)
         on_stack.add(root)
@@ -255,7 +266,7 @@ def _find_components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
                     index[to] = low[to] = len(index)
                     stack.append(to)
                     on_stack.add(to)
-                    work.append((to, iter(list(follows(to)))))
+                    work.append((to, iter(list(list_followers(to)))))
                     break
                 if to in on_stack:
                     low[node] = min(low[node], index[to])
@@ -267,6 +278,6 @@ def _find_components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
                     at = stack.index(node)
                     component, stack[at:] = stack[at:], []
                     on_stack.difference_update(component)
-                    if len(component) > 1 or node in list(follows(node)):
+                    if len(component) > 1 or node in list(list_followers(node)):
                         found.append(component)
     return found

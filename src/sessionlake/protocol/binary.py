@@ -42,10 +42,10 @@ _TYPES_WITH_ROWS = ("snapshot", "update")
 
 @dataclass(frozen=True)
 class _DecodedPart:
-    """The fields of some well-formed messages.
+    """Some of the decoded messages, and where they belong.
 
     Attributes:
-        places: Index of each message among the raw messages.
+        places: The index of each message among the raw messages.
         found: The fields of these messages.
     """
 
@@ -56,14 +56,14 @@ class _DecodedPart:
 def decode_binary(
     raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes, *, fast: bool
 ) -> pa.Table:
-    """Decodes raw messages into a chunk with one row per raw message.
+    """Decodes raw Avro or Protobuf messages into a chunk with one row per raw message.
 
     Args:
         raw: The raw messages.
         prechecks: Faults and limits of the raw messages that are known without reading their values.
         payload: The format and schemas of the messages.
         types: The message structs of the declared columns.
-        fast: If false, every message is parsed singly; the result is the same.
+        fast: False to parse every message singly. The result is the same.
     """
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     slices = (np.cumsum(sizes) - sizes) // _SLICE_BYTES
@@ -76,7 +76,7 @@ def decode_binary(
 
 
 class _MessageSlice:
-    """A part of the raw messages, small enough to decode in memory at once."""
+    """A part of the raw messages, small enough to be decoded in memory at once."""
 
     def __init__(self, raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes) -> None:
         self._raw, self._prechecks, self._reasons = raw, prechecks, prechecks.reasons
@@ -101,12 +101,16 @@ class _MessageSlice:
         )
 
     def _read_headers(self, values: pa.Array) -> WireHeaders:
+        """Splits the messages into wire headers and bodies. Without wire headers, all messages have the same schema."""
         if self._payload.header:
             return split_headers(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
         return WireHeaders(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
     def _group_by_decoder(self, headers: WireHeaders) -> Iterator[tuple[SchemaDecoder, Int64s]]:
-        """Yields each decoder with the indices of the messages to decode with it, without refused messages."""
+        """Yields each decoder, with the indices of the messages that it must decode.
+
+        Messages without a valid header or a known schema are refused.
+        """
         wanted = np.flatnonzero(self._reasons == 0)
         which = headers.which[wanted]
         self._reasons[wanted[which < 0]] = self._malformed
@@ -123,6 +127,14 @@ class _MessageSlice:
     def _read_messages(
         self, decoder: SchemaDecoder, places: Int64s, bodies: list[bytes], *, fast: bool
     ) -> list[_DecodedPart]:
+        """Decodes messages of one schema: in bulk where possible, else singly. Sets the reasons of malformed ones.
+
+        Args:
+            decoder: The decoder of the schema.
+            places: The index of each message among the raw messages.
+            bodies: The messages without wire headers.
+            fast: False to parse every message singly.
+        """
         objects, sizes = decoder.decode(bodies), measure_lengths(bodies)
         if None in objects:
             missing = np.fromiter((item is None for item in objects), np.bool_, len(objects))
@@ -145,6 +157,7 @@ class _MessageSlice:
         return [*parts, *self._parse_singly(decoder, places, objects)]
 
     def _parse_singly(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_DecodedPart]:
+        """Parses messages one by one, and yields the fields of the well-formed ones. Sets the reasons of the others."""
         kept, messages, rescued = [], [], []
         for place, item in zip(places.tolist(), objects, strict=True):
             found = self._parse_message(decoder, item, place)
@@ -159,13 +172,16 @@ class _MessageSlice:
             yield _DecodedPart(np.array(kept, np.int64), columns)
 
     def _parse_message(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:
+        """Parses one decoded message. Returns the reason if it is malformed."""
         latest, seqless = int(self._prechecks.latest[place]), bool(self._prechecks.seqless[place])
         try:
             header_fields = decoder.read_header_fields(item)
             found = parse_object(header_fields | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
             if isinstance(found, Reason):  # refused before its rows are converted, of which there can be many
                 return found
-            plain = decoder.to_json_object(item) if header_fields["type"] in _TYPES_WITH_ROWS else header_fields
+            plain = (
+                decoder.convert_message_to_json(item) if header_fields["type"] in _TYPES_WITH_ROWS else header_fields
+            )
         except UnicodeDecodeError:
             return _MALFORMED[self._payload.format]
         except TooDeepError:
@@ -179,7 +195,14 @@ class _MessageSlice:
 def _create_decoders(
     payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
 ) -> list[SchemaDecoder | None]:
-    """Returns the decoder for each header; None if its schema is unknown or cannot be used."""
+    """Returns the decoder for each wire header; None if its schema is unknown or cannot be used.
+
+    Args:
+        payload: The format and schemas of the messages.
+        headers: Pairs of a schema id, and the path of the message type in a Protobuf schema.
+        used: The indices of the headers whose schemas must be looked up.
+        columns: The declared columns.
+    """
     definitions = payload.schemas.definitions(sorted({headers[place][0] for place in np.unique(used).tolist()}))
     return [_create_decoder_or_none(payload, definitions.get(schema), path, columns) for schema, path in headers]
 
@@ -188,6 +211,7 @@ def _create_decoders(
 def _create_decoder_or_none(
     payload: Payload, definition: Definition | None, path: Path, columns: tuple[Column, ...]
 ) -> SchemaDecoder | None:
+    """Returns the decoder for a schema; None if there is no schema, or if it cannot be used."""
     if definition is None:
         return None
     try:
@@ -231,7 +255,8 @@ def _create_protobuf_decoder(definition: Definition, message: str, columns: tupl
     return ProtobufDecoder(definition, message, columns)
 
 
-def _find_message_type(definition: Definition, path: Path) -> str | None:
+def _find_message_type(definition: Definition, type_path: Path) -> str | None:
+    """Returns the full name of the Protobuf message type at a path of indices; None if there is none."""
     from sessionlake.protocol.protobuf import find_type_name
 
-    return find_type_name(definition, path)
+    return find_type_name(definition, type_path)

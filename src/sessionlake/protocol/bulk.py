@@ -24,10 +24,10 @@ _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
 
 @dataclass(frozen=True)
 class Prechecks:
-    """Faults and limits of raw messages that are known before their values are read.
+    """What is known of raw messages before their values are read.
 
     Attributes:
-        reasons: Reason code of each message that is refused already; 0 for the others.
+        reasons: The reason code of each message that is refused already; 0 for the others.
         latest: The highest event time (ms) that each message may have.
         seqless: True for messages that may lack a seq.
     """
@@ -37,16 +37,16 @@ class Prechecks:
     seqless: Bools
 
     def select_messages(self, selection: Any) -> Prechecks:
-        """Returns the prechecks of some of the messages, chosen by a slice, a mask or an array of indices."""
+        """Returns the values of some messages, chosen by a slice, a boolean array or an array of indices."""
         return Prechecks(self.reasons[selection].copy(), self.latest[selection], self.seqless[selection])
 
 
 class BulkMessages:
-    """Messages of one schema, read field by field for all messages at once, and checked in the order of `Reason`.
+    """Messages of one schema, read field by field for all messages at once. Malformed ones get a reason.
 
     Attributes:
         reasons: Reason code of each message; 0 if it is well-formed.
-        unsure: True for messages that must be parsed singly.
+        unsure: True for messages that must be parsed singly, because the reason cannot be decided here.
         columns: The fields of all messages, including refused ones.
 
     Args:
@@ -94,22 +94,30 @@ class BulkMessages:
         values = self._read_values(rows, ids)
         self.columns = MessageColumns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._read_rescued(rows))
 
-    def _refuse_messages(self, wrong: Bools, reason: Reason) -> None:
-        self.reasons[wrong & (self.reasons == 0)] = CODE_OF[reason]
+    def _refuse_messages(self, is_wrong: Bools, reason: Reason) -> None:
+        """Gives the marked messages a reason, unless they have one already."""
+        self.reasons[is_wrong & (self.reasons == 0)] = CODE_OF[reason]
 
     def _refuse_messages_of_rows(
         self, wrong_rows: Bools, reason: Reason, message_indices: Int64s | None = None
     ) -> None:
+        """Refuses the messages that have a marked row.
+
+        Args:
+            wrong_rows: True for each wrong row.
+            reason: Why these messages are refused.
+            message_indices: The index of each row's message; None if they are the rows in the field `rows`.
+        """
         wrong = np.zeros(len(self.reasons), np.bool_)
         wrong[(self._owner if message_indices is None else message_indices)[wrong_rows]] = True
         self._refuse_messages(wrong, reason)
 
-    def _read_header_field(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
-        """Returns the field `seq` or `ts` of each message, and which messages lack it.
+    def _read_header_field(self, objects: list[Any], field_name: str, reason: Reason) -> tuple[Int64s, Bools]:
+        """Returns the field `seq` or `ts` of each message, and a boolean for each: True if the message lacks the field.
 
-        Messages with a number beyond int64 are refused for the given reason.
+        Messages with a number beyond int64 are refused with this reason.
         """
-        values, missing = self._decoder.read_numbers(objects, name)
+        values, missing = self._decoder.read_numbers(objects, field_name)
         try:
             found = np.fromiter(values, np.int64, len(values))
         except OverflowError:  # an unsigned value beyond int64
@@ -117,18 +125,20 @@ class BulkMessages:
             found = np.fromiter((min(value, INT64_MAX) for value in values), np.int64, len(values))
         return found, np.zeros(len(values), np.bool_) if missing is None else missing
 
-    def _read_lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
-        """Returns the field `rows` or `deleted` of each message, and its length (-1 if the message lacks it).
+    def _read_lists(self, objects: list[Any], field_name: str, has_field: Bools) -> tuple[list[Any], Int64s]:
+        """Returns the field `rows` or `deleted` of each message, and its length (-1 if the message lacks the field).
 
-        The list is empty for messages whose type does not have the field. `having` is true for the others.
+        Args:
+            has_field: True for messages whose type has the field. All others get an empty list.
         """
-        found, missing = self._decoder.read_lists(objects, name)
+        found, missing = self._decoder.read_lists(objects, field_name)
         sizes = measure_lengths(found)
-        strange = (sizes > 0) & ~having
+        strange = (sizes > 0) & ~has_field
         sizes = np.where(strange, 0, sizes)
         return _replace_by_empty(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
 
     def _check_ids(self, ids: list[str], n_rows: Int64s) -> None:
+        """Refuses messages with a row whose id is too short, too long, or repeated."""
         codes = self._check_id_lengths(ids, self._owner, Reason.BAD_ROW_ID)
         if len(codes) and n_rows.max() > 1:
             count = int(codes.max()) + 1
@@ -138,12 +148,12 @@ class BulkMessages:
             self._refuse_messages(repeated, Reason.DUPLICATE_ROW_ID)
 
     def _check_id_lengths(self, ids: list[str], message_indices: Int64s, reason: Reason) -> Int64s:
-        """Refuses messages that have an id of a wrong length. Returns a code per id; equal ids have equal codes.
+        """Refuses messages that have an id of a wrong length. Returns a code for each id: equal ids have equal codes.
 
         Args:
             ids: The ids of all messages.
-            message_indices: Index of the message of each id.
-            reason: Why a message with a wrong id is refused.
+            message_indices: The index of each id's message.
+            reason: The reason of refused messages.
         """
         encoded = pa.array(ids, pa.string()).dictionary_encode()
         sizes = pc.binary_length(encoded.dictionary).to_numpy()
@@ -153,17 +163,18 @@ class BulkMessages:
         return codes
 
     def _read_values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
+        """Returns, for each declared column, its value in each row; UNSET in rows that do not set it."""
         layout, sets = self._decoder.layout, self._decoder.read_set_names(rows)
         cells = layout.cells if layout else {}
         if sets is not None:
-            self._check_names(sets)
+            self._mark_undeclared_set_names(sets)
         found = []
         for column in self._columns:
             if column.name == ID:  # every row has it, whatever its `_set` names
                 found.append(ids)
                 continue
             values, present = self._decoder.read_column_values(rows, column.name)
-            is_set = _find_presence(present, sets, column.name)
+            is_set = _find_rows_that_set_column(present, sets, column.name)
             if is_set is not None:
                 values = [value if flag else None for value, flag in zip(values, is_set, strict=True)]
             if column.name in cells:
@@ -173,24 +184,25 @@ class BulkMessages:
             found.append(values)
         return found
 
-    def _check_names(self, sets: list[Any]) -> None:
-        """Marks messages as unsure if a `_set` in their rows names an undeclared column."""
+    def _mark_undeclared_set_names(self, set_names: list[Any]) -> None:
+        """Marks messages as unsure if the field `_set` of a row names a column that is not declared."""
         known = {ID, SET, *(column.name for column in self._columns)}
-        strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
+        strange = [index for index, names in enumerate(set_names) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 
-    def _check_values(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
+    def _check_values(self, values: list[Any], column: Column, value_kind: ValueKind) -> list[Any]:
         """Returns the values converted to the column's type.
 
-        A message with a value beyond the type's range gets the reason `BAD_COLUMN`. Its values stay in the result, but
-        nothing uses them.
+        A message with a value beyond the type's range is refused. Its values stay in the result, but nothing uses them.
         """
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
-                _find_out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
+                _find_out_of_range(
+                    pa.array(values, pa.uint64() if value_kind is ValueKind.UNSIGNED else pa.int64()), column
+                )
             )
         elif column.json_type is JsonType.NUMBER:
-            if holds is not ValueKind.FLOAT:
+            if value_kind is not ValueKind.FLOAT:
                 values = [None if value is None else float(value) for value in values]
             numbers = pa.array(values, pa.float64())
             if column.sql == "float":
@@ -198,12 +210,17 @@ class BulkMessages:
             self._refuse_values(pc.invert(pc.is_finite(numbers)))
         return values
 
-    def _refuse_values(self, wrong: pa.Array) -> None:
+    def _refuse_values(self, is_wrong: pa.Array) -> None:
+        """Refuses messages that have a row whose value is marked as wrong."""
         self._refuse_messages_of_rows(
-            pc.fill_null(wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN
+            pc.fill_null(is_wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN
         )
 
     def _read_rescued(self, rows: list[Any]) -> list[str | None] | None:
+        """Returns the undeclared columns of each row as JSON text, or None.
+
+        None instead of the list if no row has any.
+        """
         layout = self._decoder.layout
         every = layout is not None and layout.undeclared
         texts: list[str | None] = [None] * len(rows)
@@ -212,28 +229,29 @@ class BulkMessages:
         return texts if any(texts) else None
 
 
-def _replace_by_empty(lists: list[Any], where: Bools) -> list[Any]:
-    if not where.any():
+def _replace_by_empty(lists: list[Any], is_replaced: Bools) -> list[Any]:
+    """Returns the lists, with the marked ones replaced by empty ones."""
+    if not is_replaced.any():
         return lists
-    return [() if empty else item for item, empty in zip(lists, where.tolist(), strict=True)]
+    return [() if empty else item for item, empty in zip(lists, is_replaced.tolist(), strict=True)]
 
 
 def _find_out_of_range(values: pa.Array, column: Column) -> pa.Array:
-    """Returns a boolean array that is true for integers beyond the range of the column's type."""
+    """Returns a boolean for each integer: true if it is beyond the range of the column's type."""
     highest = 2 ** (column.bits - 1) - 1
     above = pc.greater(values, pa.scalar(highest, values.type))
     return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))
 
 
-def _find_presence(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
-    """Returns for each row whether it sets the column; None if all rows do.
+def _find_rows_that_set_column(present: Bools | None, set_names: list[Any] | None, name: str) -> list[bool] | None:
+    """Returns a boolean for each row: True if it sets the column. None if all rows set it.
 
     Args:
         present: For each row, whether it has the column; None if all have it.
-        sets: The `_set` of each row; None if no row has one.
+        set_names: The field `_set` of each row; None if no row has one.
         name: The column's name.
     """
-    if sets is None:
+    if set_names is None:
         return None if present is None else present.tolist()
-    there = [True] * len(sets) if present is None else present.tolist()
-    return [flag if names is None else name in names for flag, names in zip(there, sets, strict=True)]
+    there = [True] * len(set_names) if present is None else present.tolist()
+    return [flag if names is None else name in names for flag, names in zip(there, set_names, strict=True)]

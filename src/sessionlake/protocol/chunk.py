@@ -33,7 +33,7 @@ IGNORED = -2
 
 
 class Expectation(IntEnum):
-    """Whether a change expects its row in the table before it. In a chunk, null means that either is fine."""
+    """What a change expects of its row in the table before it. In a chunk, null means that the row may exist or not."""
 
     PRESENT = 1
     ABSENT = 2
@@ -59,7 +59,10 @@ def build_value_field_name(index: int) -> str:
 
 @lru_cache(maxsize=8)
 def build_change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
-    """Returns the Arrow fields of one change."""
+    """Returns the Arrow fields of a change of one row.
+
+    Each declared column has a field for its value and a set flag.
+    """
     values = [pa.field(build_value_field_name(i), column.arrow) for i, column in enumerate(columns)]
     flags = [pa.field(build_set_flag_name(i), pa.bool_()) for i in range(len(columns))]
     return (
@@ -74,7 +77,7 @@ def build_change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
 
 
 @lru_cache(maxsize=8)
-def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
+def build_chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the Arrow schema of a chunk. Times are int64 milliseconds since the Unix epoch.
 
     `seq` is null if the message is malformed or has none (class `none`). `size` is the Kafka value's size in bytes.
@@ -110,22 +113,26 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def encode_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
-    """Returns an Arrow table as one IPC stream, which any Arrow reader can read."""
+    """Encodes an Arrow table as one IPC stream, which any Arrow reader can read.
+
+    Args:
+        compress_columns: True to compress each column.
+    """
     return bytes(_encode_ipc_stream(table, "zstd" if compress_columns else None))
 
 
 def decode_ipc(stored: bytes | pa.Buffer) -> pa.Table:
-    """Reads an Arrow table from an IPC stream, compressed or not."""
+    """Decodes an Arrow table from an IPC stream, compressed or not."""
     return pa.ipc.open_stream(decompress_if_compressed(stored)).read_all()
 
 
 def encode_compressed_ipc(table: pa.Table) -> bytes:
-    """Returns an Arrow table as one IPC stream, compressed if it is large. This saves a copy over two calls."""
+    """Encodes an Arrow table as one IPC stream, and compresses it if it is large. `decode_ipc` decodes it."""
     return compress_if_large(_encode_ipc_stream(table, None))
 
 
 def compress_if_large(content: bytes | pa.Buffer) -> bytes:
-    """Compresses large contents before they go through Spark. Small and compressed contents stay as they are.
+    """Compresses bytes if they are more than 256 kB and not compressed already. Else returns them unchanged.
 
     Spark copies each byte about ten times, which costs more than the compression.
     """
@@ -139,7 +146,7 @@ def compress_if_large(content: bytes | pa.Buffer) -> bytes:
 
 
 def decompress_if_compressed(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
-    """Reverses `compress_if_large`. Returns contents that are not compressed unchanged."""
+    """Decompresses bytes that `compress_if_large` has compressed. Others are returned unchanged."""
     view, start = memoryview(content), len(COMPRESSED_MAGIC)
     if view[:start] != COMPRESSED_MAGIC:
         return content
@@ -160,23 +167,23 @@ def _create_codec() -> pa.Codec:
 
 
 def is_chunk(payload: bytes) -> bool:
-    """Returns True if the payload is a chunk, False if it is another payload that a shard receives."""
+    """Returns True if the payload is a chunk of messages, False if it is another one, such as stream times."""
     return payload.startswith((_IPC_MAGIC, COMPRESSED_MAGIC))
 
 
 def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
     """Returns a chunk's rows with the columns that are declared now.
 
-    A column that was declared later is not set by updates, and is null in snapshots.
+    Updates do not set columns that were declared later. Snapshots set them to null.
 
     Args:
         table: The chunk.
-        earlier_columns: `(name, SQL type)` of the columns that were declared when the chunk was written. All are still
+        earlier_columns: `(name, SQL type)` of each column that was declared when the chunk was written. All are still
             declared.
         columns: The columns that are declared now.
     """
     if list(earlier_columns) == [(column.name, column.sql) for column in columns]:
-        return table.replace_schema_metadata(chunk_schema(columns).metadata)
+        return table.replace_schema_metadata(build_chunk_schema(columns).metadata)
     places = {name: place for place, (name, _) in enumerate(earlier_columns)}
     lists = to_contiguous(table["changes"])
     changes = lists.flatten()
@@ -192,18 +199,18 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
         given[build_set_flag_name(place)] = added if old is None else changes.field(build_set_flag_name(old))
     fields = list(build_change_fields(columns))
     struct = pa.StructArray.from_arrays([given[field.name] for field in fields], fields=fields)
-    schema = chunk_schema(columns)
+    schema = build_chunk_schema(columns)
     rebuilt = pa.ListArray.from_arrays(lists.offsets, struct)
     return table.set_column(table.num_columns - 1, schema.field("changes"), rebuilt).cast(schema)
 
 
 def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Table:
-    """Reads chunks into one table, in the given order.
+    """Decodes chunks into one table, in their order. Without chunks, the table is empty.
 
     Raises:
         LakeError: A chunk has another format version.
     """
-    schema = chunk_schema(columns)
+    schema = build_chunk_schema(columns)
     tables = [decode_ipc(chunk) for chunk in chunks] or [schema.empty_table()]
     for table in tables:
         found = (table.schema.metadata or {}).get(_FORMAT_KEY)

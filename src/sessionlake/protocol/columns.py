@@ -24,7 +24,7 @@ _OMIT_HINT = ", or leave it out: fields that are not declared are kept in _rescu
 
 
 class JsonType(Enum):
-    """The JSON type that a column's values must have. The values are its names in texts for operators."""
+    """The JSON type that a column's values must have. The enum's values are texts for operators."""
 
     BOOLEAN = "true or false"
     INTEGER = "an integer in range"
@@ -75,7 +75,7 @@ INTEGER_BITS = {sql: bits for sql, (_, _, bits) in _TYPES.items() if bits}
 
 
 def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
-    """Parses declared columns given as `{name: Spark SQL type}`.
+    """Returns the declared columns, given the Spark SQL type of each by column name.
 
     Raises:
         ValueError: A name or type is not allowed; the text names the column and what is allowed.
@@ -87,6 +87,13 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
 
 
 def _parse_column(name: str, sql_type: str, *, is_of_feed: bool = False) -> Column:
+    """Returns a declared column. Raises a `ValueError` if its type is not allowed.
+
+    Args:
+        name: The column's name.
+        sql_type: The column's Spark SQL type, in any case or an alias.
+        is_of_feed: True if a feed declares it. Then a column `id` need not be a string.
+    """
     normal = sql_type.strip().lower()
     normal = TYPE_ALIASES.get(normal, normal)
     if normal not in _TYPES:
@@ -121,31 +128,31 @@ def create_column_of_feed(name: str, sql: str) -> Column:
 
     Args:
         name: The column's name.
-        sql: The column's Spark SQL type in its normal form, as `feeds.values.FeedColumn.sql`. A `variant` is stored as
-            JSON text, so its column is a `string`.
+        sql: The column's Spark SQL type in its normal form, such as `decimal(10,2)`. A `variant` is stored as JSON
+            text, so its column is a `string`.
     """
     sql = "string" if sql == "variant" else sql.replace("array<variant>", "array<string>")
     if sql in _TYPES:
         return _parse_column(name, sql, is_of_feed=True)
-    return Column(name, sql, JsonType.FEED, get_arrow_type(sql))
+    return Column(name, sql, JsonType.FEED, parse_arrow_type(sql))
 
 
-def get_arrow_type(sql: str) -> pa.DataType:
-    """Returns the Arrow type of a Spark SQL type, which is given in its normal form: `decimal(10,2)`, `array<date>`."""
+def parse_arrow_type(sql: str) -> pa.DataType:
+    """Returns the Arrow type of a Spark SQL type in its normal form, such as `decimal(10,2)` or `array<date>`."""
     if sql in _TYPES:
         return _TYPES[sql][1]
     if sql.startswith("array<"):
-        return pa.list_(get_arrow_type(_parse_element_type(sql)))
+        return pa.list_(parse_arrow_type(_parse_element_type(sql)))
     if is_decimal(sql):
         precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
         return pa.decimal128(precision, scale)
     return _FEED_TYPES[sql]
 
 
-def get_python_type(sql: str) -> str:
-    """Returns the type of a column's values in Python, as source text: `Decimal`, `list[str | None]`."""
+def format_python_type(sql: str) -> str:
+    """Returns the Python type of values of a Spark SQL type, as source text such as `Decimal` or `list[str | None]`."""
     if sql.startswith("array<"):
-        return f"list[{get_python_type(_parse_element_type(sql))} | None]"
+        return f"list[{format_python_type(_parse_element_type(sql))} | None]"
     return "Decimal" if is_decimal(sql) else _PYTHON[sql]
 
 
@@ -155,13 +162,13 @@ def is_decimal(sql: str) -> bool:
     return found is not None and int(found[2]) <= int(found[1]) <= _MOST_DIGITS
 
 
-def has_bounds(sql: str) -> bool:
+def has_min_max_statistics(sql: str) -> bool:
     """True if Delta stores minimum and maximum for columns of this Spark SQL type. It clusters only by such columns."""
     return sql not in _WITHOUT_BOUNDS and not sql.startswith(("array<", "map<", "struct<"))
 
 
 def _parse_element_type(sql: str) -> str:
-    """Returns the type of an array's elements."""
+    """Returns the type of an array's elements: `date` for `array<date>`."""
     return sql.removeprefix("array<").removesuffix(">")
 
 

@@ -25,8 +25,8 @@ from sessionlake.protocol.binary import decode_binary
 from sessionlake.protocol.bulk import Prechecks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
-from sessionlake.protocol.erased import is_erased
-from sessionlake.protocol.kafka_time import compute_latest_event_times, find_kafka_time_reason, is_in_future
+from sessionlake.protocol.erased import find_erased_messages
+from sessionlake.protocol.kafka_time import compute_latest_event_times, find_kafka_time_reason, find_times_in_future
 from sessionlake.protocol.message import INT64_MAX, Message, MessageTypes, build_message_types
 from sessionlake.protocol.parse import Parsed, find_key_reason, parse_value
 from sessionlake.protocol.payload import Payload
@@ -45,7 +45,7 @@ class DecodeRules:
 
     Attributes:
         columns: The declared columns.
-        max_message_bytes: The longest value allowed.
+        max_message_bytes: The largest allowed size of a message's value, in bytes.
         max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
             timestamp ahead of the time at which bronze read the message.
         seq_optional: Called with a topic's name. Returns True if messages of the topic may lack a `seq`.
@@ -78,42 +78,46 @@ class _DecodedMessages:
 def decode_messages(raw: pa.Table, rules: DecodeRules, *, in_bulk: bool = True) -> pa.Table:
     """Decodes a table of raw messages into a chunk with one row per raw message.
 
-    The chunk's `clock` is each message's own Kafka timestamp. The packer replaces it by stream time.
+    The chunk's column `clock` is each message's own Kafka timestamp. It is replaced later, when messages are packed by
+    shard.
 
     Args:
         raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary, ingested_at
             int64 (ms, null if not known)`.
         rules: The rules that decide whether a message is well-formed.
-        in_bulk: If false, every message is parsed singly; the result is the same.
+        in_bulk: False to parse every message singly. The result is the same.
     """
     types = build_message_types(rules.columns)
     with _pause_garbage_collection():
         if rules.payload is not None:
             prechecks = Prechecks(
-                _find_refused(raw, rules, fast=in_bulk),
+                _find_reasons_before_decoding(raw, rules, fast=in_bulk),
                 _compute_latest_event_times(raw, rules),
-                _find_seq_optional(raw["topic"], rules),
+                _find_messages_with_optional_seq(raw["topic"], rules),
             )
-            return _mark_erased(decode_binary(raw, prechecks, rules.payload, types, fast=in_bulk), raw)
+            return _mark_erased_messages(decode_binary(raw, prechecks, rules.payload, types, fast=in_bulk), raw)
         decoded = _decode_values(raw, rules, types, fast=in_bulk)
-        return _mark_erased(
+        return _mark_erased_messages(
             assemble_chunk(raw, decoded.reasons, _build_columns(decoded, rules.columns), rules.columns), raw
         )
 
 
-def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
-    """Replaces the reason BAD_KEY of placeholders for erased messages by the code `ERASED`."""
+def _mark_erased_messages(chunk: pa.Table, raw: pa.Table) -> pa.Table:
+    """Marks the placeholders of erased messages in a chunk: their reason becomes the code `ERASED`."""
     if not pc.any(pc.equal(chunk["reason"], CODE_OF[Reason.BAD_KEY])).as_py():
         return chunk
     place = chunk.schema.get_field_index("reason")
     erased = pa.scalar(ERASED, pa.int8())
-    reasons = pc.if_else(is_erased(raw["key"], raw["value"]), erased, chunk["reason"])
+    reasons = pc.if_else(find_erased_messages(raw["key"], raw["value"]), erased, chunk["reason"])
     return chunk.set_column(place, chunk.schema.field(place), reasons)
 
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Turns Python's garbage collector off in a block. It doubles the time, and decoded messages have no cycles."""
+    """Turns Python's garbage collector off in a block.
+
+    It would double the time, and decoded messages have no cycles.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -124,17 +128,22 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 
 def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fast: bool) -> _DecodedMessages:
+    """Decodes JSON messages: in bulk where possible, else singly.
+
+    Args:
+        fast: False to parse every message singly.
+    """
     values = raw["value"].to_pylist()
     latest = _compute_latest_event_times(raw, rules)
     reasons = _find_header_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
-    out = _DecodedMessages(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
-    optional = _find_seq_optional(raw["topic"], rules)
+    out = _DecodedMessages(_decode_well_formed(values, types) if fast else [None] * len(values), reasons, {})
+    optional = _find_messages_with_optional_seq(raw["topic"], rules)
     if fast:
         _decode_messages_without_seq(out.messages, values, optional, types)
         _clear_messages(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
-        _clear_messages(out.messages, _find_suspects(out.messages, latest, types))
-    for index in _list_missing(out.messages):
+        _clear_messages(out.messages, _find_possibly_malformed(out.messages, latest, types))
+    for index in _list_undecoded(out.messages):
         _parse_singly(out, index, values[index], int(latest[index]), rules, types, seq_optional=bool(optional[index]))
     _clear_messages(out.messages, np.flatnonzero(reasons))
     return out
@@ -146,35 +155,36 @@ def _compute_latest_event_times(raw: pa.Table, rules: DecodeRules) -> Int64s:
 
 
 def _find_header_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Returns the reason code of each message with an unusable key or Kafka timestamp; 0 for the others."""
+    """Returns the reason code of each message whose key or Kafka timestamp is not usable; 0 for the others."""
     reasons = _find_key_reasons(raw["key"])
-    wrong = find_future_timestamps(raw, rules) if fast else _find_future_one_by_one(raw, rules)
+    wrong = find_future_timestamps(raw, rules) if fast else _find_future_timestamps_singly(raw, rules)
     reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
     return reasons
 
 
 def find_future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
-    """Returns a boolean per raw message: true if its Kafka timestamp is too far after the time bronze read it."""
+    """Returns a boolean for each message: True if its Kafka timestamp is too far after bronze has read it."""
     ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
-    return is_in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
+    return find_times_in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
 
 
-def _find_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
+def _find_future_timestamps_singly(raw: pa.Table, rules: DecodeRules) -> Bools:
+    """Returns the same booleans as `find_future_timestamps`, but checks one message after the other."""
     times = zip(raw["kafka_ts"].to_pylist(), raw["ingested_at"].to_pylist(), strict=True)
     found = (find_kafka_time_reason(said, ingested, rules.max_future_skew) is not None for said, ingested in times)
     return np.fromiter(found, np.bool_, raw.num_rows)
 
 
-def _find_refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Returns the reason code of each message with an unusable key, Kafka timestamp or size; 0 for the others."""
+def _find_reasons_before_decoding(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
+    """Returns the reason code of each message whose key, Kafka timestamp or size is not allowed; 0 for the others."""
     reasons = _find_header_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]
     return reasons
 
 
-def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Message | None]:
-    """Returns every value decoded by the typed decoder; None if the decoder refuses it."""
+def _decode_well_formed(values: Sequence[bytes | None], types: MessageTypes) -> list[Message | None]:
+    """Decodes every value with the decoder for well-formed messages. None for a value that it refuses."""
     out: list[Message | None] = []
     rest = iter(values)
     decode_one = types.decoder.decode
@@ -186,11 +196,11 @@ def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Mes
     return out
 
 
-def _find_seq_optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
-    """Returns True for messages that may lack a seq. The rule is asked once per topic."""
-    code, names = encode_as_codes(topics)
+def _find_messages_with_optional_seq(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
+    """Returns a boolean for each message: True if it may lack a seq. The rule is called once per topic."""
+    topic_codes, names = encode_as_codes(topics)
     answers = np.array([rules.seq_optional(name) for name in names.to_pylist()], np.bool_)
-    return answers[code] if len(answers) else np.zeros(len(topics), np.bool_)
+    return answers[topic_codes] if len(answers) else np.zeros(len(topics), np.bool_)
 
 
 def _decode_messages_without_seq(
@@ -207,23 +217,25 @@ def _decode_messages_without_seq(
     if not optional.any():
         return
     decode_one = types.seqless_decoder.decode
-    for index in _list_missing(messages):
+    for index in _list_undecoded(messages):
         if optional[index]:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
                 messages[index] = decode_one(values[index])  # type: ignore[arg-type]  # None raises the TypeError that is caught
 
 
-def _list_missing(messages: Sequence[Message | None]) -> Iterable[int]:
+def _list_undecoded(messages: Sequence[Message | None]) -> Iterable[int]:
+    """Returns the indices of the messages that are None."""
     return (index for index, message in enumerate(messages) if message is None) if None in messages else ()
 
 
 def _clear_messages(messages: list[Message | None], indices: Iterable[Any]) -> None:
+    """Sets the messages at these indices to None."""
     for index in indices:
         messages[index] = None
 
 
 def _find_key_reasons(keys: pa.ChunkedArray) -> Int8s:
-    """Returns the reason code of each key. Each distinct key is checked once."""
+    """Returns the reason code of each message key, 0 if it is usable. Each distinct key is checked once."""
     encoded = pc.dictionary_encode(keys, null_encoding="encode").combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = (
@@ -233,8 +245,8 @@ def _find_key_reasons(keys: pa.ChunkedArray) -> Int8s:
     return np.array(verdicts, np.int8)[encoded.indices.to_numpy()] if verdicts else np.zeros(len(keys), np.int8)
 
 
-def _find_suspects(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
-    """Returns the indices of decoded messages that may be malformed, so that they must be parsed singly.
+def _find_possibly_malformed(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
+    """Returns the indices of decoded messages that may be malformed. They must be parsed singly.
 
     They have an event time after `latest`, the same row id twice, or a number beyond the range of a float.
     """
@@ -249,29 +261,35 @@ def _find_suspects(messages: list[Message | None], latest: Int64s, types: Messag
     bad[_find_messages_with_repeated_ids(rows, counts)] = True
     for i, column in enumerate(types.columns):
         if column.sql == "float":
-            values = _to_floats(list(map(attrgetter(f"c{i}"), chain.from_iterable(rows))))
+            values = _replace_non_floats_by_zero(list(map(attrgetter(f"c{i}"), chain.from_iterable(rows))))
             with np.errstate(over="ignore"):
                 bad[owner[np.isinf(values.astype(np.float32))]] = True
     found = np.flatnonzero(bad)
     return found if index is None else index[found]
 
 
-def _read_attribute(messages: Sequence[Message], name: str) -> Int64s:
-    return np.fromiter(map(attrgetter(name), messages), np.int64, len(messages))
+def _read_attribute(messages: Sequence[Message], attribute: str) -> Int64s:
+    """Returns an integer attribute of each message."""
+    return np.fromiter(map(attrgetter(attribute), messages), np.int64, len(messages))
 
 
-def _to_floats(values: list[Any]) -> Float64s:
+def _replace_non_floats_by_zero(values: list[Any]) -> Float64s:
     return np.array([v if isinstance(v, float) else 0.0 for v in values], np.float64)
 
 
-def _find_messages_with_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
-    """Returns the indices of messages that have the same id twice in their rows."""
-    several = np.flatnonzero(counts > 1)
+def _find_messages_with_repeated_ids(rows: list[Any], row_counts: Int64s) -> Int64s:
+    """Returns the indices of messages that have two rows with the same id.
+
+    Args:
+        rows: The rows of each message.
+        row_counts: The number of rows of each message.
+    """
+    several = np.flatnonzero(row_counts > 1)
     if not len(several):
         return several
     ids = pa.array([row.id for index in several.tolist() for row in rows[index]], pa.string())
     codes = ids.dictionary_encode().indices.to_numpy().astype(np.int64)
-    places = np.repeat(several, counts[several]) * (int(codes.max()) + 1) + codes
+    places = np.repeat(several, row_counts[several]) * (int(codes.max()) + 1) + codes
     places.sort()
     repeated = places[1:][places[1:] == places[:-1]]
     return np.unique(repeated // (int(codes.max()) + 1))
@@ -287,6 +305,19 @@ def _parse_singly(
     *,
     seq_optional: bool,
 ) -> None:
+    """Parses one value, and stores the message or its reason in `decoded`.
+
+    A message that has a reason already is skipped.
+
+    Args:
+        decoded: The result, updated in place.
+        index: The message's index.
+        value: The message's value.
+        latest: The highest event time (ms) that it may have.
+        rules: The rules that decide whether it is well-formed.
+        types: The message structs of the declared columns.
+        seq_optional: True if it may lack a seq.
+    """
     if decoded.reasons[index]:
         return
     found = parse_value(value, types, latest_ts=latest, max_bytes=rules.max_message_bytes, seq_optional=seq_optional)
@@ -299,6 +330,7 @@ def _parse_singly(
 
 
 def _build_columns(decoded: _DecodedMessages, columns: tuple[Column, ...]) -> MessageColumns:
+    """Returns the fields of the well-formed messages as arrays."""
     malformed = decoded.reasons != 0
     if not malformed.any():
         rescued = [decoded.rescued.get(i) for i in range(len(malformed))] if decoded.rescued else []

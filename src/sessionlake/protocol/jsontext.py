@@ -36,28 +36,30 @@ class InvalidJsonError(Exception):
 
 
 def parse_json(
-    text: str, number: Callable[[str], Any] | None = None, integer: Callable[[str], Any] | None = None
+    text: str, convert_number: Callable[[str], Any] | None = None, convert_integer: Callable[[str], Any] | None = None
 ) -> Any:
     """Parses a JSON text. If a field name occurs twice in an object, the last value counts.
 
     Args:
         text: The JSON text.
-        number: Converts the text of a number with a point or an exponent; None makes it a finite double.
-        integer: Converts the text of an integer, which has at most 4,300 digits; None makes it an int.
+        convert_number: Converts the text of a number with a point or an exponent; None makes it a finite double.
+        convert_integer: Converts the text of an integer, which has at most 4,300 digits; None makes it an int.
 
     Raises:
-        InvalidJsonError: With reason TOO_DEEP if brackets open more than `MAX_DEPTH` levels, which is checked first.
-            With NOT_JSON for other faults: also NaN, a number beyond a double, an integer of more than 4,300 digits or
-            a lone surrogate.
+        InvalidJsonError: The text nests deeper than the protocol allows (reason TOO_DEEP), or has another fault
+            (NOT_JSON). Faults are also NaN, a number beyond a double, an integer of more than 4,300 digits, and a lone
+            surrogate.
     """
     if is_too_deep(text):
         raise InvalidJsonError(Reason.TOO_DEEP)
     try:
         loaded = json.loads(
             text,
-            parse_constant=_refuse_constant,
-            parse_float=number or _parse_finite,
-            parse_int=_parse_integer if integer is None else lambda digits: integer(_require_bounded(digits)),
+            parse_constant=_refuse_special_number,
+            parse_float=convert_number or _parse_finite,
+            parse_int=_parse_integer
+            if convert_integer is None
+            else lambda digits: convert_integer(_require_few_digits(digits)),
         )
     except ValueError:
         raise InvalidJsonError(Reason.NOT_JSON) from None
@@ -67,7 +69,9 @@ def parse_json(
 
 
 def is_too_deep(text: str) -> bool:
-    """Returns True if brackets outside strings open more than `MAX_DEPTH` levels. The text need not be JSON.
+    """Returns True if the brackets of a JSON text nest deeper than the protocol allows.
+
+    The text need not be valid JSON.
 
     This check protects the recursive parser from hostile texts. It takes one pass in C.
     """
@@ -77,7 +81,7 @@ def is_too_deep(text: str) -> bool:
     return bool(len(steps)) and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
-def _refuse_constant(_: str) -> Any:
+def _refuse_special_number(_: str) -> Any:
     raise ValueError
 
 
@@ -89,10 +93,11 @@ def _parse_finite(text: str) -> float:
 
 
 def _parse_integer(text: str) -> int:
-    return int(_require_bounded(text))
+    return int(_require_few_digits(text))
 
 
-def _require_bounded(text: str) -> str:
+def _require_few_digits(text: str) -> str:
+    """Returns the text of an integer. Raises a `ValueError` if it has more than 4,300 digits."""
     if len(text.lstrip("-")) > _DIGITS:
         raise ValueError
     return text

@@ -25,19 +25,19 @@ NOT_COUNTED = INT64_MIN
 
 
 def find_kafka_time_reason(kafka_ts: int, ingested_at: int | None, max_skew: int) -> Reason | None:
-    """Returns FUTURE_KAFKA_TS if a Kafka timestamp is too far ahead of the time at which bronze read the message.
+    """Returns a reason if a Kafka timestamp is too far ahead of the time at which bronze read the message; else None.
 
     Args:
         kafka_ts: The Kafka timestamp in ms.
         ingested_at: When bronze read the message, in ms; None if not known: then any timestamp is accepted.
-        max_skew: The allowed skew in ms.
+        max_skew: How far it may be ahead, in ms.
     """
     too_far = ingested_at is not None and kafka_ts > ingested_at + max_skew
     return Reason.FUTURE_KAFKA_TS if too_far else None
 
 
-def is_in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
-    """Returns True for each Kafka timestamp that is too far ahead of the time at which bronze read the message.
+def find_times_in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
+    """Returns a boolean for each message: True if its Kafka timestamp is too far after bronze has read it.
 
     All arguments are in ms. If it is not known when bronze read a message, its `ingested_at` is `INT64_MAX`.
     """
@@ -46,18 +46,21 @@ def is_in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
 
 
 def compute_latest_event_time(kafka_ts: int, max_skew: int) -> int:
-    """Returns the highest event time (ms) that a message may have. Without a Kafka timestamp there is no limit."""
+    """Returns the highest event time (ms) that a message may have: its Kafka timestamp plus `max_skew`.
+
+    Without a Kafka timestamp there is no limit.
+    """
     return INT64_MAX if kafka_ts == NO_KAFKA_TIME else min(kafka_ts + max_skew, INT64_MAX)
 
 
 def compute_latest_event_times(kafka_ts: Int64s, max_skew: int) -> Int64s:
-    """Returns the highest event time (ms) that each message may have."""
+    """Returns the highest event time (ms) of each message: its Kafka timestamp, if it has one, plus `max_skew`."""
     return np.where(kafka_ts == NO_KAFKA_TIME, INT64_MAX, _add_skew(kafka_ts, max_skew))
 
 
-def select_counted_times(kafka_ts: Int64s, future: Bools) -> Int64s:
-    """Returns each Kafka timestamp (ms), or `NOT_COUNTED` if it is missing or in the future."""
-    unsaid = future | (kafka_ts == NO_KAFKA_TIME)
+def select_counted_times(kafka_ts: Int64s, is_future: Bools) -> Int64s:
+    """Returns each Kafka timestamp (ms), with missing ones and those in the future replaced by `NOT_COUNTED`."""
+    unsaid = is_future | (kafka_ts == NO_KAFKA_TIME)
     return np.where(unsaid, NOT_COUNTED, kafka_ts) if unsaid.any() else kafka_ts
 
 

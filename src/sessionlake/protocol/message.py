@@ -93,16 +93,15 @@ Message = Any  # Snapshot | Update | Heartbeat | End; the first two classes depe
 
 @dataclass(frozen=True)
 class MessageTypes:
-    """The structs for one set of declared columns.
+    """The structs and decoders of messages for one set of declared columns.
 
     Attributes:
         columns: The declared columns.
-        row: The struct of a row. `name_row_field` returns the name of its attribute for a column, which is UNSET
-            in a row without the column.
+        row: The struct of a row. Its attribute for a column is UNSET in a row without the column.
         snapshot: The struct of a snapshot.
         update: The struct of an update.
-        decoder: JSON decoder for messages that have only declared fields, with values of the right types.
-        seqless_decoder: The same for messages that may lack a seq.
+        decoder: A JSON decoder for messages that have only declared fields, with values of the right types.
+        seqless_decoder: A JSON decoder of the same kind for messages without a seq.
     """
 
     columns: tuple[Column, ...]
@@ -113,24 +112,24 @@ class MessageTypes:
     seqless_decoder: msgspec.json.Decoder[Any]
 
 
-def name_row_field(column: Column, column_index: int) -> str:
-    """Returns the name of a row struct's attribute for a declared column.
+def get_row_field_name(column: Column, column_index: int) -> str:
+    """Returns the name of the attribute that row structs have for a declared column.
 
     Args:
         column: The column.
-        column_index: Its index among the declared columns.
+        column_index: The column's index among the declared columns.
     """
     return ID if column.name == ID else f"c{column_index}"
 
 
 def is_plain_name(name: str) -> bool:
-    """Returns True if JSON writes the name without escapes, so that msgspec finds a field of this name."""
+    """Returns True if JSON writes this field name without escapes, so that msgspec can find the field."""
     return not {'"', "\\"} & {*name}
 
 
 @lru_cache(maxsize=8)
 def build_message_types(columns: tuple[Column, ...]) -> MessageTypes:
-    """Returns the structs and decoders for declared columns. They are built once per set of columns."""
+    """Returns the structs and decoders of messages for declared columns. Each set of columns is built once."""
     others = [(i, column) for i, column in enumerate(columns) if column.name != ID]
     fields: list[tuple[str, Any, Any]] = [
         (f"c{i}", Union[_choose_value_type(column), None, UnsetType] if is_plain_name(column.name) else _NOTHING, UNSET)  # noqa: UP007 - built at run time
@@ -189,6 +188,7 @@ def _build_struct(tag: str, base: type[Struct], fields: Sequence[Any], code: Mes
 
 
 def _choose_value_type(column: Column) -> Any:
+    """Returns the Python type, with its range, that a column's values must have in JSON messages."""
     if column.json_type is JsonType.BOOLEAN:
         return bool
     if column.json_type is JsonType.INTEGER:

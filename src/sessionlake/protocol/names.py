@@ -29,12 +29,12 @@ _UNSEEN = ("Cc", "Cs")  # control characters, and halves of surrogate pairs, whi
 
 
 def internal(name: str) -> str:
-    """Returns an internal name for a frame or query that also has users' columns."""
+    """Returns a name with the prefix that no user's column can have, for a column that sessionlake adds."""
     return f"{INTERNAL}{name}"
 
 
 def is_internal(name: str) -> bool:
-    """Returns True if the name is an internal one."""
+    """Returns True if the name has the prefix of names that sessionlake adds."""
     return fold_case(name).startswith(INTERNAL)
 
 
@@ -49,13 +49,13 @@ def build_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def fold_case(name: str) -> str:
-    """Returns the name as SQL compares it: two names with the same result are the same column to SQL."""
+    """Returns the name in a form that is equal for all names that SQL treats as the same column."""
     # Java's `equalsIgnoreCase`, which Spark uses, also treats a dotted capital I and an i as equal.
     return name.lower().upper().lower().replace("i\N{COMBINING DOT ABOVE}", "i")
 
 
-def find_same_name(names: Iterable[str]) -> tuple[str, str] | None:
-    """Returns the first two names that are the same to SQL; None if all differ."""
+def find_clashing_names(names: Iterable[str]) -> tuple[str, str] | None:
+    """Returns the first two names that SQL treats as the same column; None if all names differ."""
     seen: dict[str, str] = {}
     for name in names:
         if fold_case(name) in seen:
@@ -64,39 +64,39 @@ def find_same_name(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def check_columns(names: Iterable[str], published: Collection[str], table: str, instead: str = "") -> None:
+def check_columns(names: Iterable[str], built_in: Collection[str], table: str, instead: str = "") -> None:
     """Checks that a table can have columns with these names in addition to its built-in ones.
 
     Args:
         names: The names to check.
-        published: The names of the table's built-in columns.
+        built_in: The names of the table's built-in columns.
         table: The table's name in the error text.
-        instead: What else the user can do than give the column another name; appended to that advice.
+        instead: What the user can do other than give the column another name. It is added to that advice.
 
     Raises:
         ValueError: A name is not allowed. The text says which one, why, and what to do.
     """
-    own, every = {fold_case(column) for column in published}, list(names)
+    own, every = {fold_case(column) for column in built_in}, list(names)
     for name in every:
-        if (wrong := _name_problem(name)) is not None:
+        if (wrong := _describe_name_problem(name)) is not None:
             raise ValueError(f"column {name!r}: {wrong}. Give the column another name{instead}")
         if fold_case(name) in own:
             raise ValueError(
                 f"column {name!r}: {table} has a column of this name itself (its own are "
-                f"{', '.join(sorted(published))}). Give the column another name, such as {'my_' + name!r}{instead}"
+                f"{', '.join(sorted(built_in))}). Give the column another name, such as {'my_' + name!r}{instead}"
             )
-    if (pair := find_same_name(every)) is not None:
+    if (pair := find_clashing_names(every)) is not None:
         raise ValueError(f"{describe_name_clash(*pair)}. Give one of them another name")
 
 
 def describe_name_clash(first: str, second: str) -> str:
-    """Returns a text that says why two names are the same to SQL."""
+    """Returns a text that says why two column names are the same to SQL."""
     if first == second:
         return f"the column {first!r} is declared twice"
     return f"columns {first!r} and {second!r} differ only in case, which SQL does not see"
 
 
-def _name_problem(name: object) -> str | None:
+def _describe_name_problem(name: object) -> str | None:
     """Returns a text that says why no table can have a column of this name; None if the name is allowed."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"a column's name must be a text of 1 to {MAX_NAME_LENGTH} characters"

@@ -37,7 +37,7 @@ class _Refused(Exception):  # noqa: N818 - control flow inside this module, whic
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A well-formed message.
+    """A well-formed message that was parsed.
 
     Attributes:
         message: The message struct.
@@ -50,7 +50,10 @@ class Parsed:
 
 
 def find_key_reason(key: bytes | None) -> Reason | None:
-    """Returns BAD_KEY unless the key is a session id: 1 to 256 bytes of UTF-8 without control characters."""
+    """Returns the reason BAD_KEY if a message key is not a session id; else None.
+
+    A session id is 1 to 256 bytes of UTF-8 without control characters.
+    """
     if not key or len(key) > MAX_KEY_BYTES:
         return Reason.BAD_KEY
     try:
@@ -69,11 +72,11 @@ def parse_value(
         value: The value; None counts as malformed.
         types: The message structs of the declared columns.
         latest_ts: The highest event time allowed, in ms: the message's Kafka timestamp plus the allowed skew.
-        max_bytes: The longest value allowed.
-        seq_optional: If true, the seq may be absent, and is then `NO_SEQ` in the result.
+        max_bytes: The largest allowed size of the value.
+        seq_optional: True if the seq may be absent. It is then `NO_SEQ` in the result.
 
     Returns:
-        The message. If it is malformed for several reasons, the first of them in the order of `Reason`.
+        The message; if it is malformed, the reason. Of several reasons, the first in the order of `Reason`.
     """
     try:
         return _build_message(_load_json(value, max_bytes), types, latest_ts, seq_optional=seq_optional)
@@ -82,26 +85,27 @@ def parse_value(
 
 
 def parse_object(
-    loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
+    json_object: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """Parses a message that was decoded from Avro or Protobuf.
+    """Checks a message that was decoded from Avro or Protobuf, and builds its struct.
 
     Args:
-        loaded: The message as the equivalent JSON object.
+        json_object: The message as the equivalent JSON object.
         types: The message structs of the declared columns.
         latest_ts: The highest event time allowed, in ms: the message's Kafka timestamp plus the allowed skew.
-        seq_optional: If true, the seq may be absent, and is then `NO_SEQ` in the result.
+        seq_optional: True if the seq may be absent. It is then `NO_SEQ` in the result.
 
     Returns:
-        The message. If it is malformed for several reasons, the first of them in the order of `Reason`.
+        The message; if it is malformed, the reason. Of several reasons, the first in the order of `Reason`.
     """
     try:
-        return _build_message(loaded, types, latest_ts, seq_optional=seq_optional)
+        return _build_message(json_object, types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
         return refused.reason
 
 
 def _load_json(value: bytes | None, max_bytes: int) -> Any:
+    """Parses the JSON of a Kafka value. Raises `_Refused` with the reason if that is not possible."""
     if value is None:
         raise _Refused(Reason.NOT_JSON)
     if len(value) > max_bytes:
@@ -116,14 +120,15 @@ def _load_json(value: bytes | None, max_bytes: int) -> Any:
         raise _Refused(error.reason) from None
 
 
-def _build_message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: bool) -> Parsed:
-    if not isinstance(loaded, dict):
+def _build_message(json_value: Any, types: MessageTypes, latest_ts: int, *, seq_optional: bool) -> Parsed:
+    """Checks a message in JSON form, and builds its struct. Raises `_Refused` with the reason if it is malformed."""
+    if not isinstance(json_value, dict):
         raise _Refused(Reason.NOT_OBJECT)
-    kind = loaded.get("type")
+    kind = json_value.get("type")
     if kind not in ("snapshot", "update", "heartbeat", "end"):
         raise _Refused(Reason.BAD_TYPE)
-    ts, seq = loaded.get("ts"), loaded.get("seq")
-    if seq_optional and "seq" not in loaded:
+    ts, seq = json_value.get("ts"), json_value.get("seq")
+    if seq_optional and "seq" not in json_value:
         seq = NO_SEQ
     elif type(seq) is not int or not 0 <= seq <= INT64_MAX:
         raise _Refused(Reason.BAD_SEQ)
@@ -135,8 +140,8 @@ def _build_message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_opti
         return Parsed(Heartbeat(seq, ts), None)
     if kind == "end":
         return Parsed(End(seq, ts), None)
-    rows = _read_rows(loaded, required=kind == "snapshot")
-    deleted = _read_deleted_ids(loaded) if kind == "update" else []
+    rows = _read_rows(json_value, required=kind == "snapshot")
+    deleted = _read_deleted_ids(json_value) if kind == "update" else []
     _check_ids(rows)
     parsed = [_build_row(row, types) for row in rows]
     rescued = [encode_rescued(row, types.columns) for row in rows]
@@ -144,23 +149,24 @@ def _build_message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_opti
     return Parsed(message, rescued if any(rescued) else None)
 
 
-def _read_rows(loaded: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
-    if "rows" not in loaded and not required:
+def _read_rows(json_object: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
+    if "rows" not in json_object and not required:
         return []
-    rows = loaded.get("rows")
+    rows = json_object.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _Refused(Reason.BAD_ROWS)
     return rows
 
 
-def _read_deleted_ids(loaded: dict[str, Any]) -> list[str]:
-    deleted = loaded.get("deleted", [])
+def _read_deleted_ids(json_object: dict[str, Any]) -> list[str]:
+    deleted = json_object.get("deleted", [])
     if not isinstance(deleted, list) or not all(_is_id(item) for item in deleted):
         raise _Refused(Reason.BAD_ROWS)
     return deleted
 
 
 def _check_ids(rows: list[dict[str, Any]]) -> None:
+    """Raises `_Refused` if a row has no valid id, or if two rows have the same id."""
     if not all(_is_id(row.get("id")) for row in rows):
         raise _Refused(Reason.BAD_ROW_ID)
     if len({row["id"] for row in rows}) != len(rows):
@@ -172,12 +178,14 @@ def _is_id(value: Any) -> bool:
 
 
 def _build_row(row: dict[str, Any], types: MessageTypes) -> Any:
-    values = [_fit_value(row.get(column.name, UNSET), column) for column in types.columns if column.name != ID]
+    values = [
+        _require_value_of_type(row.get(column.name, UNSET), column) for column in types.columns if column.name != ID
+    ]
     return types.row(row[ID], *values)
 
 
-def _fit_value(value: Any, column: Column) -> Any:
-    """Returns the value if it fits the column without a cast, and raises an error otherwise.
+def _require_value_of_type(value: Any, column: Column) -> Any:
+    """Returns the value of a column if it has the column's type. Raises `_Refused` otherwise.
 
     Only an integer in a column of floats or doubles is converted.
     """
@@ -194,12 +202,15 @@ def _fit_value(value: Any, column: Column) -> Any:
     ):
         return value
     if type(value) in (int, float) and column.json_type is JsonType.NUMBER:
-        return _fit_number(value, column)
+        return _require_finite_number(value, column)
     raise _Refused(Reason.BAD_COLUMN)
 
 
-def _fit_number(value: float, column: Column) -> float:
-    """Returns the value as a finite double, rounded if the column is a `float`."""
+def _require_finite_number(value: float, column: Column) -> float:
+    """Returns a number as a finite double, rounded if the column's type is `float`.
+
+    Raises `_Refused` if it is out of range.
+    """
     try:
         number = float(value)
         if not math.isfinite(number):  # JSON has no NaN or infinity, but Avro and Protobuf do

@@ -30,7 +30,7 @@ Definition = tuple[bytes, ...]
 
 
 class PayloadFormat(StrEnum):
-    """The format of messages."""
+    """The format of the values of Kafka messages."""
 
     JSON = "json"
     AVRO = "avro"
@@ -38,22 +38,22 @@ class PayloadFormat(StrEnum):
 
 
 class UnusableSchemaError(Exception):
-    """No message can be read with a schema. The text says why."""
+    """A schema with which no message can be read. The text says why."""
 
 
 class Schemas(Protocol):
     """Finds schemas by their id, in the configuration or in a schema registry."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Returns the schemas with these ids, without those that are unknown."""
+        """Returns the schemas with these ids, by id. Unknown ids are left out."""
 
 
 @dataclass(frozen=True)
 class ConfiguredSchemas:
-    """Schemas that the config names.
+    """Schemas from the configuration.
 
     Attributes:
-        every: The schema of all messages, whatever id is in their header; None to choose by the id.
+        every: The schema of all messages, whatever id is in their headers; None to choose by the id.
         by_id: Pairs of an id and its schema.
     """
 
@@ -61,7 +61,7 @@ class ConfiguredSchemas:
     by_id: tuple[tuple[int, Definition], ...] = ()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Returns the schemas with these ids, without those that are unknown."""
+        """Returns the schemas with these ids, by id. Unknown ids are left out."""
         if self.every is not None:
             return dict.fromkeys(ids, self.every)
         known = dict(self.by_id)
@@ -70,7 +70,7 @@ class ConfiguredSchemas:
 
 @dataclass(frozen=True)
 class Payload:
-    """How to read messages that are not JSON.
+    """How to read Avro or Protobuf messages.
 
     Attributes:
         format: Avro or Protobuf.

@@ -28,7 +28,7 @@ from sessionlake.protocol.schema_decoder import (
     TooDeepError,
     ValueKind,
     apply_set_names,
-    fits_column,
+    can_read_column,
     parse_message_type,
     to_json_value,
 )
@@ -60,7 +60,7 @@ _VALUE_KINDS = {
 
 
 class ProtobufDecoder:
-    """Decodes payloads that are Protobuf messages of one type.
+    """Decodes payloads that are all Protobuf messages of one type.
 
     Args:
         definition: The schema: serialized descriptors, each after those that it refers to.
@@ -93,8 +93,8 @@ class ProtobufDecoder:
 
     def read_types(self, objects: Sequence[Any]) -> list[Any]:
         """Returns the name of each message's type; None if it is missing or unknown."""
-        found, present = list(map(attrgetter("type"), objects)), self._fields.find_present(objects, "type")
-        symbols = self._fields.list_symbols("type")
+        found, present = list(map(attrgetter("type"), objects)), self._fields.find_messages_with_field(objects, "type")
+        symbols = self._fields.list_message_types_by_number("type")
         names = found if symbols is None else list(map(symbols.get, found))
         if present is None or present.all():
             return names
@@ -104,7 +104,7 @@ class ProtobufDecoder:
         """Returns the field `seq` or `ts` of each message, 0 if it is missing, and which lack it (None: none does)."""
         if name not in self._fields.holds:
             return [0] * len(objects), np.ones(len(objects), np.bool_)
-        present = self._fields.find_present(objects, name)
+        present = self._fields.find_messages_with_field(objects, name)
         return list(map(attrgetter(name), objects)), None if present is None else ~present
 
     def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
@@ -129,7 +129,7 @@ class ProtobufDecoder:
         """Returns the value of a declared column in each row, and which rows have the column (None: all)."""
         if self._row is None or name not in self._row.holds:
             return [None] * len(rows), np.zeros(len(rows), np.bool_)
-        values, present = list(map(attrgetter(name), rows)), self._row.find_present(rows, name)
+        values, present = list(map(attrgetter(name), rows)), self._row.find_messages_with_field(rows, name)
         if present is None or present.all():
             return values, None
         return [value if there else None for value, there in zip(values, present.tolist(), strict=True)], present
@@ -141,7 +141,7 @@ class ProtobufDecoder:
     def convert_row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object."""
         fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._plain_names}
-        to_json_object = {name: _read_value(row, field) for name, field in fields.items() if _is_set(row, field)}
+        to_json_object = {name: _read_value(row, field) for name, field in fields.items() if _is_field_set(row, field)}
         sent = {
             field.name: _read_value(row, field) for field, _ in row.ListFields() if field.name not in self._plain_names
         }
@@ -158,22 +158,23 @@ class ProtobufDecoder:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         fields = message.DESCRIPTOR.fields_by_name
         known = [fields[name] for name in HEADER_FIELDS if name in fields]
-        header_fields = {field.name: _read_value(message, field) for field in known if _is_set(message, field)}
+        header_fields = {field.name: _read_value(message, field) for field in known if _is_field_set(message, field)}
         if isinstance(header_fields.get("type"), str) and fields["type"].enum_type is not None:
             header_fields["type"] = parse_message_type(header_fields["type"])
         return header_fields
 
-    def to_json_object(self, message: Any) -> dict[str, Any]:
+    def convert_message_to_json(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
         to_json_object, fields = self.read_header_fields(message), message.DESCRIPTOR.fields_by_name
-        if "deleted" in fields and _is_set(message, fields["deleted"]):
+        if "deleted" in fields and _is_field_set(message, fields["deleted"]):
             to_json_object["deleted"] = _read_value(message, fields["deleted"])
-        if "rows" in fields and _is_set(message, fields["rows"]):
+        if "rows" in fields and _is_field_set(message, fields["rows"]):
             to_json_object["rows"] = self._read_plain_rows(message, fields["rows"])
         return to_json_object
 
     def _read_plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
-        if _is_chain_repeat(field) and field.message_type is not None and not _is_map(field):
+        """Returns the rows of a message as JSON objects. If the field is not a list of messages, returns its value."""
+        if _is_repeated_field(field) and field.message_type is not None and not _is_map(field):
             return [self.convert_row_to_json(row) for row in message.rows]
         return _read_value(message, field)
 
@@ -185,7 +186,7 @@ def find_message_type(definition: Definition, message: str) -> Descriptor:
         UnusableSchemaError: The definition is not a Protobuf descriptor, or does not have the type.
     """
     try:
-        return _create_pool(definition).FindMessageTypeByName(message)
+        return _create_descriptor_pool(definition).FindMessageTypeByName(message)
     except KeyError:
         raise UnusableSchemaError(
             f"there is no message type {message!r}; there are {', '.join(list_type_names(definition))}"
@@ -212,6 +213,10 @@ def find_type_name(definition: Definition, path: Path) -> str | None:
 
 @lru_cache(maxsize=64)
 def _parse_file(definition: Definition) -> FileDescriptorProto:
+    """Returns the schema's last file, which has the message type.
+
+    Raises an `UnusableSchemaError` if it is not a descriptor.
+    """
     try:
         return FileDescriptorProto.FromString(definition[-1])
     except DecodeError as error:
@@ -219,13 +224,14 @@ def _parse_file(definition: Definition) -> FileDescriptorProto:
 
 
 @lru_cache(maxsize=64)
-def _create_pool(definition: Definition) -> DescriptorPool:
+def _create_descriptor_pool(definition: Definition) -> DescriptorPool:
+    """Returns a pool with all files of the schema, from which message types can be created."""
     pool = DescriptorPool()
     try:
         files = [FileDescriptorProto.FromString(text) for text in definition]
         known = {file.name for file in files}
         for name in sorted({name for file in files for name in file.dependency} - known):
-            _add_well_known(pool, name)
+            _add_well_known_file(pool, name)
         for text in definition:
             pool.AddSerializedFile(text)
     except (DecodeError, TypeError, KeyError, ValueError) as error:
@@ -233,34 +239,37 @@ def _create_pool(definition: Definition) -> DescriptorPool:
     return pool
 
 
-def _add_well_known(pool: DescriptorPool, name: str) -> None:
+def _add_well_known_file(pool: DescriptorPool, name: str) -> None:
     """Adds one of Google's well-known files, which come with the library, and the files that it imports."""
     from google.protobuf import any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2
 
     del any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2  # importing registers them
     file = Default().FindFileByName(name)
     for inner in file.dependencies:
-        _add_well_known(pool, inner.name)
+        _add_well_known_file(pool, inner.name)
     pool.AddSerializedFile(file.serialized_pb)
 
 
 class _MessageFields:
-    """The fields of a message type: the kind of their values, and which of them show whether they were sent."""
+    """The fields of a Protobuf message type, by name: the kind of values, whether they repeat, the descriptors."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.holds = {field.name: _find_value_kind(field) for field in descriptor.fields}
-        self.repeated = {field.name: _is_chain_repeat(field) for field in descriptor.fields}
+        self.repeated = {field.name: _is_repeated_field(field) for field in descriptor.fields}
         self.type: dict[str, FieldDescriptor] = dict(descriptor.fields_by_name)
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
 
-    def find_present(self, messages: Sequence[Any], name: str) -> Bools | None:
-        """Returns which messages have the field; None if it is of a kind that every message has."""
+    def find_messages_with_field(self, messages: Sequence[Any], name: str) -> Bools | None:
+        """Returns a boolean for each message: True if the field was sent.
+
+        None if fields of its kind do not show that.
+        """
         if name not in self._presence or not messages:
             return None
         return np.fromiter(map(type(messages[0]).HasField, messages, repeat(name)), np.bool_, len(messages))
 
-    def list_symbols(self, name: str) -> dict[int, str] | None:
-        """Returns the message type that each enum number of a field means; None if the field is not an enum."""
+    def list_message_types_by_number(self, name: str) -> dict[int, str] | None:
+        """Returns the message type that each number of an enum field names; None if the field is not an enum."""
         enum = self.type[name].enum_type
         return (
             None if enum is None else {n: parse_message_type(value.name) for n, value in enum.values_by_number.items()}
@@ -270,15 +279,23 @@ class _MessageFields:
 def _find_layout(
     fields: _MessageFields, row: _MessageFields | None, columns: tuple[Column, ...]
 ) -> ColumnLayout | None:
-    if not (_do_header_fields_fit(fields) and _is_string_list(fields, "deleted") and _do_row_fields_fit(fields, row)):
+    """Returns the layout for reading messages column by column; None if fields are not as required."""
+    if not (
+        _are_header_fields_readable(fields)
+        and _is_string_list(fields, "deleted")
+        and _are_row_fields_readable(fields, row)
+    ):
         return None
     cells = {c.name: row.holds[c.name] for c in columns if row and c.name in row.holds}
-    if not all(fits_column(cells[c.name], c) and row and not row.repeated[c.name] for c in columns if c.name in cells):
+    if not all(
+        can_read_column(cells[c.name], c) and row and not row.repeated[c.name] for c in columns if c.name in cells
+    ):
         return None
     return ColumnLayout(cells, bool(row and row.holds.keys() - cells.keys() - {"id", SET}), _ROW_BYTES)
 
 
-def _do_header_fields_fit(fields: _MessageFields) -> bool:
+def _are_header_fields_readable(fields: _MessageFields) -> bool:
+    """Returns True if the fields `type`, `seq` and `ts` have types that can be read column by column."""
     if "type" not in fields.holds or any(fields.repeated.get(name) for name in HEADER_FIELDS):
         return False
     if fields.type["type"].enum_type is None and fields.holds["type"] is not ValueKind.STRING:
@@ -287,7 +304,8 @@ def _do_header_fields_fit(fields: _MessageFields) -> bool:
     return numbers <= {ValueKind.INTEGER, ValueKind.UNSIGNED}
 
 
-def _do_row_fields_fit(fields: _MessageFields, row: _MessageFields | None) -> bool:
+def _are_row_fields_readable(fields: _MessageFields, row: _MessageFields | None) -> bool:
+    """Returns True if the field `rows` is a list of messages with a text `id`, or does not exist."""
     if row is None:
         return "rows" not in fields.holds
     if not fields.repeated["rows"] or _is_map(fields.type["rows"]):
@@ -296,7 +314,7 @@ def _do_row_fields_fit(fields: _MessageFields, row: _MessageFields | None) -> bo
 
 
 def _is_string_list(fields: _MessageFields, name: str) -> bool:
-    """Returns True if the field does not exist or is a repeated string."""
+    """Returns True if the field is a repeated string, or if there is no such field."""
     return name not in fields.holds or (fields.holds[name] is ValueKind.STRING and fields.repeated[name])
 
 
@@ -304,7 +322,7 @@ def _find_value_kind(field: FieldDescriptor) -> ValueKind:
     return _VALUE_KINDS.get(field.type, ValueKind.OTHER)
 
 
-def _is_chain_repeat(field: FieldDescriptor) -> bool:
+def _is_repeated_field(field: FieldDescriptor) -> bool:
     return field.name in _list_repeated_fields(field.containing_type)
 
 
@@ -320,7 +338,8 @@ def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def _is_set(message: Any, field: FieldDescriptor) -> bool:
+def _is_field_set(message: Any, field: FieldDescriptor) -> bool:
+    """Returns True if a field was sent, or if its kind does not show that."""
     return bool(not field.has_presence or message.HasField(field.name))
 
 
@@ -332,12 +351,13 @@ def _read_value(message: Any, field: FieldDescriptor) -> Any:
         return {_format_map_key(key): _convert_single_value(value[key], of_value) for key in value}
     return (
         [_convert_single_value(item, field) for item in value]
-        if _is_chain_repeat(field)
+        if _is_repeated_field(field)
         else _convert_single_value(value, field)
     )
 
 
 def _convert_single_value(value: Any, field: FieldDescriptor) -> Any:
+    """Returns one value of a field for JSON: a message becomes a dict, and an enum number its name."""
     if field.message_type is not None:
         named = {inner.name: _read_value(value, inner) for inner, _ in value.ListFields()}
         return named | _read_unknown_fields(UnknownFieldSet(value))
@@ -347,22 +367,22 @@ def _convert_single_value(value: Any, field: FieldDescriptor) -> Any:
     return value
 
 
-def _read_unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
-    """Returns the fields that the descriptor does not have, by field number, with their values.
+def _read_unknown_fields(unknown_fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
+    """Returns the values of fields that the descriptor does not have, by field number.
 
     A value is an unsigned integer, bytes, or for a group a dict. A field that occurs repeatedly has a list of values.
 
     Args:
-        fields: The fields of a message, as the library gives them.
-        level: Their nesting depth in the message.
+        unknown_fields: The unknown fields of a message.
+        level: The nesting depth of these fields in the message.
 
     Raises:
-        TooDeepError: Groups nest deeper than `MAX_DEPTH`.
+        TooDeepError: Groups nest deeper than the protocol allows.
     """
     if level > MAX_DEPTH:
         raise TooDeepError
     found: dict[str, list[Any]] = {}
-    for field in fields:
+    for field in unknown_fields:
         value = _read_unknown_fields(field.data, level + 1) if field.wire_type == _GROUP else field.data
         found.setdefault(str(field.field_number), []).append(value)
     return {number: values[0] if len(values) == 1 else values for number, values in found.items()}

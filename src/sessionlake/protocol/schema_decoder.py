@@ -43,17 +43,20 @@ _FITS = {
 }
 
 
-def fits_column(value_kind: ValueKind, column: Column) -> bool:
-    """Returns True if values of this kind have the column's type. Whether they are in its range is not checked."""
+def can_read_column(value_kind: ValueKind, column: Column) -> bool:
+    """Returns True if a field with values of this kind can be read as the column.
+
+    The range of values is not checked.
+    """
     return value_kind in _FITS[column.json_type]
 
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """The fields of a schema whose messages can be read column by column.
+    """What is known of the rows of a schema whose messages can be read column by column.
 
     Attributes:
-        cells: Kind of values of each declared column, by name; without columns that the schema lacks.
+        cells: The kind of values of each declared column that the schema has, by name.
         undeclared: True if rows have fields that are not declared columns.
         row_bytes: The smallest size in bytes of an encoded row that has an id.
     """
@@ -76,30 +79,33 @@ class SchemaDecoder(Protocol):
         """Decodes each payload into an object of the Avro or Protobuf library; None if it cannot be decoded."""
 
     def read_types(self, objects: Sequence[Any]) -> list[Any]:
-        """Returns the value of each message's field `type`: the name of its type, or a value that names none."""
+        """Returns the value of each message's field `type`, which may name no known message type."""
 
     def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """Returns the field `seq` or `ts`, as `name` says, of each message, and which messages lack it.
+        """Returns the field `seq` or `ts` of each message, and a boolean for each: True if it lacks the field.
 
-        The number of a message that lacks the field has no meaning. None instead of the second value: none lacks it.
+        The number of a message that lacks the field has no meaning. None instead of the booleans: all have it.
         """
 
     def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns the field `rows` or `deleted`, as `name` says, of each message, and which messages lack it.
+        """Returns the field `rows` or `deleted` of each message, and a boolean for each: True if it lacks the field.
 
-        The list of a message that lacks the field is empty. None instead of the second value: none lacks it.
+        The list of a message that lacks the field is empty. None instead of the booleans: all have it.
         """
 
     def read_row_ids(self, rows: Sequence[Any]) -> list[str]:
         """Returns the `id` of each row."""
 
     def read_set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """Returns the field `_set` of each row, None for a row without it. None instead of the list: no row has it."""
+        """Returns the names in the field `_set` of each row, None for a row without it.
+
+        None instead of the list: no row has it.
+        """
 
     def read_column_values(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns the value of a declared column in each row, and which rows have the column.
+        """Returns the value of a declared column in each row, and a boolean for each row: True if it has the column.
 
-        The value is None if the column is null. None instead of the second value: all rows have it.
+        The value is None if the column is null. None instead of the booleans: all rows have it.
         """
 
     def find_rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
@@ -111,7 +117,7 @@ class SchemaDecoder(Protocol):
     def read_header_fields(self, message: Any) -> dict[str, Any]:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
 
-    def to_json_object(self, message: Any) -> dict[str, Any]:
+    def convert_message_to_json(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
 
 
@@ -126,7 +132,7 @@ def parse_message_type(symbol: str) -> str:
 
 
 def apply_set_names(row: dict[str, Any]) -> dict[str, Any]:
-    """Applies a row's `_set`: keeps only the id and the columns that it names, and removes `_set` itself.
+    """Applies the field `_set` of a row: keeps only the id and the columns that it names, and removes `_set` itself.
 
     A row whose `_set` is not a list of names is returned unchanged.
     """
@@ -148,10 +154,10 @@ def to_json_value(value: Any, level: int = ROW_LEVEL + 1) -> Any:
 
     Args:
         value: The value.
-        level: Its nesting depth in the message.
+        level: The nesting depth of the value in the message.
 
     Raises:
-        TooDeepError: The value nests deeper than `MAX_DEPTH`.
+        TooDeepError: The value nests deeper than the protocol allows.
     """
     if isinstance(value, dict | list) and level > MAX_DEPTH:
         raise TooDeepError

@@ -16,14 +16,14 @@ from sessionlake.protocol.types import TopicPartition
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A record that a topic-partition had no message from its last one until a moment of stream time.
+    """A record that a topic-partition had no message for some time.
 
     Attributes:
         topic: The topic.
         partition: The partition.
-        behind: Offset of the last message before the silence.
-        until: Stream time at the end of the silence, in ms since the Unix epoch.
-        lasted: Length of the silence in ms.
+        behind: The offset of the last message before the silence.
+        until: The stream time at the end of the silence, in ms since the Unix epoch.
+        lasted: The length of the silence in ms.
     """
 
     topic: str
@@ -34,7 +34,7 @@ class Silence(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> TopicPartition:
-        """The topic and partition."""
+        """The topic and partition without messages."""
         return self.topic, self.partition
 
 
@@ -46,12 +46,12 @@ _decoder = msgspec.json.Decoder(_Value)
 
 
 def encode_silences(silences: Iterable[Silence]) -> bytes:
-    """Returns silences as JSON for the `value` of one row of `bronze.messages`."""
+    """Encodes silences as JSON, to be stored as the `value` of one row of `bronze.messages`."""
     return msgspec.json.encode(_Value([*silences]))
 
 
 def decode_silences(values: Iterable[bytes]) -> Iterator[Silence]:
-    """Yields the silences in values of `bronze.messages`.
+    """Yields the silences that `encode_silences` has encoded in values of `bronze.messages`.
 
     Raises:
         LakeError: A value is not JSON of silences.

@@ -55,25 +55,26 @@ _json = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class UpsertMessages:
-    """A `mapInArrow` function that converts rows of a change feed to Kafka messages.
+    """A function for `mapInArrow` that converts rows of Delta's change feed to Kafka messages.
 
     The rows must have no pre-images and be sorted by version, then key, then deletes before upserts. If a version both
     deletes and writes a row, as RESTORE does, there is one message with the final row.
 
     Attributes:
         key: The table's key columns.
-        batch: Id of the micro-batch, for the header.
+        batch: The number of the micro-batch, for the messages' headers.
     """
 
     key: tuple[str, ...]
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the messages of the task's rows in their order, with the columns of `SCHEMA`."""
+        """Yields a Kafka message for each row that a task has, in the same order: `key, value, headers, version`."""
         for rows in _select_last_of_each_key(batches, (VERSION, *self.key)):
             yield from self._encode_rows(rows)
 
     def _encode_rows(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Yields the Kafka messages of rows, in batches of about 16 MB."""
         names = [name for name in rows.column_names if name not in FEED]
         columns = {name: _encode_json_values(name, to_contiguous(rows[name])) for name in names}
         keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose_columns(columns, self.key)]
@@ -92,13 +93,17 @@ class UpsertMessages:
 
 
 def _build_record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Returns Kafka messages `(key, value, headers, version)` as an Arrow batch."""
     columns = zip(*messages, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def _select_last_of_each_key(batches: Iterable[pa.RecordBatch], key_columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """Yields the last of consecutive rows with equal values in `key_columns`. They may be in several batches."""
+    """Yields the rows without those whose next row has equal values in `key_columns`.
+
+    The next row may be in another batch.
+    """
     held: pa.Table | None = None
     for batch in batches:
         fresh = pa.Table.from_batches([batch])
@@ -117,7 +122,7 @@ def _transpose_columns(columns: dict[str, list[Any]], names: Iterable[str]) -> I
 
 
 def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
-    """Returns a column's values in types that JSON has."""
+    """Returns a column's values in types that JSON has: a decimal as text, a timestamp as microseconds."""
     kind = column.type
     if pa.types.is_list(kind):
         items = iter(_encode_json_values(name, column.flatten()))
@@ -139,6 +144,7 @@ def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
 
 
 def _name_special_number(value: float) -> float | str:
+    """Returns a finite number unchanged, else its name: `NaN`, `Infinity` or `-Infinity`."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

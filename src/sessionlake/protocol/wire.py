@@ -28,9 +28,9 @@ class WireHeaders:
 
     Attributes:
         which: For each payload, the index of its header in `found`; -1 if it has no valid header.
-        found: The distinct headers: pairs of a schema id and the path of the message type in its file, `()` without a
-            path.
-        bodies: The payloads without their headers; null if there is no valid header.
+        found: The distinct headers, each a schema id and the path of the message type in its file. The path is `()` if
+            headers have none.
+        bodies: The payloads without their headers; null for a payload without a valid header.
     """
 
     which: Int64s
@@ -58,7 +58,7 @@ def split_headers(values: pa.Array, *, with_path: bool) -> WireHeaders:
         sizes[pending] = width
         pending = pending[np.array([*(head is None for head in read), False])[of_value]]
         width += 1
-    return WireHeaders(which, list(found), _cut_bodies(values, np.where(which < 0, 0, sizes), which < 0))
+    return WireHeaders(which, list(found), _remove_headers(values, np.where(which < 0, 0, sizes), which < 0))
 
 
 def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | None:
@@ -76,9 +76,9 @@ def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | No
 
 
 def _parse_header(first_bytes: bytes, width: int, *, with_path: bool) -> WireHeader | None:
-    """Parses the first `width` bytes of a payload as a header.
+    """Parses the first `width` bytes of a payload as a wire header.
 
-    Returns the header, `_NO_HEADER` if it is invalid, or None if the header may be longer than `width`.
+    Returns the header; `_NO_HEADER` if it is not valid; None if the header may be longer.
     """
     if len(first_bytes) < width or first_bytes[0] != 0:
         return _NO_HEADER
@@ -88,15 +88,14 @@ def _parse_header(first_bytes: bytes, width: int, *, with_path: bool) -> WireHea
     return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(first_bytes[1:_FIXED], "big"), path)
 
 
-def _parse_path(text: bytes) -> Path | None:
+def _parse_path(path_bytes: bytes) -> Path | None:
     """Parses the path of a Protobuf message type, as zigzag varints: the number of indices, then the indices.
 
-    A single 0 is short for the path `[0]`, the first type in the file.
-
-    Returns None if the path may be longer, and `_INVALID_PATH` if it is invalid.
+    A single 0 is short for the path `[0]`, the first type in the file. Returns None if the path may be longer, and
+    `_INVALID_PATH` if it is not valid.
     """
     numbers, value, shift = [], 0, 0
-    for byte in text:
+    for byte in path_bytes:
         value |= (byte & 0x7F) << shift
         shift += 7
         if byte & _CONTINUES and shift < 7 * _MAX_VARINT:
@@ -114,10 +113,11 @@ def _parse_path(text: bytes) -> Path | None:
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 
-def _cut_bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
+def _remove_headers(values: pa.Array, header_sizes: Int64s, has_no_header: Bools) -> pa.Array:
+    """Returns the payloads without their headers; null for those that have no valid header."""
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
     end = pc.max(pc.binary_length(values)).as_py() or 0  # must be given: slices without an end fail on short values
-    for width in np.unique(skip[~without]).tolist():
-        of_width = pa.array(~without & (skip == width))
+    for width in np.unique(header_sizes[~has_no_header]).tolist():
+        of_width = pa.array(~has_no_header & (header_sizes == width))
         bodies = pc.if_else(of_width, pc.binary_slice(values, width, max(width, end)), bodies)
     return bodies

@@ -26,11 +26,11 @@ _WORD = 8
 _HALF_WORD = 4
 
 
-def spark_xxhash64(*columns: Sequence[bytes]) -> Int64s:
-    """Returns what Spark's `xxhash64(column, …)` returns for each row.
+def compute_spark_xxhash64(*columns: Sequence[bytes]) -> Int64s:
+    """Returns, for each row, what Spark's function `xxhash64(column, …)` returns.
 
     Args:
-        columns: Byte strings, or the UTF-8 bytes of texts; all columns have the same length. Nulls are not supported.
+        columns: Byte strings, or the UTF-8 bytes of texts. All columns have the same length, and no nulls.
     """
     hashes = np.full(len(columns[0]), _SEED, np.uint64)
     for column in columns:
@@ -43,48 +43,48 @@ def spark_xxhash64(*columns: Sequence[bytes]) -> Int64s:
 
 
 def _hash_rows(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
-    """Returns the hash of each row of a matrix of bytes."""
+    """Returns the hash of each row of a matrix of bytes. Each row has its own seed."""
     length, place = content.shape[1], 0
     with np.errstate(over="ignore"):  # XXH64 calculates modulo 2**64
         if length >= _STRIPE:
             lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
             while place + _STRIPE <= length:
                 for number in range(4):
-                    lanes[number] = _round(lanes[number], _read_words(content, place + _WORD * number, _WORD))
+                    lanes[number] = _mix_words(lanes[number], _read_words(content, place + _WORD * number, _WORD))
                 place += _STRIPE
             result = np.zeros_like(seeds)
             for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
-                result += _rotate(lane, bits)
+                result += _rotate_bits_left(lane, bits)
             for lane in lanes:
-                result = (result ^ _round(np.zeros_like(lane), lane)) * _P1 + _P4
+                result = (result ^ _mix_words(np.zeros_like(lane), lane)) * _P1 + _P4
         else:
             result = seeds + _P5
         result = result + np.uint64(length)
         while place + _WORD <= length:
-            word = _round(np.zeros_like(result), _read_words(content, place, _WORD))
-            result = _rotate(result ^ word, 27) * _P1 + _P4
+            word = _mix_words(np.zeros_like(result), _read_words(content, place, _WORD))
+            result = _rotate_bits_left(result ^ word, 27) * _P1 + _P4
             place += _WORD
         if place + _HALF_WORD <= length:
-            result = _rotate(result ^ _read_words(content, place, _HALF_WORD) * _P1, 23) * _P2 + _P3
+            result = _rotate_bits_left(result ^ _read_words(content, place, _HALF_WORD) * _P1, 23) * _P2 + _P3
             place += _HALF_WORD
         for number in range(place, length):
-            result = _rotate(result ^ content[:, number].astype(np.uint64) * _P5, 11) * _P1
+            result = _rotate_bits_left(result ^ content[:, number].astype(np.uint64) * _P5, 11) * _P1
         for shift, prime in ((33, _P2), (29, _P3)):
             result = (result ^ (result >> np.uint64(shift))) * prime
         mixed: _Words = result ^ (result >> np.uint64(32))
     return mixed
 
 
-def _round(lane: _Words, words: _Words) -> _Words:
-    return _rotate(lane + words * _P2, 31) * _P1
+def _mix_words(lane: _Words, words: _Words) -> _Words:
+    return _rotate_bits_left(lane + words * _P2, 31) * _P1
 
 
-def _rotate(values: _Words, bits: int) -> _Words:
+def _rotate_bits_left(values: _Words, bits: int) -> _Words:
     rotated: _Words = (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
     return rotated
 
 
-def _read_words(content: npt.NDArray[np.uint8], place: int, size: int) -> _Words:
-    """Returns the little-endian number of `size` bytes at a place of each row."""
-    cut = np.ascontiguousarray(content[:, place : place + size])
+def _read_words(content: npt.NDArray[np.uint8], start: int, size: int) -> _Words:
+    """Returns, for each row of a matrix of bytes, the little-endian number in `size` bytes from index `start`."""
+    cut = np.ascontiguousarray(content[:, start : start + size])
     return cut.view(np.dtype(f"<u{size}")).reshape(-1).astype(np.uint64)

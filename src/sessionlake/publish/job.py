@@ -24,7 +24,7 @@ from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_allowed_topic_name
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import map_batches
+from sessionlake.spark.frames import apply_to_batches
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import require_readable_checkpoint
 from sessionlake.streaming.query import LayerQuery
@@ -234,7 +234,7 @@ class _PublishBatchSender:
             .repartition(tasks, *map(quote, key))
             .sortWithinPartitions(VERSION, *map(quote, key), written)
         )
-        return map_batches(ordered, UpsertMessages(key, batch_number), DDL)
+        return apply_to_batches(ordered, UpsertMessages(key, batch_number), DDL)
 
 
 def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:

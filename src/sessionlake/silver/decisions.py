@@ -50,7 +50,7 @@ class RecordedDecision:
         partition: The session's partition.
         session_id: The session's id.
         offset: The offset of the message.
-        decision: The decision; None withdraws the previous decision about the message.
+        decision: The decision; None if this row withdraws the decision before it.
         who: The user's name.
         why: The reason in the user's words; None if none was given.
         decided_at: When the decision was recorded.
@@ -83,7 +83,7 @@ class RecordedDecision:
 
 
 def read_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """Returns the decisions in force, by message. A message whose last decision was withdrawn is left out."""
+    """Returns, by message, the last decision about it. Messages whose last decision was withdrawn are left out."""
     return {
         place: Decision(last)
         for place, (*_, (_, last)) in _read_recorded_decisions(reader).items()
@@ -92,7 +92,7 @@ def read_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
 
 
 def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """Returns the decisions in force, and all that silver has followed according to the ledger, by message.
+    """Returns, by message, the last decision about it, or the one that silver has followed according to the ledger.
 
     A followed decision counts even if `ops.decisions` has lost it.
     """
@@ -100,10 +100,10 @@ def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
 
 
 def _read_recorded_decisions(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
-    """Returns for each message the rows of `ops.decisions` about it, as decision time and decision, oldest first."""
+    """Returns, by message, all decisions about it in `ops.decisions`, oldest first: decision time and decision."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
     for row in reader.read_rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
-        place = _get_row_key(row)
+        place = _get_decision_key(row)
         found.setdefault(place, []).append((row["decided_at"], row["decision"]))
     return {place: sorted(rows) for place, rows in found.items()}
 
@@ -111,7 +111,7 @@ def _read_recorded_decisions(reader: TableReader) -> dict[DecisionKey, list[tupl
 def record_decision(
     settings: Settings,
     spark: SparkSession | None,
-    session: str,
+    session_id: str,
     decision: Decision,
     *,
     offset: int | None = None,
@@ -125,9 +125,9 @@ def record_decision(
     Args:
         settings: The settings of the lake.
         spark: The Spark session; needed if the tables are in a catalog.
-        session: The id of the session.
+        session_id: The id of the session.
         decision: The decision.
-        offset: The offset of the message; None means the message where silver stopped, or else a processor.
+        offset: The offset of the message; None means the message where silver, or else a processor, stopped.
         topic: The session's topic; None means the topic where the layer stopped.
         partition: The session's partition; None means the partition where the layer stopped.
         who: The user's name.
@@ -141,7 +141,7 @@ def record_decision(
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
-    place, stopped = _find_stop(settings, _MessageFilter(session, offset, topic, partition))
+    place, stopped = _find_stopped_message(settings, _MessageFilter(session_id, offset, topic, partition))
     topic, partition, _, offset = place
     known = read_decisions(reader).get(place)
     if known is not None:
@@ -150,11 +150,11 @@ def record_decision(
             fix="To replace it, first take it back: run `sessionlake resolve` with --withdraw",
         )
     # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
-    layers = [SILVER] if SILVER in stopped else _list_layers_with_stops(settings)
+    layers = [SILVER] if SILVER in stopped else _list_judging_layers(settings)
     passed = [layer for layer in layers if has_read_message(reader, layer, topic, partition, offset)]
-    _require_not_passed(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
+    _refuse_processed_message(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
-        _require_not_in_unfinished_batch(read_unfinished_batch(settings, layer), layer, topic, partition, offset)
+        _refuse_message_in_unfinished_batch(read_unfinished_batch(settings, layer), layer, topic, partition, offset)
     decided = RecordedDecision(*place, decision, who, why, datetime.now(UTC))
     _write_decision(lake, spark, reader, decided)
     return decided
@@ -163,7 +163,7 @@ def record_decision(
 def withdraw_decision(
     settings: Settings,
     spark: SparkSession | None,
-    session: str,
+    session_id: str,
     *,
     offset: int | None = None,
     topic: str | None = None,
@@ -176,7 +176,7 @@ def withdraw_decision(
     Args:
         settings: The settings of the lake.
         spark: The Spark session; needed if the tables are in a catalog.
-        session: The id of the session.
+        session_id: The id of the session.
         offset: The offset of the message; None means that the session has only one decision to withdraw.
         topic: The session's topic; None means that only one topic has such a decision.
         partition: The session's partition; None means that only one partition has such a decision.
@@ -192,7 +192,7 @@ def withdraw_decision(
     lake = Lake(settings)
     reader = lake.reader(spark)
     followed = _read_followed_decisions(reader)
-    meant = _MessageFilter(session, offset, topic, partition)
+    meant = _MessageFilter(session_id, offset, topic, partition)
     mine = [place for place in sorted(read_decisions(reader)) if meant.matches_message(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
@@ -213,17 +213,17 @@ def _read_followed_decisions(reader: TableReader) -> dict[DecisionKey, Decision]
     """Returns the decisions that batches of silver have followed, by message, from the ledger."""
     rows = to_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
-    return {_get_row_key(item): Decision(item["decision"]) for item in items}
+    return {_get_decision_key(item): Decision(item["decision"]) for item in items}
 
 
-def _get_row_key(row: Mapping[str, Any]) -> DecisionKey:
+def _get_decision_key(row: Mapping[str, Any]) -> DecisionKey:
     return row["topic"], row["partition"], row["session_id"], row["offset"]
 
 
 def _require_not_followed(settings: Settings, reader: TableReader, key: DecisionKey) -> None:
-    """Refuses to withdraw a decision that a layer followed or may have followed: a rebuild would judge otherwise."""
-    (topic, partition, _, offset), stopped = key, _read_stops(settings)
-    for layer in _list_layers_with_stops(settings):
+    """Refuses to withdraw a decision that a layer may have followed: a rebuild would judge otherwise."""
+    (topic, partition, _, offset), stopped = key, _read_stops_by_layer(settings)
+    for layer in _list_judging_layers(settings):
         if read_unfinished_batch(settings, layer) is not None:
             raise UsageError(
                 f"{layer} was interrupted while it committed a batch",
@@ -236,20 +236,20 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
             )
 
 
-def _list_layers_with_stops(settings: Settings) -> list[str]:
-    """Returns the names of the layers that judge sessions and so follow decisions: silver and the processors."""
+def _list_judging_layers(settings: Settings) -> list[str]:
+    """Returns the names of the layers that judge sessions, and so can stop at a message: silver and the processors."""
     return [SILVER, *(processor.layer for processor in settings.processors)]
 
 
-def _read_stops(settings: Settings) -> dict[str, Violation]:
-    """Returns the violation at which each stopped layer has stopped, by layer."""
-    found = {layer: read_stopping_message(settings, layer) for layer in _list_layers_with_stops(settings)}
+def _read_stops_by_layer(settings: Settings) -> dict[str, Violation]:
+    """Returns, by layer, the violation at which the layer has stopped. Layers that have not stopped are left out."""
+    found = {layer: read_stopping_message(settings, layer) for layer in _list_judging_layers(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
 @dataclass(frozen=True)
 class _MessageFilter:
-    """What the user has said about a message; None means that it was not said."""
+    """What the user has said about a message. None if the user did not say it."""
 
     session: str
     offset: int | None
@@ -264,7 +264,7 @@ class _MessageFilter:
         return ", ".join(parts)
 
     def matches_message(self, key: DecisionKey) -> bool:
-        """Returns True if what the user said fits this message."""
+        """Returns True if the message, given by topic, partition, session id and offset, fits what the user said."""
         topic, partition, session, offset = key
         given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
         return session == self.session and all(wanted in (None, found) for wanted, found in given)
@@ -279,16 +279,13 @@ def _get_violation_key(violation: Violation) -> DecisionKey:
     return violation.topic, violation.partition, violation.session_id, violation.offset
 
 
-def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[DecisionKey, set[str]]:
-    """Finds the message that the user means.
-
-    Returns:
-        The message, and the layers that have stopped at it.
+def _find_stopped_message(settings: Settings, message_filter: _MessageFilter) -> tuple[DecisionKey, set[str]]:
+    """Finds the stopped message that the user means. Returns its key, and the layers that have stopped at it.
 
     Raises:
         UsageError: No layer has stopped at such a message, or processors have stopped at several that fit.
     """
-    stops = _read_stops(settings)
+    stops = _read_stops_by_layer(settings)
     mine = {
         layer: _get_violation_key(stop)
         for layer, stop in stops.items()
@@ -313,34 +310,36 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
     return place, {layer for layer, other in mine.items() if other == place}
 
 
-def _require_not_passed(passed: list[str], key: str, offset: int, decision: Decision, stopped: set[str]) -> None:
+def _refuse_processed_message(
+    passed_layers: list[str], place: str, offset: int, decision: Decision, stopped_layers: set[str]
+) -> None:
     """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
     A layer can stop at a message that it has processed: at a gap that was not filled in time (class `once`), or when a
     held message is released (class `window`, or `hold` of a feed). Then only a decision to skip the message is refused.
 
     Args:
-        passed: The layers that have processed the message.
-        key: The topic-partition, for the error.
+        passed_layers: The layers that have processed the message.
+        place: The topic and partition, as text for the error.
         offset: The offset of the message.
         decision: The decision.
-        stopped: The layers that have stopped at the message.
+        stopped_layers: The layers that have stopped at the message.
     """
-    layers = " and ".join(layer for layer in passed if layer not in stopped)
+    layers = " and ".join(layer for layer in passed_layers if layer not in stopped_layers)
     if layers:
-        raise UsageError(f"{key}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
-    if passed and decision is Decision.SKIP:
+        raise UsageError(f"{place}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
+    if passed_layers and decision is Decision.SKIP:
         raise UsageError(
-            f"{key}: offset {offset} was processed as a valid message, and judged a violation only later",
+            f"{place}: offset {offset} was processed as a valid message, and judged a violation only later",
             why="So the message is in the tables and cannot be skipped",
             fix="Choose --accept-gap to continue the session, or --isolate to stop it until its next snapshot",
         )
 
 
-def _require_not_in_unfinished_batch(
+def _refuse_message_in_unfinished_batch(
     batch: ManifestBatch | None, layer: str, topic: str, partition: int, offset: int
 ) -> None:
-    """Refuses a decision about a message whose batch is unfinished, because some tables may already have its result."""
+    """Refuses a decision about a message in an unfinished batch: some tables may already have the message's result."""
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
@@ -388,10 +387,10 @@ def read_stopping_message(settings: Settings, layer: str = SILVER) -> Violation 
 def list_ledger_decisions(
     followed_keys: Iterable[DecisionKey], decisions_by_key: dict[DecisionKey, Decision]
 ) -> tuple[dict[str, object], ...]:
-    """Returns the decisions that a batch followed, as rows for the ledger's column `decisions`, sorted by message.
+    """Returns the decisions that a batch has followed, as rows for the ledger's column `decisions`, sorted by message.
 
     Args:
-        followed_keys: The messages whose decisions were followed.
+        followed_keys: The messages whose decisions were followed, each by topic, partition, session id and offset.
         decisions_by_key: All decisions, by message.
     """
     return tuple(

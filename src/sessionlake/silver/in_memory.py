@@ -13,15 +13,15 @@ from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.integrity.stream_times import StreamTimeNotes
-from sessionlake.protocol.arrow import has_session_in
+from sessionlake.protocol.arrow import find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Row
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.stream_times import list_times_after_batch
-from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
+from sessionlake.silver.stream_times import list_stream_times_after_batch
+from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.rows_in_memory import SessionKey, apply_net_changes
 
 _MICROSECONDS = 1000
@@ -105,7 +105,7 @@ class SilverInMemory:
         if violations := [one for report in reports for one in report.violations]:
             raise ViolationError(violations[0])
         ends = [one for report in reports for one in report.partitions]
-        self._times = self._times.add_notes(list_times_after_batch(ends, reports))
+        self._times = self._times.add_notes(list_stream_times_after_batch(ends, reports))
         self._state = state or self._state
         return self._apply(tables)
 
@@ -131,12 +131,12 @@ class SilverInMemory:
         """Applies the changes to the rows. Sessions with a late fill (class `once`) are computed from all changes."""
         columns = self.capture.declared_columns
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
+        usual = changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late)))
         apply_net_changes(self.rows, compute_net_changes(usual, columns), columns)
         if filled_late.num_rows:
             history = pa.concat_tables(self._history)
-            affected = history.filter(has_session_in(history, filled_late))
-            apply_net_changes(self.rows, refold_by_seq(affected, columns), columns)
+            affected = history.filter(find_rows_of_sessions(history, filled_late))
+            apply_net_changes(self.rows, fold_in_seq_order(affected, columns), columns)
 
 
 def _build_raw_table(records: Iterable[KafkaRecord]) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows
+from sessionlake.delta.commit import append_and_read_commit
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -23,6 +23,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
 )
 from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
@@ -39,7 +40,7 @@ from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
 from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.quarantine import add_raw_messages
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_stream_times
 from sessionlake.spark.frames import Rows, UnappliedMap
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
@@ -71,12 +72,12 @@ BatchCallback = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
 def start(
     spark: SparkSession, settings: Settings, *, once: bool = False, on_batch: BatchCallback | None = None
 ) -> LayerQuery:
-    """Starts the stream of silver.
+    """Starts silver's stream, which judges the messages of bronze and fills silver's append-only tables.
 
     Args:
         spark: The Spark session.
         settings: The settings of the lake.
-        once: True processes the messages that bronze has now, and then ends. False runs until it is stopped.
+        once: True to process the messages that bronze has now, and then end. False to run until the query is stopped.
         on_batch: Called after every committed batch with its ledger entry and its appended rows by table. Tables whose
             rows are no longer in memory are missing.
 
@@ -96,7 +97,7 @@ def start(
     log = load_offset_log(spark, lake, settings, LAYER, first_batch)
     last_batch = handover.read_next_batch_number(settings, LAYER) - 1
     refuse_changed_feeds(lake.reader(spark), settings, last_batch, {topic for topic, _ in log.last_offsets})
-    times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
+    times = StreamTimesLog.open_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
     frame = build_folded_stream(spark, lake, settings, decided, resume_from)
     query = LayerQuery(LAYER, settings.checkpoint_path(LAYER))
@@ -104,7 +105,7 @@ def start(
 
 
 def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
-    """Checks that the stream may resume in this lake, and creates missing tables of silver."""
+    """Checks that silver's stream may start in this lake, and creates those of its tables that do not exist yet."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
     discard_record_of_building(settings, REBUILD_SILVER)
@@ -122,7 +123,12 @@ def build_folded_stream(
     decisions: dict[DecisionKey, Decision],
     resume_from: Handover | None,
 ) -> DataFrame:
-    """Returns the stateful stream: bronze's messages, packed and folded by shard, as `kind string, payload binary`."""
+    """Returns the stream of what silver's shards emit for bronze's messages: rows `kind string, payload binary`.
+
+    Args:
+        decisions: Operators' decisions by message.
+        resume_from: The handover whose states the stream starts with; None for empty states.
+    """
     capture = settings.capture
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared_columns, capture, decisions, interval)
@@ -132,9 +138,9 @@ def build_folded_stream(
 
 
 def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
-    """Returns the offsets at which a layer's last committed batch ends in each topic-partition.
+    """Returns the log of offsets that a layer has committed, up to its last batch that Spark counts as committed.
 
-    The ledger may already have the next batch, which Spark will run again; its offsets are left out.
+    The ledger may already have the next batch, which Spark will run again. Its offsets are left out.
     """
     checkpoint = CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation
     done = read_last_committed_batch(checkpoint.folder)
@@ -144,7 +150,7 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
 
 
 class _SilverBatchWriter:
-    """Commits one micro-batch: checks it, appends to silver's tables, and then writes the ledger entry."""
+    """Commits one micro-batch: checks it, appends rows to silver's tables, and then writes the ledger entry."""
 
     def __init__(
         self,
@@ -179,7 +185,7 @@ class _SilverBatchWriter:
             ranges = list_offset_ranges(partitions)
             followed_keys = [key for report in reports for key in report.decided]
             self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
-            require_continued_times(LAYER, partitions, self._log.last_offsets)
+            require_continued_stream_times(LAYER, partitions, self._log.last_offsets)
             with record_commit(
                 self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
             ):
@@ -207,7 +213,7 @@ class _SilverBatchWriter:
             self._on_batch(entry, rows)
 
     def _refuse_violations(self, reports: list[ShardReport]) -> None:
-        """Stops the batch before any commit if it has a violation under `on_violation: fail`.
+        """Raises an error, before anything is committed, if the batch has a violation under `on_violation: fail`.
 
         Raises:
             SilverStoppedError: There is a violation. The error names the message and the commands to decide about it.
@@ -220,10 +226,15 @@ class _SilverBatchWriter:
     def _append_rows(
         self, folded: FoldedBatch, reports: list[ShardReport], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
-        """Appends the batch's rows to the tables; a table without rows gets no commit.
+        """Appends the batch's rows to silver's tables. A table without rows gets no commit.
+
+        Args:
+            folded: The output of the batch's fold.
+            reports: The reports of its shards, which have the numbers of rows.
+            txn: The transaction of the batch.
 
         Returns:
-            For the ledger, the number of rows and the version of each table. And by table, the rows that are in memory.
+            For the ledger, the version and number of rows of each table; and, by table, the rows that are in memory.
         """
         spark, outputs, rows_by_table = folded.frame.sparkSession, [], {}
         for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
@@ -235,36 +246,42 @@ class _SilverBatchWriter:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
-            append_rows(spark, self._lake, table, rows, txn)
-            outputs.append(TableOutput(table, self._read_committed_version(spark, table, count), count))
+            commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+            _require_row_count(table, commit, count)
+            outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs), rows_by_table
 
-    def _read_committed_version(self, spark: SparkSession, table: str, row_count: int) -> int:
-        """Returns the table version of the batch's commit, after checking that it has the expected number of rows.
 
-        A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked:
-        it may come from a merge.
-        """
-        commit = self._lake.last_commit(spark, table)
-        if table != EVENTS and commit.rows not in (0, row_count):
-            raise LakeError(
-                f"{table}: version {commit.version} has {commit.rows} rows of a batch, but the repeated "
-                f"batch gives {row_count}",
-                why="A repeated batch must give the same rows",
-                fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
-                "report this as a bug of sessionlake",
-            )
-        return commit.version
+def _require_row_count(table: str, commit: TableCommit, row_count: int) -> None:
+    """Checks that a batch's commit has the expected number of rows.
+
+    A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked: it
+    may come from a merge.
+
+    Raises:
+        LakeError: The commit has another number of rows.
+    """
+    if table != EVENTS and commit.rows not in (0, row_count):
+        raise LakeError(
+            f"{table}: version {commit.version} has {commit.rows} rows of a batch, but the repeated "
+            f"batch gives {row_count}",
+            why="A repeated batch must give the same rows",
+            fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
+            "report this as a bug of sessionlake",
+        )
 
 
 def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str) -> Rows:
-    """Returns the rows for a table: in memory if all its payloads are, otherwise to be unpacked by Spark.
+    """Selects the rows that a batch has for one table.
 
     Args:
         folded: The payloads of the batch.
-        kind: The kind of payload for the table.
+        kind: The kind of the table's payloads.
         txn: The transaction, whose number becomes the column `_batch`.
-        columns_ddl: The columns of the rows, for Spark.
+        columns_ddl: The columns of the rows, as Spark DDL.
+
+    Returns:
+        An Arrow table if all payloads of this kind are in memory; else a Spark frame with a function that unpacks them.
     """
     from pyspark.sql import functions as F
 
@@ -276,7 +293,7 @@ def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str
 
 
 def build_payload_ddl(settings: Settings, table: str) -> str:
-    """Returns the DDL of the rows that a fold emits for a table: the table's columns without the raw message."""
+    """Returns, as Spark DDL, the columns of the rows that a fold emits for a table: all except `key` and `value`."""
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
@@ -286,7 +303,7 @@ def build_payload_ddl(settings: Settings, table: str) -> str:
 
 
 def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
-    """Returns the counts of all shards added up by topic-partition, sorted by topic-partition."""
+    """Adds up the counts of all shards by topic-partition. Returns the sums, sorted by topic-partition."""
     sums: dict[tuple[str, int], PartitionCounts] = {}
     for part in (p for report in reports for p in report.partitions):
         known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
@@ -303,13 +320,16 @@ def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
 
 
 def list_offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
-    """Returns the offset ranges of the batch. A topic-partition without new messages, only released ones, has none."""
+    """Returns the offset range of each topic-partition that has new messages in the batch.
+
+    A topic-partition of which only held messages were released has none.
+    """
     parts = (part for part in partitions if part.messages)
     return tuple(OffsetRange(p.topic, p.partition, p.first_offset, p.last_offset, p.messages) for p in parts)
 
 
 def sum_ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
-    """Returns the numbers of messages, of their parts and of each verdict, by column of the ledger.
+    """Returns the numbers of messages, of their parts and of each verdict, by the ledger's column names.
 
     Erased messages count only in the offset ranges, because they are not judged.
     """
@@ -319,7 +339,10 @@ def sum_ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
 
 
 class SilverStoppedError(IntegrityViolationError):
-    """Raised before the commit of a batch with a message that violates its class; names the commands to decide."""
+    """A batch has a message that violates its class, so nothing of it is committed.
+
+    The error names the commands to decide.
+    """
 
     def __init__(self, violation: Violation) -> None:
         what, commands = _describe_violation(violation), _list_decision_commands(violation)
@@ -333,7 +356,10 @@ class SilverStoppedError(IntegrityViolationError):
 
 
 def build_stop_error(reports: list[ShardReport]) -> SilverStoppedError | None:
-    """Returns the error about the first violation in the reports, by topic, partition and offset; None without one."""
+    """Returns the error about the reports' first violation, ordered by topic, partition and offset.
+
+    None without one.
+    """
     found = [violation for report in reports for violation in report.violations]
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 

@@ -13,24 +13,29 @@ from sessionlake.settings.model import Settings
 
 
 def refuse_changed_feeds(
-    reader: TableReader, settings: Settings, batch: int, topics: Iterable[str], layer: str = SILVER, doing: str = ""
+    reader: TableReader,
+    settings: Settings,
+    last_batch: int,
+    topics: Iterable[str],
+    layer: str = SILVER,
+    doing: str = "",
 ) -> None:
-    """Checks that topics are read by the same mapping as before, so that the layer's tables have one meaning.
+    """Checks that feeds read each of these topics in the same way as before.
 
     Args:
         reader: Reads the ledger.
         settings: The settings of the lake.
-        batch: The number of the layer's last batch; -1 before the first.
+        last_batch: The number of the layer's last batch; -1 before the first.
         topics: The topics that the layer has read.
         layer: Silver, or the layer of a processor.
-        doing: What wants to read messages, for the error; the layer by default.
+        doing: What is to be done with messages, for the error, such as "rebuild silver"; empty for the layer's name.
 
     Raises:
-        LakeError: A topic is read otherwise than before.
+        LakeError: A topic would be read in another way than before.
     """
-    if batch < 0 or not settings.capture.feeds:  # without feeds, messages of other forms go to quarantine
+    if last_batch < 0 or not settings.capture.feeds:  # without feeds, messages of other forms go to quarantine
         return
-    former = _read_mappings(reader, layer, batch)
+    former = _read_feed_mappings_of_batch(reader, layer, last_batch)
     changed = None if former is None else find_changed_topic(former, settings.capture, topics)
     if changed is not None:
         what = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
@@ -43,8 +48,8 @@ def refuse_changed_feeds(
         )
 
 
-def _read_mappings(reader: TableReader, layer: str, batch: int) -> list[FeedMapping] | None:
-    """Returns how the feeds of a batch read messages; None if the ledger does not say it."""
+def _read_feed_mappings_of_batch(reader: TableReader, layer: str, batch: int) -> list[FeedMapping] | None:
+    """Returns how feeds read messages in a layer's batch, from the ledger; None if the ledger does not have it."""
     of_batch = ("layer", eq, layer), ("batch_id", ge, batch)
     rows = list(reader.read_rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
     latest = max(rows, key=itemgetter("committed_at"), default=None)

@@ -29,21 +29,23 @@ def build_packed_stream(
     topic_pattern: str = ".*",
     resume_from: Handover | None = None,
 ) -> DataFrame:
-    """Returns the stream of bronze's messages as `shard int, chunk binary`. A chunk has messages of one shard in Arrow.
+    """Returns the stream of bronze's messages, packed by shard: rows `shard int, chunk binary`.
+
+    A chunk is an Arrow table with decoded messages of one shard.
 
     Args:
         spark: The Spark session.
         lake: The lake.
         settings: The settings of the lake.
         layer: The layer whose checkpoint and stored stream times are used.
-        topic_pattern: Regular expression that matches the whole name of each topic to read.
-        resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
+        topic_pattern: A regular expression that matches the whole name of each topic to read.
+        resume_from: The handover to start from; messages before it are not read again. None to start with all messages.
     """
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
     if resume_from is not None:
         options["startingVersion"] = resume_from.bronze_version + 1
     elif read_last_planned_batch(settings.checkpoint_path(layer)) is None:
-        options |= _read_first_read_options(spark, lake, layer)
+        options |= _read_options_of_first_read(spark, lake, layer)
     else:
         options |= choose_starting_options(settings.checkpoint_path(layer))
     raw = lake.stream_table(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
@@ -51,15 +53,19 @@ def build_packed_stream(
 
 
 def pack_messages(
-    messages: DataFrame, settings: Settings, topics: str, times: EarlierStreamTimes, silences: tuple[Silence, ...] = ()
+    messages: DataFrame,
+    settings: Settings,
+    topic_pattern: str,
+    earlier_times: EarlierStreamTimes,
+    silences: tuple[Silence, ...] = (),
 ) -> DataFrame:
-    """Packs rows of `bronze.messages` by shard, as `shard int, chunk binary`.
+    """Packs rows of `bronze.messages` by shard: decodes them, and returns rows `shard int, chunk binary`.
 
     Args:
         messages: The rows.
         settings: The settings of the lake.
-        topics: Regular expression that matches the whole name of each topic to read.
-        times: Looks up stream times from before the messages.
+        topic_pattern: Regular expression that matches the whole name of each topic to read.
+        earlier_times: Looks up stream times from before the messages.
         silences: Silences that are not among the messages.
     """
     from pyspark.sql import functions as F
@@ -67,14 +73,15 @@ def pack_messages(
     shards = settings.silver.shards
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
     feeds = build_feed_decoder(settings.capture, shards)
-    packer = Packer(build_payload_rules(settings.capture), shards, feeds, topics, times, silences)
+    packer = Packer(build_payload_rules(settings.capture), shards, feeds, topic_pattern, earlier_times, silences)
     return messages.select(shard, *packer.bronze_columns).mapInArrow(packer, PACKED_SCHEMA)
 
 
-def _read_first_read_options(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
-    """Returns options for a stream that reads all of bronze for the first time, after checking that this is possible.
+def _read_options_of_first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
+    """Returns the options of a stream that reads all of bronze for the first time.
 
-    If it is not, the error says how to build the layer instead.
+    Raises:
+        LakeError: A stream cannot read all of bronze. The error says how to build the layer instead.
     """
     try:
         return lake.storage.first_read_options(spark, MESSAGES)

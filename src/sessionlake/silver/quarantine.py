@@ -25,7 +25,7 @@ _COLUMNS = [name for name, _ in TABLES[QUARANTINE].column_types]
 
 
 def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
-    """Returns a batch's rows for the quarantine with their raw messages.
+    """Returns a batch's rows for the quarantine, with key and value of the raw messages from bronze.
 
     Few rows are completed without Spark, which would need about a second even for them.
 
@@ -42,13 +42,18 @@ def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Itera
 
 
 def _add_raw_messages_in_driver(bronze: TableReader, rows: pa.Table, max_bytes: int) -> pa.Table:
+    """Adds key and value from bronze to rows for the quarantine, without Spark.
+
+    Raises:
+        TooLargeError: The rows to read have more than `max_bytes`.
+    """
     near = build_key_conditions(rows, _PLACE, bronze.read_table_schema(MESSAGES))
     found = bronze.read_arrow_table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=max_bytes)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 
 def join_raw_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
-    """Returns rows for the quarantine with their raw messages, as a Spark frame.
+    """Returns rows for the quarantine with key and value of the raw messages, as a Spark frame.
 
     Args:
         bronze: The frame of `bronze.messages`.

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def read_shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields pairs of shard number and encoded state, for the shards of silver after the last committed batch.
+    """Yields the number and the encoded state of silver's shards, as they are after the last committed batch.
 
     Args:
         spark: The Spark session.
         settings: The settings of the lake.
-        shard: The number of the only shard to read; None reads all.
+        shard: The number of the only shard to read; None to read all.
     """
     from pyspark.sql import functions as F
 
@@ -36,7 +36,7 @@ def read_shard_states(spark: SparkSession, settings: Settings, shard: int | None
 
 
 def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
-    """Returns the shards' states after the last committed batch, as `shard int, chunk binary`.
+    """Returns the states of a layer's shards after its last committed batch, as rows `shard int, chunk binary`.
 
     After a handover, a shard that has had no batch yet has its state only in the handover. This is common for gold: a
     batch reaches only the shards with changes, and no shard if the batch reads only compacted files.
@@ -67,6 +67,7 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
 
 
 def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str, shards: list[int]) -> DataFrame:
+    """Returns the states that a handover has for these shards, as rows `shard int, chunk binary`."""
     frame = spark.createDataFrame([(number,) for number in shards], "shard int")
     return frame.mapInPandas(
         handover.HandoverStateReader(str(handover.find_active_handover_folder(settings, layer))), PACKED_SCHEMA
@@ -80,23 +81,24 @@ def has_state(settings: Settings, layer: str) -> bool:
     )
 
 
-def read_last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
-    """Returns the batch up to which the states are current, and the last batch in the ledger; -1 if there is none.
+def read_state_and_ledger_batch(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
+    """Returns the number of the batch after which a layer's states are, and that of its last batch in the ledger.
 
-    They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
+    A number is -1 if there is no batch. The two differ if the stream died between a batch's last commit and its
+    checkpoint. The next start finishes that batch.
     """
     last = read_last_batch_number(Lake(settings).reader(spark), layer)
     return handover.read_next_batch_number(settings, layer) - 1, -1 if last is None else last
 
 
-def compute_shard(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
-    """Returns the shard of a session, for the number of shards of silver's stored states (not the configured one)."""
+def compute_shard_of_session(spark: SparkSession, settings: Settings, topic: str, session_id: str) -> int:
+    """Returns the number of the shard that has a session, for the number of shards that silver's stored states have."""
     from pyspark.sql import functions as F
 
     shards = handover.read_shard_count(settings) or settings.silver.shards
     # Sessions that share chains are in one shard, which depends on the topic alone.
     has_chains = RuleLookup(settings.capture).find_rules(topic).has_chains
-    columns = [F.lit(topic)] if has_chains else [F.lit(topic), F.lit(session.encode())]
+    columns = [F.lit(topic)] if has_chains else [F.lit(topic), F.lit(session_id.encode())]
     number = F.pmod(F.xxhash64(*columns), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()
     assert row is not None  # noqa: S101 - one row is one row

@@ -40,38 +40,49 @@ _SETTLED, _RECENT = "settled.arrow", "recent.arrow"
 
 @dataclass(frozen=True)
 class StoredStreamTimes:
-    """Looks up stream times in the notes stored in `folder`, in the packing tasks; an `EarlierStreamTimes`."""
+    """Looks up stream times in the notes in a folder.
+
+    Implements `EarlierStreamTimes` for the tasks that pack messages.
+    """
 
     folder: str
 
     def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns stream time (ms) and offset of each topic-partition's last note before its offset in `offsets`."""
+        """Returns each topic-partition's stream time (ms) before an offset, and the offset up to which it was computed.
+
+        Args:
+            partitions: Topic-partitions, each once.
+            offsets: For each topic-partition, the offset before which its stream time is wanted.
+        """
         return _read_all_notes(Path(self.folder)).read_times_before(partitions, offsets)
 
 
 def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
-    """Returns the lookup of stream times in a layer's notes."""
+    """Returns the object that looks up the stream times which a layer's batches have stored."""
     return StoredStreamTimes(f"{settings.checkpoint_path(layer)}.stream_times")
 
 
 class StreamTimesLog:
-    """Writes the notes of one stream, in the driver."""
+    """Writes the notes of one stream, in the driver.
+
+    A note says what a topic-partition's stream time was at an offset.
+    """
 
     def __init__(self, layer: str, folder: Path, times: StreamTimeNotes) -> None:
         self._layer, self._folder, self._times = layer, folder, times
 
     @classmethod
-    def start_log(
+    def open_log(
         cls, spark: SparkSession, settings: Settings, layer: str, last_offsets: Mapping[TopicPartition, int]
     ) -> StreamTimesLog:
-        """Stores the notes before a stream's next batch and returns the log that continues them.
+        """Stores the stream times from before a stream's next batch. Returns the log that will add later ones.
 
         Args:
             spark: The Spark session.
             settings: The settings of the lake.
             layer: The layer.
-            last_offsets: The last offset of each topic-partition before that batch. If the note at this offset is
-                missing, for example because the checkpoint was restored from a backup, bronze gives the stream time.
+            last_offsets: The last offset of each topic-partition before that batch. If no stream time is stored for
+                this offset, for example because the checkpoint was restored from a backup, it is looked up in bronze.
         """
         folder = Path(open_stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +92,7 @@ class StreamTimesLog:
         missing = {
             name: last_offsets[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted
         }
-        known |= _read_times_from_bronze(spark, Lake(settings), missing)
+        known |= _read_stream_times_from_bronze(spark, Lake(settings), missing)
         if (
             missing or read_last_planned_batch(settings.checkpoint_path(layer)) is None
         ):  # then notes of silences may be missing too
@@ -94,16 +105,16 @@ class StreamTimesLog:
         )
         return log
 
-    def add_batch_notes(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
-        """Adds the notes of a batch. Must run before the batch's ledger entry is written.
+    def add_batch_notes(self, partitions: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
+        """Stores the stream times after a batch. Must run before the batch's ledger entry is written.
 
         So every batch in the ledger has its notes. The notes from before the batch stay, in case the batch is repeated.
 
         Args:
-            batch: The counts of the batch by topic-partition.
+            partitions: The counts of the batch by topic-partition.
             reports: The shards' reports about the batch.
         """
-        self._store_notes(self._times.add_notes(list_times_after_batch(batch, reports)))
+        self._store_notes(self._times.add_notes(list_stream_times_after_batch(partitions, reports)))
         fault_point(f"after:{self._layer}.stream_times")
 
     def _store_notes(self, notes: StreamTimeNotes) -> None:
@@ -113,20 +124,20 @@ class StreamTimesLog:
         self._times = notes
 
 
-def require_continued_times(
-    layer: str, batch: Iterable[PartitionCounts], last_offsets: Mapping[TopicPartition, int]
+def require_continued_stream_times(
+    layer: str, partitions: Iterable[PartitionCounts], last_offsets: Mapping[TopicPartition, int]
 ) -> None:
     """Checks that each topic-partition's stream time continued from the offset at which the previous batch ended.
 
     Args:
         layer: The layer, for the error.
-        batch: The counts of the batch by topic-partition.
+        partitions: The counts of the batch by topic-partition.
         last_offsets: The last offset of each topic-partition before the batch.
 
     Raises:
         LakeError: A stream time continued from another offset. The error names the first such topic-partition.
     """
-    for part in batch:
+    for part in partitions:
         end = last_offsets.get((part.topic, part.partition), BEGINNING)
         if part.messages and part.previous_offset != end:
             raise LakeError(
@@ -138,16 +149,18 @@ def require_continued_times(
             )
 
 
-def list_times_after_batch(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[PartitionTime]:
+def list_stream_times_after_batch(
+    partitions: Iterable[PartitionCounts], reports: Iterable[ShardReport]
+) -> Iterable[PartitionTime]:
     """Returns stream time and last offset of each topic-partition that has messages or silences in a batch.
 
     Args:
-        batch: The counts of the batch by topic-partition.
+        partitions: The counts of the batch by topic-partition.
         reports: The shards' reports about the batch.
     """
     silent = sorted((lane for report in reports for lane in report.silences), key=lambda lane: (lane.offset, lane.time))
     ends = {(lane.topic, lane.partition): lane for lane in silent}
-    for part in batch:
+    for part in partitions:
         if part.messages:
             ends[part.topic, part.partition] = PartitionTime(
                 part.topic, part.partition, part.stream_time, part.last_offset
@@ -156,6 +169,7 @@ def list_times_after_batch(batch: Iterable[PartitionCounts], reports: Iterable[S
 
 
 def _read_all_notes(folder: Path) -> StreamTimeNotes:
+    """Returns all notes of stream time in a folder."""
     # If both files are rewritten, the settled one is written first. So it is read last, to miss no note.
     recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
     return StreamTimeNotes(settled, recent)
@@ -170,10 +184,12 @@ def _read_notes(file: Path) -> pa.Table:
     return found if found.schema.equals(NOTES_SCHEMA, check_metadata=True) else NOTES_SCHEMA.empty_table()
 
 
-def _read_times_from_bronze(
+def _read_stream_times_from_bronze(
     spark: SparkSession, lake: Lake, last_offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Returns each topic-partition's highest timestamp (ms) up to its offset in `last_offsets`; `NO_TIME` without one.
+    """Returns, by topic-partition, the highest timestamp (ms) in bronze up to its offset in `last_offsets`.
+
+    It is `NO_TIME` if no message has a timestamp.
 
     Raises:
         LakeError: Retention has removed messages after an offset in `last_offsets`.

@@ -55,7 +55,10 @@ def read_unread_silences(
 
 
 def _read_silences_after(spark: SparkSession, lake: Lake, bronze_version: int, checkpoint: str) -> frozenset[Silence]:
-    """Returns the silences written to bronze from a version on. Compaction does not repeat older silences."""
+    """Returns the silences that were written to bronze in this version or later.
+
+    Rows that compaction copied do not count.
+    """
     found: set[Silence] = set()
 
     def collect_batch(rows: DataFrame, _: Txn) -> None:

@@ -87,7 +87,7 @@ def keep_small_frame_in_one_task(frame: DataFrame) -> DataFrame:
     return rows if rows.count() <= _FEW else frame
 
 
-def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType) -> DataFrame:
+def apply_to_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType) -> DataFrame:
     """Returns the result of a function that Spark's tasks apply to the frame's Arrow batches.
 
     Column names may have dots.
@@ -117,7 +117,7 @@ class PerBatchFunction:
             yield from self.function(pa.Table.from_batches([batch])).to_batches()
 
 
-def map_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
+def apply_to_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
     """Applies a function to rows. An Arrow table is mapped at once, a frame later, per batch in Spark's tasks.
 
     Args:
@@ -129,10 +129,10 @@ def map_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> 
         return function(rows)
     if isinstance(rows, UnappliedMap):
         return UnappliedMap(rows.frame, _ChainedFunctions(rows.function, PerBatchFunction(function)), ddl)
-    return map_batches(rows, PerBatchFunction(function), ddl)
+    return apply_to_batches(rows, PerBatchFunction(function), ddl)
 
 
-def map_groups(
+def apply_to_groups(
     frame: DataFrame, keys: Iterable[str], group_count: int, function: Callable[[pa.Table], pa.Table], ddl: str
 ) -> DataFrame:
     """Divides the rows into groups and applies a function to each. All rows with the same key are in the same group.
@@ -200,7 +200,7 @@ def iterate_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    for row in map_batches(frame, _serialize_batches, "part binary").toLocalIterator():
+    for row in apply_to_batches(frame, _serialize_batches, "part binary").toLocalIterator():
         with pa.ipc.open_stream(row["part"]) as parts:
             yield from parts.read_all().cast(schema).to_batches()
 

@@ -30,7 +30,7 @@ _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
 
 def on_databricks() -> bool:
-    """Returns True on Databricks, which provides Java, Spark and their jars."""
+    """Returns True if this process runs on Databricks, which provides Java, Spark and their jars."""
     return DATABRICKS_VARIABLE in os.environ
 
 
@@ -145,7 +145,7 @@ def _start_local_session(settings: Settings, app: str, *, long_running: bool, re
     # If a session was stopped earlier in this process, its JVM still runs and serves the next one too.
     if SparkContext._gateway is None:  # noqa: SLF001 (pyspark has no public way to ask)
         compiler = _LASTING if long_running else _BRIEF
-        jvm_conf, jvm = _prepare_jvm(
+        jvm_conf, jvm = _prepare_jvm_of_session(
             settings, app, [*compiler, *class_archive.build_archive_flags(recording=records_classes)]
         )
         conf |= jvm_conf
@@ -164,7 +164,7 @@ def _cache_class_lookups(spark: SparkSession) -> None:
         setattr(jvm, name, getattr(jvm, name))
 
 
-def _prepare_jvm(
+def _prepare_jvm_of_session(
     settings: Settings, app: str, extra_flags: Sequence[str]
 ) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     """Prepares the start of Spark's JVM.

@@ -49,11 +49,11 @@ def _parse_finite_number(spelling: str) -> float:
     return number
 
 
-def _refuse_constant(spelling: str) -> float:
+def _refuse_special_number(spelling: str) -> float:
     raise ValueError(f"{spelling} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_refuse_special_number)
 
 
 def _require_paired_surrogates(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads the history of tables in a catalog: the last VACUUM, the commit order, and how long files must be kept."""
+"""Reads the history of tables in a catalog: the last commit and VACUUM, the commit order, and how long files stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES
-from sessionlake.delta.storage.commits import DEFINITION_OPERATIONS
+from sessionlake.delta.storage.commits import DEFINITION_OPERATIONS, NO_COMMIT, TableCommit
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.errors import LakeError
 
@@ -27,6 +27,19 @@ _MINIMUM_OF_SOURCES = {MESSAGES: timedelta(days=7), CHANGES: timedelta(days=7)}
 _UNTIL_NEXT = timedelta(hours=3)
 # The platform removes log entries that are older than this. So older versions cannot be read.
 _LOG_STAYS = timedelta(days=30)
+
+
+def read_last_commit(table: DeltaTable) -> TableCommit:
+    """Returns the table's latest commit. It runs one Spark job; `first`, or sorting the history, would run another."""
+    found = table.history(1).select("version", "operationMetrics").collect()
+    if not found:
+        return NO_COMMIT
+    row = found[0]
+    metrics = dict(row["operationMetrics"])
+    written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
+    if written == ["0", "0"]:
+        return TableCommit(row["version"], 0)
+    return TableCommit.from_metrics(row["version"], metrics)
 
 
 def read_last_vacuum_entry(table: DeltaTable) -> Row | None:

@@ -14,7 +14,7 @@ from sessionlake.delta.catalog.leases import LeaseRow
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
 from sessionlake.delta.storage.commits import LAST_COMMIT
-from sessionlake.delta.storage.conflicts import list_conflict_errors
+from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import to_spark_frame
@@ -22,7 +22,7 @@ from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.spark.session import create_separate_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrameWriterV2, SparkSession
 
 # With Spark's fair scheduler, jobs of a separate pool get cores as soon as tasks of other pools end.
 _POOL = "spark.scheduler.pool"
@@ -59,25 +59,34 @@ class SparkLeases:
             storage.create_table(self._spark, LEASES, TABLES[LEASES])
 
     def read_lease(self, name: str) -> LeaseRow | None:
-        """Returns the row of `ops.leases` with this name; None if there is none."""
+        """Returns the stored row with this name and the highest rank; None if there is none."""
         with _use_own_scheduler_pool(self._spark):
-            found = list(self._storage.reader(self._spark).read_rows(LEASES, ("name", operator.eq, name)))
-        return LeaseRow(**found[0]) if found else None
+            found = self._storage.reader(self._spark).read_rows(LEASES, ("name", operator.eq, name))
+            return max((LeaseRow(**row) for row in found), key=lambda lease: lease.rank, default=None)
 
     def write_lease(self, lease: LeaseRow) -> bool:
-        """Replaces the row of `ops.leases` that has the lease's name.
-
-        Returns:
-            False if another process has changed the row first, so that Delta rejected or skipped the commit.
-        """
+        """Replaces all rows with the lease's name. Returns False if Delta skipped the commit or it conflicted."""
         from pyspark.sql import functions as F
 
-        spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
-        spark.conf.unset(LAST_COMMIT)
-        with _use_own_scheduler_pool(spark), without_code_generation(spark), suppress(*list_conflict_errors()):
-            row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+        txn = Txn(f"lease:{lease.name}", lease.number)
+        self._spark.conf.unset(LAST_COMMIT)
+        with self._open_writer(lease) as writer, suppress(*list_conflict_errors()):
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
-            writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn.build_writer_options(LEASES))
-            with self._storage.commit_lock(LEASES):
-                writer.overwrite(F.col("name") == lease.name)
-        return spark.conf.get(LAST_COMMIT, None) is not None
+            writer.options(**txn.build_writer_options(LEASES)).overwrite(F.col("name") == lease.name)
+        return self._spark.conf.get(LAST_COMMIT, None) is not None
+
+    def add_release(self, lease: LeaseRow) -> None:
+        """Adds a row with which the holder gives the lease back.
+
+        It runs one Spark job. With a transaction, or to replace rows, Delta would first compute the table's state.
+        """
+        with self._open_writer(lease) as writer:
+            retry_on_conflict(writer.append)
+
+    @contextmanager
+    def _open_writer(self, lease: LeaseRow) -> Iterator[DataFrameWriterV2]:
+        """Yields Spark's writer of one row to `ops.leases`. Only in the block may it write."""
+        spark = self._spark
+        with _use_own_scheduler_pool(spark), without_code_generation(spark), self._storage.commit_lock(LEASES):
+            row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+            yield row.writeTo(self.identifier)

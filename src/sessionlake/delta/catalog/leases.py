@@ -1,9 +1,10 @@
 """Leases, which implement claims in a catalog: only one process at a time may do something, such as run a layer.
 
 A lease is a row of `ops.leases`. It expires at a stored time, and then another process may take it over. A thread of
-the holder renews it regularly, also during a long batch or while the layer is idle. Each change of the row commits with
+the holder renews it regularly, also during a long batch or while the layer is idle. Each of these changes commits with
 the next number as Delta's transaction version. Delta accepts only one commit per number, so of two simultaneous changes
-one is skipped.
+one is skipped. When the holder gives the lease back, it adds a row, which costs one Spark job. If another process has
+taken the lease over meanwhile, this row has no effect, since its token is lower.
 
 Before each commit the holder checks that it still has the lease (`Claim.require`). If it renewed the lease recently, it
 relies on memory; otherwise it reads the row again. So a process that resumes after its lease expired writes nothing. If
@@ -18,14 +19,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
+from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.local.home import LockHolder, create_claimed_error
@@ -74,6 +75,14 @@ class LeaseRow:
         """True if a process holds the lease and it has not expired, so that no other process may take it over."""
         return self.holder is not None and now < self.expires_at
 
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """Sort key of rows with the same name: the row with the highest rank is the lease as it is now.
+
+        A row of a later holder ranks higher. Of the same holder, the row that gives the lease back ranks highest.
+        """
+        return self.token, self.holder is None, self.number
+
     def __str__(self) -> str:
         return str(self._lock_holder)
 
@@ -98,48 +107,17 @@ class LeaseTable(Protocol):
     identifier: str
 
     def read_lease(self, name: str) -> LeaseRow | None:
-        """Returns the row of `ops.leases` with this name; None if there is none."""
+        """Returns the stored row with this name and the highest rank; None if there is none."""
 
     def write_lease(self, lease: LeaseRow) -> bool:
-        """Replaces the row of `ops.leases` with the lease's name, if the lease has a higher number than all others.
+        """Replaces all stored rows with this lease's name, if no call of this method has used its number before.
 
         Returns:
-            True if the row was replaced. False if another process used the number first or another commit conflicted.
+            True if the rows were replaced. False if another process used the number first or another commit conflicted.
         """
 
-
-@dataclass(frozen=True)
-class ClockReading:
-    """One moment, as two clocks show it.
-
-    Attributes:
-        wall_time: time on the wall clock, which people can set.
-        monotonic_seconds: seconds on the monotonic clock, which nobody can set. It may stop while the machine sleeps.
-    """
-
-    wall_time: datetime
-    monotonic_seconds: float
-
-    @classmethod
-    def read_clocks(cls) -> ClockReading:
-        """Returns the present moment on both clocks."""
-        return cls(datetime.now(UTC), time.monotonic())
-
-    def compute_longest_time_since(self, before: ClockReading) -> timedelta:
-        """Returns the time from `before` to this moment. If the two clocks disagree, the longer time counts."""
-        return max(
-            self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
-        )
-
-    def compute_shortest_time_since(self, before: ClockReading) -> timedelta:
-        """Returns the time from `before` to this moment. If the two clocks disagree, the shorter time counts."""
-        return min(
-            self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
-        )
-
-    def convert_utc_time(self, utc_time: datetime) -> ClockReading:
-        """Returns the moment at an earlier wall-clock time. Assumes that both clocks have run equally fast since."""
-        return ClockReading(utc_time, self.monotonic_seconds - (self.wall_time - utc_time).total_seconds())
+    def add_release(self, lease: LeaseRow) -> None:
+        """Adds a row with which the holder gives the lease back. Other rows stay until the next `write_lease`."""
 
 
 class HeldLease:
@@ -220,14 +198,10 @@ class HeldLease:
             settled: True if everything that was started under the lease has finished.
         """
         with self._lock:
-            for _ in range(_ATTEMPTS):
-                if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
-                    return
+            if self._lost is None and self._lease.holder is not None:
                 freed = _change_row(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
-                if self._table.write_lease(freed):
-                    self._lease = freed
-                    return
-                self._lease = self._table.read_lease(self.name) or self._lease
+                self._table.add_release(freed)
+                self._lease = freed
 
     def _acquire_lease(self, mine: LockHolder) -> tuple[ClockReading, LeaseRow]:
         for _ in range(_ATTEMPTS):

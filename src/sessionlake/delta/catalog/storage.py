@@ -6,18 +6,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.catalog import history, memory
+from sessionlake.delta.catalog import history, memory, snapshots
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import hold_lease, read_fencing_token, require_held_leases
 from sessionlake.delta.schemas.ddl import build_cluster_statement, build_create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
 from sessionlake.delta.schemas.properties import RETENTION, format_interval
-from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableCommit
+from sessionlake.delta.storage.commits import LAST_COMMIT, LoggedCommit, TableCommit
 from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
@@ -169,14 +170,10 @@ class CatalogStorage(TableStorage):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """Returns the table's Delta properties. DESCRIBE DETAIL would need a Spark job that reads the table's files."""
         known = memory.find_cached_table(self.to_sql_identifier(table))
         found = None if known is None else known.properties
         if found is None:
-            session = _require_session(spark, self._settings)
-            with without_code_generation(session):
-                rows = session.sql(f"SHOW TBLPROPERTIES {self.to_sql_identifier(table)}").collect()
-            found = {row["key"]: row["value"] for row in rows}
+            found = snapshots.read_properties(self, _require_session(spark, self._settings), table)
             if known is not None:
                 known.properties = found
         return dict(found)
@@ -231,19 +228,8 @@ class CatalogStorage(TableStorage):
         return []
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
-        # Spark runs one job for the history, and a further one for `first` or for sorting it.
         with without_code_generation(spark):
-            found = self.open_delta_table(spark, table).history(1).select("version", "operationMetrics").collect()
-        if not found:
-            return NO_COMMIT
-        row = found[0]
-        metrics = dict(row["operationMetrics"])
-        written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
-        return (
-            TableCommit(row["version"], 0)
-            if written == ["0", "0"]
-            else TableCommit.from_metrics(row["version"], metrics)
-        )
+            return history.read_last_commit(self.open_delta_table(spark, table))
 
     def describe_version(self, table: str, version: int) -> None:
         return None
@@ -284,8 +270,9 @@ class CatalogStorage(TableStorage):
         return spark.readStream.format("delta").options(**options).table(self.to_sql_identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        asked = SparkReader(self, _require_session(spark, self._settings))
-        return memory.CachingReader(asked, self.to_sql_identifier, asked.is_known_empty)
+        session = _require_session(spark, self._settings)
+        is_known_empty = partial(snapshots.is_known_empty, self, session)
+        return memory.CachingReader(SparkReader(self, session), self.to_sql_identifier, is_known_empty)
 
     # -- writing
 
@@ -302,8 +289,15 @@ class CatalogStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
+    def read_own_commit(self, spark: SparkSession, table: str, rows: Rows) -> TableCommit:
+        version = spark.conf.get(LAST_COMMIT, None)
+        if version is None or not isinstance(rows, pa.Table):
+            return self.last_commit(spark, table)
+        return TableCommit(int(version), rows.num_rows)
+
     def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         with self.commit_lock(table):
+            rows.sparkSession.conf.unset(LAST_COMMIT)
             rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
 
     def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:

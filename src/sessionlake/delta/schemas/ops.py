@@ -88,7 +88,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
     LEASES: TableSchema(
         (
             Column("name", "string", "What is claimed: a layer, a processor, a publication or an operation"),
-            Column("number", "bigint", "Number of changes of the row"),
+            Column("number", "bigint", "Number of changes of the lease up to this row"),
             Column(
                 "token", "bigint", "Number of times that the lease was acquired; every holder's is higher than before"
             ),
@@ -100,7 +100,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
             Column("expires_at", "timestamp", "Wall-clock time from which another process may take it over"),
             Column("settled", "boolean", "Whether its last holder gave it back after a normal end"),
         ),
-        "Which process may write a layer, in a catalog: one row per claim",
+        "Which process may write a layer, in a catalog: one row per claim, and a second one while nobody holds it",
         written_by="delta.catalog.lease_table",
         partition_by="name",
         writes=WriteMode.REPLACE,

@@ -255,11 +255,13 @@ class TableStorage(ABC):
         with self.stage_rows(spark, table, rows) as staged:
             staged.commit_rows(txn)
 
-    def has_commit(self, table: str, txn: Txn) -> bool:
-        """True if the table is known to have this transaction or a later one of the same application.
+    def read_own_commit(self, spark: SparkSession, table: str, rows: Rows) -> TableCommit:
+        """Returns the commit of these rows, right after `append_rows`; after a replay, the table's latest commit."""
+        del rows
+        return self.last_commit(spark, table)
 
-        Always False if only Delta's writer can check it.
-        """
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """True if the table has this transaction or a later one of its application; False if only Delta can tell."""
         del table, txn
         return False
 
@@ -317,7 +319,7 @@ class TableStorage(ABC):
             return self.merge_rows(spark, table, combine(rows, held), upsert, txn)
         self.require_lease(table)
         self.append_rows(spark, table, rows.cast(held.schema), txn)
-        return self.last_commit(spark, table)
+        return self.read_own_commit(spark, table, rows)
 
     def require_lease(self, table: str) -> None:
         """Checks that this process still holds all its claims. It is called right before a commit to the table."""
@@ -330,10 +332,7 @@ class TableStorage(ABC):
 
     @abstractmethod
     def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        """Replaces all rows of a table in one commit, with Spark's Delta writer and these options of it.
-
-        The table's properties and comments stay, its clustering keys do not.
-        """
+        """Replaces all rows in one commit, with options of Spark's Delta writer. The clustering keys are removed."""
 
     # -- upkeep
 

@@ -126,21 +126,6 @@ class SparkReader(TableReader):
             found = self._build_filtered_frame(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
-    def is_known_empty(self, table: str) -> bool:
-        """True if Spark knows without a job that the table is empty.
-
-        False if the table has files, or if it is not known.
-        """
-        from py4j.protocol import Py4JError
-
-        with without_code_generation(self._spark):
-            try:
-                frame = self._storage.read(self._spark, table, {})
-                plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
-                return int(plan.collectLeaves().head().relation().location().sizeInBytes()) == 0
-            except (AttributeError, Py4JError):  # the session does not expose such a plan
-                return False
-
     def read_size(self, table: str) -> TableSize:
         with without_code_generation(self._spark):
             (detail,) = (

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket, merge_latest_times
 from sessionlake.gold.aggregate.product import APPEND, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.protocol.arrow import number_combinations
+from sessionlake.protocol.arrow import number_distinct_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 BATCH = "_batch"
@@ -183,7 +183,7 @@ def look_up_limits(rows: pa.Table, limits: PartitionTimes) -> Int64s:
         rows: Rows with `topic` and `partition`.
         limits: A time in ms by topic-partition.
     """
-    code, (topics, partitions) = number_combinations(rows["topic"], rows[PARTITION])
+    code, (topics, partitions) = number_distinct_combinations(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
     known: Int64s = np.array([limits.get(place, NEVER) for place in places], np.int64)
     return known[code] if len(code) else np.zeros(0, np.int64)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, EventSource
-from sessionlake.protocol.arrow import number_combinations
+from sessionlake.protocol.arrow import number_distinct_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def find_stream_times_by_partition(changes: pa.Table) -> dict[TopicPartition, in
 
     The value is `NEVER`, which is earlier than all times, if no change of the topic-partition has a stream time.
     """
-    code, (topics, partitions) = number_combinations(changes["topic"], changes["partition"])
+    code, (topics, partitions) = number_distinct_combinations(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
     np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))

@@ -29,7 +29,7 @@ from sessionlake.gold.aggregate.sources import (
     build_key_field_name,
     include_session_keys,
 )
-from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.names import build_ddl, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -165,7 +165,7 @@ class Product:
     def _arrow_schema(self) -> pa.Schema:
         return pa.schema(
             [
-                (name, _TIME if sql == "timestamp" else _ARROW.get(sql) or get_arrow_type(sql))
+                (name, _TIME if sql == "timestamp" else _ARROW.get(sql) or parse_arrow_type(sql))
                 for name, sql in self.column_types
             ]
         )

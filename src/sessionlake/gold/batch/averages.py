@@ -27,10 +27,10 @@ from sessionlake.gold.fold.series import EXACT, EXACT_TYPES, RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import add_constants, semi_join
+from sessionlake.protocol.arrow import add_constant_columns, select_matching_rows
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
+from sessionlake.spark.frames import apply_to_groups, apply_to_rows, to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, build_payload_table
 
@@ -104,7 +104,9 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = map_rows(read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
+        rows = apply_to_rows(
+            read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constant_columns(some, stamps), _STAMPED
+        )
         append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
@@ -129,10 +131,11 @@ class AverageWriter:
             rows = read_payload_rows(parts, [AveragesOutput.CHANGED.build_payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
-            commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
+            merged = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
+            version = merged.version
         else:
-            commit = self.lake.last_commit(self.spark, series.table_name)
-        return TableOutput(series.table_name, commit.version, sum(span.rows for span in (new, changed) if span))
+            version = self.lake.latest_version(self.spark, series.table_name)
+        return TableOutput(series.table_name, version, sum(span.rows for span in (new, changed) if span))
 
 
 def _sum_row_ranges(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
@@ -186,7 +189,7 @@ def recompute_averages_on_cluster(
         )
         return build_payload_table(_build_recomputed_payloads(points, series))
 
-    return map_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
+    return apply_to_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
 
 
 def recompute_averages_in_driver(
@@ -233,7 +236,9 @@ def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows
     """
     parts = [_convert_to_points(series, new_points, fresh=True)]
     if stored_rows is not None:
-        parts.insert(0, semi_join(_convert_to_points(series, stored_rows, fresh=False), series.keys, parts[0]))
+        parts.insert(
+            0, select_matching_rows(_convert_to_points(series, stored_rows, fresh=False), series.keys, parts[0])
+        )
     return pa.concat_tables(parts, promote_options="default")
 
 

@@ -42,10 +42,10 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import find_final_tables
 from sessionlake.gold.tables.expiry import BucketExpiry, ExpiryTimes, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import add_constants
+from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
+from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches, apply_to_rows, to_spark_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 
@@ -145,7 +145,7 @@ class FinalRowAppender:
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _select_candidate_rows(final, self._lake.read(spark, table), since, until)
-        rows = map_rows(
+        rows = apply_to_rows(
             near, _build_final_row_filter(final, since, until, txn.version, *floors), build_ddl(final.column_types)
         )
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
@@ -169,7 +169,7 @@ def _build_final_row_filter(
         floors: For the product's two tables, the first time in ms that has not expired, by topic.
     """
     names, stamps = [name for name, _ in final.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
-    return lambda rows: add_constants(
+    return lambda rows: add_constant_columns(
         drop_expired_arrow_rows(select_newly_final_rows(rows.select(names), since, until), *floors), stamps
     )
 
@@ -187,7 +187,7 @@ def rebuild_final_rows(
     """
     until = final.compute_first_open_buckets(times)
     keep = PerBatchFunction(_build_final_row_filter(final, {}, until, batch))
-    found = map_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
+    found = apply_to_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
     lake.storage.require_lease(final.table_name)
     lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 

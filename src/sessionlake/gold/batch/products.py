@@ -29,9 +29,9 @@ from sessionlake.gold.batch.rows import BatchRows, FoldResult, is_keyed_by_sessi
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import add_constants
+from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, internal, quote
-from sessionlake.spark.frames import Rows, UnappliedMap, map_groups, map_rows, to_spark_frame
+from sessionlake.spark.frames import Rows, UnappliedMap, apply_to_groups, apply_to_rows, to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ class ProductMerger:
         floors = self.expiry.get_expiry_times(product.table_name)
         if self.rows.compute_row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return map_rows(part, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
+        return apply_to_rows(part, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
 
     def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
         rows = self.rows.compute_row_range(product).rows
@@ -141,7 +141,7 @@ class ProductMerger:
             return product.merge_rows(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
-        rows = map_groups(both, product.row_keys, GROUPS, merge_key_rows, product.columns_ddl).localCheckpoint()
+        rows = apply_to_groups(both, product.row_keys, GROUPS, merge_key_rows, product.columns_ddl).localCheckpoint()
         commit = merge_rows(self.spark, self.lake, product.table_name, rows, _build_product_upsert(product), self.txn)
         return TableOutput(product.table_name, commit.version, rows.count())
 
@@ -174,9 +174,9 @@ def append_late_points(
 
     def select_late_rows(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
-        return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
+        return add_constant_columns(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
-    rows = map_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
+    rows = apply_to_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
     if count:
         append_rows(spark, lake, LATE_POINTS, rows, txn)

@@ -38,8 +38,8 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import get_arrow_type, is_decimal
-from sessionlake.protocol.names import describe_name_clash, find_same_name, internal
+from sessionlake.protocol.columns import is_decimal, parse_arrow_type
+from sessionlake.protocol.names import describe_name_clash, find_clashing_names, internal
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -267,7 +267,7 @@ def _find_declaration_faults(product: Product, declared: ProductSettings) -> Ite
 
 
 def _refuse_equal_column_names(product: Product, where: str) -> None:
-    if (pair := find_same_name(name for name, _ in product.column_types)) is not None:
+    if (pair := find_clashing_names(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
@@ -324,7 +324,7 @@ def _create_decimal_aggregates(
     sql: str,
 ) -> tuple[dict[AggregateKind, Aggregate | Derived], dict[AggregateKind, dict[str, Aggregate]]]:
     """Returns, for a decimal column, the aggregate of each kind of result, and the columns with state that it needs."""
-    scale = get_arrow_type(sql).scale
+    scale = parse_arrow_type(sql).scale
     total = DecimalSum("value", scale)
     exact: dict[AggregateKind, Aggregate | Derived] = {
         AggregateKind.SUM: total,

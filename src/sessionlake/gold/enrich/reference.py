@@ -16,7 +16,7 @@ from sessionlake.gold.enrich.asof import (
     number_equal_rows,
     to_micros,
 )
-from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -27,7 +27,7 @@ TAKEN_BY, GONE_BY = "_taken_by", "_gone_by"
 A correction is a set of changes of the reference table that gold applies together.
 """
 BEGIN, END = internal("begin"), internal("end")
-MOMENT = get_arrow_type("timestamp")
+MOMENT = parse_arrow_type("timestamp")
 """The Arrow type for the Spark SQL type `timestamp`."""
 
 
@@ -72,7 +72,7 @@ class ReferenceTable:
 
     def arrow_schema(self) -> pa.Schema:
         """Returns the Arrow schema of the table."""
-        return pa.schema([(name, get_arrow_type(sql)) for name, sql in self.all_columns])
+        return pa.schema([(name, parse_arrow_type(sql)) for name, sql in self.all_columns])
 
     def number_keys(self, *tables: pa.Table) -> list[Int64s]:
         """Returns, for each table, an array with the number of each row's key; -1 where a key column is null.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_key_faults
-from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
 
@@ -177,5 +177,5 @@ def _create_reference_rows(reference: ReferenceTable, rows: list[Row]) -> pa.Tab
 
 def _convert_times_to_integers(rows: pa.Table) -> pa.Table:
     """Returns rows with timestamps (µs) and dates (days) as integers, as Python's `datetime` has a smaller range."""
-    numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64(), get_arrow_type("timestamp_ntz"): pa.int64()}
+    numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64(), parse_arrow_type("timestamp_ntz"): pa.int64()}
     return rows.cast(pa.schema([(f.name, numbers.get(f.type, f.type)) for f in rows.schema]))

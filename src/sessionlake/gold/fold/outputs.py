@@ -22,7 +22,7 @@ from sessionlake.gold.fold.pack import ReadChanges, split_into_partition_and_off
 from sessionlake.gold.fold.points import PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import AverageFigures, AverageRows, FoldedPoints, PaneTiming
 from sessionlake.gold.fold.series import EXACT_TYPES, RollingAverage
-from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
@@ -287,7 +287,7 @@ def _build_seq_order_columns(points: PointSet) -> dict[str, pa.Array]:
 
 def _build_exact_columns(points: PointSet) -> dict[str, pa.Array]:
     if points.units is None:
-        return {name: pa.nulls(len(points), get_arrow_type(sql)) for name, sql in EXACT_TYPES}
+        return {name: pa.nulls(len(points), parse_arrow_type(sql)) for name, sql in EXACT_TYPES}
     return points.units.to_columns()
 
 

@@ -38,7 +38,7 @@ from sessionlake.gold.fold.rolling import fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
 from sessionlake.gold.fold.units import DecimalUnits
-from sessionlake.protocol.arrow import encode_as_codes, number_combinations, to_contiguous
+from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -217,7 +217,7 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
             `offset` are read only of new points.
         series: The table of averages.
     """
-    key, parts = number_combinations(*(points[name] for name in series.keys))
+    key, parts = number_distinct_combinations(*(points[name] for name in series.keys))
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
@@ -388,6 +388,6 @@ def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[s
 
 def _join_key_values(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
     """Joins columns without nulls to one dictionary-encoded column of texts, with a zero byte between the values."""
-    number, parts = number_combinations(*(table[name] for name in names))
+    number, parts = number_distinct_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

@@ -37,11 +37,11 @@ from sessionlake.gold.making.states import reset_states_after_rebuild
 from sessionlake.gold.references.applied import join_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired_spark_rows, store_expiry_times
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
-from sessionlake.protocol.arrow import add_constants, decode_dictionaries
+from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
-from sessionlake.spark.frames import PerBatchFunction, map_groups
+from sessionlake.spark.frames import PerBatchFunction, apply_to_groups
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.handover import read_next_batch_number
 
@@ -97,7 +97,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = PerBatchFunction(lambda some: add_constants(product.select_late_rows(some, declared), stamps))
+    late = PerBatchFunction(lambda some: add_constant_columns(product.select_late_rows(some, declared), stamps))
     append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.txn_of_second_write)
 
 
@@ -249,11 +249,11 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
             for emitted in recompute_averages(join_stored_points(series, rows), series)
         )
 
-    return map_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
+    return apply_to_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
 
 
 def _compute_products(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
     parts = changes.mapInArrow(
         PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
     )
-    return map_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)
+    return apply_to_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)

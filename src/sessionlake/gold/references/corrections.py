@@ -35,7 +35,7 @@ from sessionlake.gold.references.applied import (
     read_reference,
 )
 from sessionlake.protocol.names import build_ddl, quote
-from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches
+from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,7 +157,7 @@ class CorrectionRunner:
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
-            rows = map_batches(
+            rows = apply_to_batches(
                 frame, PerBatchFunction(join_again), build_ddl((*identity, *join.added_columns))
             ).localCheckpoint()
         else:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, merge_rows
+from sessionlake.delta.commit import append_and_read_commit, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
+from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -95,8 +96,7 @@ class EnrichStep:
             else:
                 rows = join_on_cluster(spark, self._lake, self._read_changes_on_cluster(spark, batches), table)
             may_exist = reader.has_rows(table.table_name, *conditions)
-            self._add_rows(spark, table, rows, txn, may_exist=may_exist)
-            commit = self._lake.last_commit(spark, table.table_name)
+            commit = self._add_rows(spark, table, rows, txn, may_exist=may_exist)
             count = rows.num_rows if isinstance(rows, pa.Table) else commit.rows
             found.append(TableOutput(table.table_name, commit.version, count))
         return found
@@ -118,7 +118,9 @@ class EnrichStep:
 
         return self._lake.read(spark, CHANGES).where(F.col("_batch").between(batches.start, batches.stop - 1))
 
-    def _add_rows(self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool) -> None:
+    def _add_rows(
+        self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool
+    ) -> TableCommit:
         """Adds rows to an enriched table. Rows that the table already has are not changed, since they may be corrected.
 
         Args:
@@ -126,12 +128,14 @@ class EnrichStep:
             rows: The rows to add.
             txn: The transaction of the commit.
             may_exist: True if the table may have some of the rows already.
+
+        Returns:
+            The commit; after a replay, the table's latest one.
         """
         if may_exist:
             upsert = Upsert(CHANGE_ID, (*table.result_columns, BATCH), pruned_by=("topic", "offset"), updates=False)
-            merge_rows(spark, self._lake, table.table_name, rows, upsert, txn)
-        else:
-            append_rows(spark, self._lake, table.table_name, rows, txn)
+            return merge_rows(spark, self._lake, table.table_name, rows, upsert, txn)
+        return append_and_read_commit(spark, self._lake, table.table_name, rows, txn)
 
 
 def _find_batches_to_add(batches: range, added: range) -> range:

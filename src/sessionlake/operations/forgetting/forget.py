@@ -95,7 +95,7 @@ class Forgetting:
         self._patience, self._shorten, self._say = patience, shorten, say
         self._lake = Lake(settings, build_declared_gold_schemas(settings))
 
-    def forget_session(self, session: str, topic: str | None = None) -> Erasure:
+    def forget_session(self, session_id: str, topic: str | None = None) -> Erasure:
         """Forgets the session, or finishes the forgetting of this session that was interrupted.
 
         Raises:
@@ -111,15 +111,15 @@ class Forgetting:
             )
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
-            journal = self._start_journal(session, topic)
-        elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
+            journal = self._start_journal(session_id, topic)
+        elif journal.inputs.session != session_id or topic not in (None, journal.inputs.topic):
             raise UsageError(
                 f"forget: another session is not forgotten completely yet (receipt {journal.inputs.receipt} in "
                 "bronze.erasures)",
                 why="Only one session can be forgotten at a time",
                 fix="Run `sessionlake forget --resume`, or `sessionlake forget --cancel` if nothing was erased yet",
             )
-        return self._finish(journal)
+        return self._finish_forgetting(journal)
 
     def resume_forgetting(self) -> Erasure:
         """Finishes a forgetting that was interrupted.
@@ -128,7 +128,7 @@ class Forgetting:
             UsageError: No forgetting was interrupted.
             LakeError: A layer's states cannot be read, a publication lags, or gold cannot be computed again.
         """
-        return self._finish(self._require_interrupted("--resume", "finish"))
+        return self._finish_forgetting(self._require_interrupted("--resume", "finish"))
 
     def cancel_forgetting(self) -> str:
         """Cancels a forgetting that was interrupted before any message was erased. Returns the receipt's name.
@@ -155,7 +155,7 @@ class Forgetting:
     def _require_interrupted(self, option: str, purpose: str) -> Journal[_ForgetInputs]:
         """Returns the journal of the interrupted forgetting.
 
-        If there is none, raises a `UsageError` with these words.
+        If there is none, raises a `UsageError` that names the option.
         """
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
@@ -165,7 +165,7 @@ class Forgetting:
             )
         return journal
 
-    def _finish(self, journal: Journal[_ForgetInputs]) -> Erasure:
+    def _finish_forgetting(self, journal: Journal[_ForgetInputs]) -> Erasure:
         """Runs the steps that the journal does not record as done. Stores and returns the finished receipt."""
         session = journal.inputs.topic, journal.inputs.session
         receipt = self._find_or_create_receipt(journal.inputs)
@@ -180,33 +180,33 @@ class Forgetting:
     def _read_receipts(self) -> list[Erasure]:
         return read_receipts(self._lake.reader(self._spark))
 
-    def _start_journal(self, session: str, topic: str | None) -> Journal[_ForgetInputs]:
+    def _start_journal(self, session_id: str, topic: str | None) -> Journal[_ForgetInputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
 
         From then on, no layer starts.
         """
         refuse_interrupted_operations(self._settings)
-        topic = self._find_session_topic(session, topic)
+        topic = self._find_session_topic(session_id, topic)
         self._refuse_keyed_processors()
         if self._settings.capture.feeds:
-            refuse_inseparable_messages(self._spark, self._lake, topic, session)
+            refuse_inseparable_messages(self._spark, self._lake, topic, session_id)
         if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
             refuse_shorter_table(self._lake, self._spark)
         tables = dict.fromkeys([*rows.list_tables_with_sessions(self._spark, self._lake), *self._list_gold_tables()])
         publications.require_publications_can_send(self._spark, self._lake, tables)
         self._run_layers_to_end()
         for layer in list_layers_with_state(self._settings):  # unreadable states would stop the forgetting half-way
-            require_handover_states(self._spark, self._settings, layer, (topic, session))
+            require_handover_states(self._spark, self._settings, layer, (topic, session_id))
         RetentionRunner(
             self._spark, self._settings
         ).finish_interrupted_removals()  # so that rows it was removing are not counted again
         mine = (
             erasure.receipt
             for erasure in self._read_receipts()
-            if erasure.done_at is None and erasure.is_for_session(topic, session)
+            if erasure.done_at is None and erasure.is_for_session(topic, session_id)
         )
         return Journal.start_journal(
-            self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session)
+            self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session_id)
         )
 
     def _find_or_create_receipt(self, inputs: _ForgetInputs) -> Erasure:
@@ -249,23 +249,23 @@ class Forgetting:
                 f"the processor again and run `sessionlake rebuild {first.rebuild_argument}`",
             )
 
-    def _find_session_topic(self, session: str, topic: str | None) -> str:
+    def _find_session_topic(self, session_id: str, topic: str | None) -> str:
         """Returns the only topic that has the session, or the one that the operator chose.
 
         Raises a `UsageError` if there is none.
         """
         topics = rows.find_topics_of_session(
-            self._lake.reader(self._spark), session, by_key=not self._settings.capture.feeds
+            self._lake.reader(self._spark), session_id, by_key=not self._settings.capture.feeds
         )
         if topic is None and len(topics) > 1:
             raise UsageError(
-                f"forget: session {session!r} is in several topics ({', '.join(topics)})",
+                f"forget: session {session_id!r} is in several topics ({', '.join(topics)})",
                 fix="Choose one with --topic NAME",
             )
         if topic not in (None, *topics) or not topics:
             where = "" if topic is None else f" of topic {topic}"
             raise UsageError(
-                f"forget: {MESSAGES} has no message of session {session!r}{where}",
+                f"forget: {MESSAGES} has no message of session {session_id!r}{where}",
                 why="The session does not exist, or is forgotten already",
                 fix='Look for its id with `sessionlake query "SELECT topic, session_id FROM silver.sessions"`',
             )
@@ -380,7 +380,7 @@ class Forgetting:
             for table in list_staging_tables(processor.name):
                 self._lake.build_staging_lake().drop_table(self._spark, table)
 
-    def _complete_receipt(self, erasure: Erasure, journal: Journal[_ForgetInputs], session: str) -> Erasure:
+    def _complete_receipt(self, erasure: Erasure, journal: Journal[_ForgetInputs], session_id: str) -> Erasure:
         """Searches the lake for the session's id. Returns the receipt with the search's result and the present time."""
         self._say("searching what is left")
         tables: dict[str, dict[str, int]] = erasure.report["tables"]
@@ -388,7 +388,7 @@ class Forgetting:
         report = erasure.report | {
             "tables": {name: tables.get(name, {"rows": 0}) | done for name, done in (tables | purged).items()},
             "gold": sorted(self._list_gold_tables()),
-            "search": search_lake(self._spark, self._lake, session),
+            "search": search_lake(self._spark, self._lake, session_id),
             "left": list_copies_elsewhere(self._spark, self._lake, erasure.topic),
         }
         return replace(erasure, done_at=datetime.now(UTC), report=report)

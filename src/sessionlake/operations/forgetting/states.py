@@ -15,7 +15,7 @@ from sessionlake.processors.memory import ProcessorMemory, remove_session_from_m
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
-from sessionlake.silver.states import has_state, read_last_batches, read_state_frame
+from sessionlake.silver.states import has_state, read_state_and_ledger_batch, read_state_frame
 from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import build_recovery_hint
@@ -70,7 +70,7 @@ def hand_over_states(
         receipt: The name of the forgetting's receipt.
     """
     version = Lake(settings).latest_version(spark, MESSAGES)
-    _, last = read_last_batches(spark, settings, layer)
+    _, last = read_state_and_ledger_batch(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
     if not handover.is_handover_active(settings, receipt, layer):
         if not handover.is_handover_prepared(settings, receipt, layer):

@@ -14,7 +14,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
-from sessionlake.silver.states import read_last_batches, read_state_frame
+from sessionlake.silver.states import read_state_and_ledger_batch, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
 
@@ -74,7 +74,7 @@ def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     present, configured = handover.read_shard_count(settings), settings.silver.shards
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
-    of_states, last = read_last_batches(spark, settings)
+    of_states, last = read_state_and_ledger_batch(spark, settings)
     if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint_path(SILVER)):
         raise LakeError(
             "silver has processed batches, but its checkpoint has no state of them",

@@ -17,7 +17,7 @@ from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
 from sessionlake.settings.model import Settings
 from sessionlake.silver.mappings import refuse_changed_feeds
-from sessionlake.silver.states import read_last_batches
+from sessionlake.silver.states import read_state_and_ledger_batch
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.streaming import handover
 from sessionlake.streaming.manifest import require_finished_batch
@@ -156,7 +156,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     """
     from pyspark.sql import functions as F
 
-    of_states, last = read_last_batches(spark, lake.settings)
+    of_states, last = read_state_and_ledger_batch(spark, lake.settings)
     if of_states != last:
         raise LakeError(
             "rebuild silver: silver was interrupted in its last batch, so single sessions cannot be rebuilt",

@@ -88,7 +88,7 @@ class ProcessorRebuild:
 def rebuild_processor(
     spark: SparkSession,
     settings: Settings,
-    name: str,
+    processor_name: str,
     *,
     slice_messages: int | None = None,
     start_over: bool = False,
@@ -98,7 +98,7 @@ def rebuild_processor(
     If a rebuild was interrupted while it was published, finishes that one instead.
 
     Args:
-        name: The processor's name.
+        processor_name: The processor's name.
         slice_messages: About how many messages are read at a time; None means the default.
         start_over: True to build everything again instead of finishing an interrupted rebuild.
 
@@ -106,12 +106,12 @@ def rebuild_processor(
         LakeError: Retention has removed messages of bronze, or judging stops at a violation. Nothing was changed.
         ProcessorError: The processor's code failed under `fail`. Nothing was changed.
     """
-    work = _ProcessorRebuilder(spark, settings, name, slice_messages)
+    work = _ProcessorRebuilder(spark, settings, processor_name, slice_messages)
     with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         return work.run_rebuild(start_over=start_over)
 
 
-def cancel_rebuild(spark: SparkSession, settings: Settings, name: str) -> None:
+def cancel_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> None:
     """Cancels an interrupted rebuild of a processor's table that has not replaced the table yet.
 
     This process must have claimed the processor.
@@ -120,10 +120,10 @@ def cancel_rebuild(spark: SparkSession, settings: Settings, name: str) -> None:
         UsageError: No rebuild of this processor was interrupted.
         LakeError: The table was replaced already, or it is not known whether it was.
     """
-    _ProcessorRebuilder(spark, settings, name, None).cancel_rebuild()
+    _ProcessorRebuilder(spark, settings, processor_name, None).cancel_rebuild()
 
 
-def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> TableDifference:
+def preview_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
     """Builds a processor's table from the messages it has read, and compares it with the live table.
 
     Nothing is changed.
@@ -133,9 +133,9 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Table
             whose unpublished tables a comparison would overwrite.
         ProcessorError: The processor's code failed under `fail`.
     """
-    processor = find_processor_settings(settings, name)
+    processor = find_processor_settings(settings, processor_name)
     refuse_interrupted_operations(settings, processor.layer)
-    work = _ProcessorRebuilder(spark, settings, name, None)
+    work = _ProcessorRebuilder(spark, settings, processor_name, None)
     with without_code_generation(spark, enabled=is_bronze_small(spark, work.lake)):
         work.replay_messages(
             work.lake.latest_version(spark, MESSAGES),
@@ -146,12 +146,12 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Table
         return difference
 
 
-def list_staging_tables(name: str) -> tuple[str, str]:
+def list_staging_tables(processor_name: str) -> tuple[str, str]:
     """Returns the names of the staging tables for a processor's records and for its errors.
 
     They are in the schemas silver and ops, because other schemas have no staging tables.
     """
-    return f"silver.records_of_{name}", f"silver.errors_of_{name}"
+    return f"silver.records_of_{processor_name}", f"silver.errors_of_{processor_name}"
 
 
 class _ProcessorRebuilder:
@@ -211,7 +211,7 @@ class _ProcessorRebuilder:
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
     def replay_messages(self, version: int, last_offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Fills the staging tables from a version of bronze.
+        """Reads bronze in slices, and fills the staging tables with what the processor makes of its messages.
 
         Args:
             version: The version of `bronze.messages` to read.

@@ -55,10 +55,10 @@ from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import select_newest_progress_frame
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.quarantine import join_raw_messages
-from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_ddl
+from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_changes_ddl
 from sessionlake.silver.tables.splits import ID, build_split_events
 from sessionlake.silver.unread import read_unread_silences
-from sessionlake.spark.frames import map_batches, to_spark_frame
+from sessionlake.spark.frames import apply_to_batches, to_spark_frame
 from sessionlake.streaming.folded import FoldedBatch
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -295,11 +295,11 @@ def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
     rules = RuleLookup(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
     by_seq = [topic for topic in topics if rules.find_rules(topic).integrity is Integrity.ONCE]
-    usual = map_batches(
-        by_session.where(~F.col("topic").isin(by_seq)), NetChangesMapper(columns), build_net_ddl(columns)
+    usual = apply_to_batches(
+        by_session.where(~F.col("topic").isin(by_seq)), NetChangesMapper(columns), build_net_changes_ddl(columns)
     )
-    in_seq = map_batches(
-        by_session.where(F.col("topic").isin(by_seq)), SeqRefoldMapper(columns), build_net_ddl(columns)
+    in_seq = apply_to_batches(
+        by_session.where(F.col("topic").isin(by_seq)), SeqRefoldMapper(columns), build_net_changes_ddl(columns)
     )
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)

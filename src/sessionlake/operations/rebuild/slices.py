@@ -24,7 +24,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
 from sessionlake.silver.packing import pack_messages
-from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
+from sessionlake.silver.stream_times import list_stream_times_after_batch, require_continued_stream_times
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
 
@@ -110,7 +110,7 @@ class SliceReader(Generic[R]):
             self._refuse_violations(settings, reports)
             partitions = sum_partition_counts([*reports])
             self._record_offsets(log, partitions, allow_gaps=settings.allows_offset_gaps)
-            times = times.add_notes(list_times_after_batch(partitions, reports))
+            times = times.add_notes(list_stream_times_after_batch(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield FoldedSlice(number, folded, reports, partitions, states)
 
@@ -167,5 +167,5 @@ class SliceReader(Generic[R]):
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = list_offset_ranges(partitions)
         log.require_consecutive_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)
-        require_continued_times(self.doing, partitions, log.last_offsets)
+        require_continued_stream_times(self.doing, partitions, log.last_offsets)
         log.record_committed_ranges(ranges)

@@ -104,7 +104,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
         book.update_topics_from_kafka()
         _find_next_offset_before_skip(book, decision)  # raises its errors before anything changes
         app_id, number, _ = end_bronze_query(spark, lake, settings)
-        book.update_topics_from_kafka()  # because `end_query` may have added entries to the ledger
+        book.update_topics_from_kafka()  # because `end_bronze_query` may have added entries to the ledger
         start = _find_next_offset_before_skip(book, decision)
         txn = Txn(app_id, number + 1)
         messages = _commit_until_skipped(spark, lake, book, (start, decision.first), decision, txn)

@@ -61,9 +61,9 @@ def _finish_removal(spark: SparkSession, lake: Lake, recorded: RemovedRows) -> R
 
 
 def find_end_of_removable_entries(reader: TableReader, settings: Settings, keep_since: datetime) -> datetime | None:
-    """Returns the moment before which ledger entries may be removed.
+    """Returns the moment before which ledger entries may be removed; None if nothing may be removed now.
 
-    None if an earlier removal has already removed later entries, for example because the machine's clock was moved back
+    It is None if an earlier removal has removed later entries, for example because the machine's clock was moved back
     since.
 
     Args:

@@ -221,7 +221,9 @@ class RetentionRunner:
         record_removed_rows(self._spark, self._lake, finished)
 
     def _read_removal_record(self, table: str, keep_since: datetime) -> RemovedRows:
-        """Returns the row of `ops.retained` for a table; if there is none, a row without removals.
+        """Returns the row of `ops.retained` for a table.
+
+        If there is none, returns a new row with `keep_since` and no removals.
 
         Limits per topic-partition are all in it. Limits per session are in it only if a process died while it was
         removing rows: then those up to which it was removing them.

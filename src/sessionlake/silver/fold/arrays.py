@@ -11,22 +11,25 @@ import pyarrow.compute as pc
 from sessionlake.integrity.clock import ShardClock, StretchTimes
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
-from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_combinations
+from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_distinct_combinations
 from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
 from sessionlake.protocol.types import Int64s
 
 
-def sort_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
-    """Sorts messages by session and offset; returns them, the session number of each, and the session keys."""
-    owner, names = number_combinations(*(messages[name] for name in SESSION))
+def sort_messages_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
+    """Sorts messages by session and offset.
+
+    Returns the sorted messages, the session number of each, and the session keys.
+    """
+    owner, names = number_distinct_combinations(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
     return messages, owner, join_session_keys(*names)
 
 
-def find_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
-    """Returns for each held message the index of its session among `keys`, or -1."""
+def find_held_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
+    """Returns, for each held message, the index of its session in these session keys; -1 if it is not in them."""
     found: Int64s = (
         pc.fill_null(pc.index_in(build_session_keys(held_messages), value_set=keys), -1).to_numpy().astype(np.int64)
     )
@@ -34,7 +37,13 @@ def find_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
 
 
 def clear_unknown_times(batch: ShardBatch, first_timed_offsets: Int64s, outcome: JudgingOutcome) -> None:
-    """Marks times in the outcome as unknown where the topic-partition had no stream time yet."""
+    """Replaces times in the outcome by `NO_KAFKA_TIME` where the topic-partition had no stream time yet.
+
+    Args:
+        batch: The judged batch.
+        first_timed_offsets: For each topic-partition in the clock, the first offset at which it had a stream time.
+        outcome: The result of judging, updated in place.
+    """
     of_session = first_timed_offsets[batch.cursors["lane"]]
     held = np.repeat(of_session, np.diff(batch.held_bounds))
     outcome.clear_unknown_times(np.append(held, first_timed_offsets[batch.new_messages.lane]), of_session)
@@ -43,11 +52,11 @@ def clear_unknown_times(batch: ShardBatch, first_timed_offsets: Int64s, outcome:
 def compute_arrival_times(
     messages: pa.Table, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
 ) -> Int64s:
-    """Returns the stream time at each message, ms.
+    """Returns the stream time (ms) at which each message arrived.
 
     Args:
         messages: Messages of the batch, in any order.
-        clock_indices: The lane of each message.
+        clock_indices: The index of each message's topic-partition in the clock.
         stretch_times: Stream times of the batch.
         clock: The clock of the shard.
     """
@@ -59,12 +68,12 @@ def compute_arrival_times(
 def build_message_arrays(
     messages: pa.Table, session_numbers: Int64s, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
 ) -> MessageArrays:
-    """Returns messages as arrays.
+    """Converts an Arrow table of messages to the arrays that judging works on.
 
     Args:
         messages: Well-formed messages, sorted by session and offset.
         session_numbers: The number of each message's session.
-        clock_indices: The lane of each message.
+        clock_indices: The index of each message's topic-partition in the clock.
         stretch_times: Stream times of the batch.
         clock: The clock of the shard.
     """

@@ -12,7 +12,7 @@ from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
 from sessionlake.protocol.chunk import build_set_flag_name, build_value_field_name
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
-from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, changes_schema, to_timestamps
+from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, build_changes_schema, convert_ms_to_timestamps
 
 _CHANGE_KINDS = pa.array(["clear", "upsert", "delete"])
 
@@ -20,10 +20,10 @@ _CHANGE_KINDS = pa.array(["clear", "upsert", "delete"])
 def build_change_rows(
     messages: pa.Table, applied_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> pa.Table:
-    """Returns rows for `session_changes`: one for each change of an applied message, ordered by message and ordinal.
+    """Returns a row for `session_changes` for each change of an applied message, ordered by message and ordinal.
 
     Args:
-        messages: Decoded messages, as `JudgedBatch.messages`, in one Arrow chunk.
+        messages: The decoded messages of the batch, in the order of the outcome and in one Arrow chunk.
         applied_indices: Indices of the applied messages in `messages`, ascending.
         outcome: The result of judging the messages.
         columns: The declared columns.
@@ -31,7 +31,7 @@ def build_change_rows(
     nested = to_contiguous(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
     lengths = np.diff(bounds)[applied_indices]
-    changes = _take_structs(nested.values, concatenate_ranges(bounds[applied_indices], lengths))
+    changes = _select_structs(nested.values, concatenate_ranges(bounds[applied_indices], lengths))
     message = np.repeat(applied_indices, lengths)
     message_indices = pa.array(message)
     # If all messages are applied with one change each, the columns can be used without copying.
@@ -58,20 +58,24 @@ def build_change_rows(
         pc.multiply(repeat_message_column("kafka_ts"), 1000).cast(TIMESTAMP_TYPE),
         pa.array(outcome.position[message]),
         pa.array(outcome.life[message]),
-        to_timestamps(outcome.applied_at[message]),
+        convert_ms_to_timestamps(outcome.applied_at[message]),
         pa.array(outcome.applied_by[message], mask=outcome.applied_by[message] == NO_OFFSET),
     ]
-    return pa.Table.from_arrays(arrays, schema=changes_schema(columns))
+    return pa.Table.from_arrays(arrays, schema=build_changes_schema(columns))
 
 
-def _take_structs(structs: pa.StructArray, indices: Int64s) -> pa.StructArray:
+def _select_structs(structs: pa.StructArray, indices: Int64s) -> pa.StructArray:
+    """Returns the structs at these indices; without copying if the indices are consecutive."""
     if len(indices) and len(indices) == indices[-1] - indices[0] + 1:
         return structs.slice(int(indices[0]), len(indices))
     return structs.take(pa.array(indices))
 
 
 def _list_set_columns(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
-    """Returns for each change the list of the columns that it sets. Each distinct list is built only once."""
+    """Returns, for each change, the list of the declared columns that it sets.
+
+    Each distinct list is built only once.
+    """
     flags = np.stack([_convert_to_bools(changes.field(build_set_flag_name(i))) for i in range(len(columns))], axis=1)
     packed = np.packbits(flags, axis=1)
     codes = packed[:, 0] if packed.shape[1] == 1 else packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]

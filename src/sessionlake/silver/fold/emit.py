@@ -30,8 +30,8 @@ from sessionlake.silver.fold.schemas import (
     ShardReport,
     SilverOutput,
     Violation,
+    convert_ms_to_timestamps,
     encode_report,
-    to_timestamps,
 )
 
 _STATUS_NAMES = pa.array(["open", "ended", "expired", "broken"])
@@ -41,7 +41,7 @@ _CUT_REASON_NAMES = pa.array([reason.name.lower() for reason in CutReason])
 
 @dataclass(frozen=True)
 class JudgedBatch:
-    """One shard's judged batch: everything from which its rows and its report are made.
+    """One shard's judged batch: everything of which its rows and its report are made.
 
     Attributes:
         messages: The decoded messages: first those held back before the batch, then those of the batch.
@@ -53,13 +53,13 @@ class JudgedBatch:
         topics: Topic of each judged session.
         partitions: Partition of each judged session.
         sessions: Id of each judged session.
-        keys: Key of every session that changed, made by `protocol.arrow.session_key`.
+        keys: Session key of every session that changed, made of topic, partition and session id.
         cursors: Cursors of the sessions in `keys`.
         timeouts: Session timeouts of the sessions in `keys`, ms.
         late_fills: For each session in `keys`, True if it had a late fill (class `once`) in this batch.
         cuts: The cuts of tables.
         cut_keys: Session key of each cut.
-        silences: Stream time after each silence, by topic-partition; empty unless this shard reports the silences.
+        silences: The stream time after each silence; empty unless this shard reports the silences.
     """
 
     messages: pa.Table
@@ -79,7 +79,7 @@ class JudgedBatch:
     cut_keys: pa.Array
     silences: list[PartitionTime]
 
-    def describe_session(self, session_number: int) -> tuple[str, int, str]:
+    def get_session_identity(self, session_number: int) -> tuple[str, int, str]:
         """Returns topic, partition and id of the judged session with this number."""
         topic, partition, session_id = (
             part[session_number].as_py() for part in (self.topics, self.partitions, self.sessions)
@@ -90,7 +90,16 @@ class JudgedBatch:
 def build_silver_payloads(
     judged: JudgedBatch, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleLookup
 ) -> Payloads:
-    """Returns pairs of kind and payload to emit: rows for each table that gets any, and the report."""
+    """Returns what a shard emits for a judged batch: pairs of a kind and encoded content.
+
+    There is a pair with the rows of each table that gets any, and one with the shard's report.
+
+    Args:
+        judged: The judged batch.
+        malformed: The batch's malformed, erased and ignored messages.
+        columns: The declared columns.
+        rules: The rules of the topics.
+    """
     out = judged.outcome
     quarantine = _build_quarantine_rows(judged, malformed)
     tables = {
@@ -103,11 +112,11 @@ def build_silver_payloads(
         SilverOutput.CUTS: _build_cut_rows(judged, rules),
     }
     report = ShardReport(
-        partitions=count_by_partition(judged, malformed),
+        partitions=count_messages_by_partition(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
-        violations=find_first_violation(judged, rules),
+        violations=list_first_violation(judged, rules),
         quarantined=_compute_offset_ranges(quarantine),
-        decided=[(*judged.describe_session(session), offset) for session, offset in out.followed_decisions],
+        decided=[(*judged.get_session_identity(session), offset) for session, offset in out.followed_decisions],
         silences=judged.silences,
     )
     rows = [(str(kind), encode_compressed_ipc(table)) for kind, table in tables.items() if table.num_rows]
@@ -133,8 +142,8 @@ def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
         *(pa.array(get_column(name), mask=~known) for name in ("first_ts", "last_ts")),
         *(pa.array(get_column(name)) for name in ("first_offset", "last_offset")),
         partitions,
-        to_timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
-        to_timestamps(get_column("last_kafka_ts")),
+        convert_ms_to_timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
+        convert_ms_to_timestamps(get_column("last_kafka_ts")),
         pa.array(judged.late_fills),
     ]
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
@@ -149,9 +158,9 @@ def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
         topics,
         sessions,
         partitions,
-        to_timestamps(get_column("at")),
+        convert_ms_to_timestamps(get_column("at")),
         _CUT_REASON_NAMES.take(pa.array(get_column("reason"))),
-        to_timestamps(np.where(get_column("changed_at") == NEVER, NO_TIME, get_column("changed_at"))),
+        convert_ms_to_timestamps(np.where(get_column("changed_at") == NEVER, NO_TIME, get_column("changed_at"))),
         pa.array(get_column("position")),
         pa.array(get_column("life")),
         _compute_next_seqs(get_column("last_seq"), topics, rules),
@@ -162,9 +171,9 @@ def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
 
 
 def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: RuleLookup) -> pa.Array:
-    """Returns the seq after each highest applied one, but not above the highest int64.
+    """Returns the next seq of each session: one more than its last, but at most the highest int64.
 
-    It is null if none was applied, and for feeds with links or chains, in which the next seq is not known.
+    It is null if no message was applied, and for feeds whose next seq is not known in advance.
     """
     code, names = encode_as_codes(topics)
     without = np.array([not rules.find_rules(name).knows_next_seq for name in names.to_pylist()], np.bool_)
@@ -176,19 +185,20 @@ def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table
     """Returns rows for the quarantine without the raw messages, which the driver adds from bronze."""
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
-    parts = [_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
+    parts = [_convert_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
     malformed = malformed.filter(pc.greater(malformed["reason"], 0))
     if malformed.num_rows:
-        parts.append(_to_quarantine_rows(malformed, to_contiguous(malformed["reason"])))
+        parts.append(_convert_to_quarantine_rows(malformed, to_contiguous(malformed["reason"])))
     return pa.concat_tables(parts)
 
 
-def _to_quarantine_rows(messages: pa.Table, reason_codes: pa.Array) -> pa.Table:
+def _convert_to_quarantine_rows(messages: pa.Table, reason_codes: pa.Array) -> pa.Table:
+    """Returns rows for the quarantine, with the name of the reason in place of its code."""
     columns = [
         messages["topic"],
         messages["partition"],
         messages["offset"],
-        to_timestamps(messages["kafka_ts"].to_numpy()),
+        convert_ms_to_timestamps(messages["kafka_ts"].to_numpy()),
         messages["session_id"],
         _REASON_NAMES.take(reason_codes),
     ]
@@ -196,6 +206,7 @@ def _to_quarantine_rows(messages: pa.Table, reason_codes: pa.Array) -> pa.Table:
 
 
 def _compute_offset_ranges(quarantine_rows: pa.Table) -> list[tuple[str, int, int, int]]:
+    """Returns topic, partition, lowest and highest offset of each topic-partition with quarantined messages."""
     grouped = quarantine_rows.group_by(["topic", "partition"], use_threads=False)
     ranges = grouped.aggregate([("offset", "min"), ("offset", "max")])
     return [tuple(row.values()) for row in ranges.to_pylist()]
@@ -215,19 +226,19 @@ def _build_event_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
         pa.array([str(rules.find_rules(topic).integrity) for topic in topics.to_pylist()], pa.string()),
         pa.array([event.expected for event in events], pa.int64()),
         pa.array([event.actual for event in events], pa.int64()),
-        to_timestamps(np.array([event.kafka_ts for event in events], np.int64)),
+        convert_ms_to_timestamps(np.array([event.kafka_ts for event in events], np.int64)),
     ]
     return pa.Table.from_arrays(columns, schema=EVENTS_SCHEMA)
 
 
-def find_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violation]:
-    """Returns a list with the shard's first violation under `fail`, by topic, partition and offset; empty without one.
+def list_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violation]:
+    """Returns a list with the shard's first violation under `fail`; an empty list if there is none.
 
-    The order makes the first violation of all shards independent of the number of shards.
+    The first by topic, partition and offset, so that the first of all shards does not depend on their number.
     """
 
     def to_violation(event: IntegrityEvent) -> Violation:
-        topic, partition, session = judged.describe_session(event.session)
+        topic, partition, session = judged.get_session_identity(event.session)
         return Violation(
             topic=topic,
             partition=partition,
@@ -246,8 +257,11 @@ def find_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violati
 _COUNT_FIELDS = ("applied", "duplicates", "quarantined", "held", "erased", "ignored")
 
 
-def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[PartitionCounts]:
-    """Returns counts of messages by topic-partition. `held` counts newly held messages minus released ones."""
+def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[PartitionCounts]:
+    """Returns the counts of the batch's messages by topic-partition and verdict.
+
+    The count `held` is the number of newly held messages minus that of released ones.
+    """
     names = ["topic", "partition", "offset", "part"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
     released, arrived = rows.slice(0, judged.held_before_count), rows.slice(judged.held_before_count)
@@ -282,6 +296,7 @@ def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[Partiti
 
 
 def _count_by_verdict(rows: pa.Table) -> list[dict[str, Any]]:
+    """Returns a dict per topic-partition and verdict: lowest and highest offset, and numbers of parts and messages."""
     rows = rows.append_column("is_first", pc.equal(rows["part"], 0).cast(pa.int64()))
     aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count"), ("is_first", "sum")]
     grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # threads cost more than they save

@@ -38,10 +38,10 @@ PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 @dataclass(frozen=True)
 class Packer:
-    """A `mapInArrow` function: takes record batches of raw messages and yields packed chunks `shard int, chunk binary`.
+    """A function for `mapInArrow` that decodes raw messages and packs them by shard: `shard int, chunk binary`.
 
-    Input columns are `shard int32` and `bronze_columns`. A row without a topic contains silences instead of a message.
-    With feeds, the shard is not the input's: it depends on the sessions in the messages.
+    Its input has the columns `shard int32` and `bronze_columns`. A row without a topic has silences instead of a
+    message. With feeds, the shard is not the input's: it depends on the sessions in the messages.
     """
 
     rules: DecodeRules
@@ -61,7 +61,7 @@ class Packer:
         return (*BRONZE_COLUMNS, "headers") if self.feeds and self.feeds.reads_headers else BRONZE_COLUMNS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packs the task's messages in blocks of `BLOCK_MESSAGES`."""
+        """Yields the packed messages of a Spark task, in blocks of limited size."""
         block: list[pa.RecordBatch] = []
         messages = size = 0
         for batch in self._select_topics(batches):
@@ -75,6 +75,7 @@ class Packer:
             yield self.pack_block(pa.Table.from_batches(block))
 
     def _select_topics(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the batches without messages of topics that `topic_pattern` does not match."""
         if self.topic_pattern == ".*":
             yield from batches
             return
@@ -89,7 +90,10 @@ class Packer:
         return re.fullmatch(self.topic_pattern, topic) is not None
 
     def pack_block(self, raw_messages: pa.Table) -> pa.RecordBatch:
-        """Packs one block of messages into a chunk per shard. Its errors name the messages of the block."""
+        """Packs one block of messages: a chunk for each shard with messages.
+
+        Its errors name the messages of the block.
+        """
         try:
             return self._decode_and_pack(raw_messages)
         except Exception as error:
@@ -97,7 +101,7 @@ class Packer:
             raise
 
     def _decode_and_pack(self, raw_messages: pa.Table) -> pa.RecordBatch:
-        silences, raw_messages = self._split_off_silences(raw_messages)
+        silences, raw_messages = self._separate_silences(raw_messages)
         if self.feeds is None:
             raw_messages = raw_messages.take(pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable")))
         raw_messages = convert_times_to_milliseconds(raw_messages.combine_chunks())
@@ -124,7 +128,8 @@ class Packer:
             [pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED_ARROW_SCHEMA
         )
 
-    def _split_off_silences(self, rows: pa.Table) -> tuple[list[Silence], pa.Table]:
+    def _separate_silences(self, rows: pa.Table) -> tuple[list[Silence], pa.Table]:
+        """Returns the silences of these rows and of `extra_silences`, and the rows that are messages."""
         silences = [*self.extra_silences]
         if rows["topic"].null_count:
             silences += decode_silences(rows.filter(rows["topic"].is_null())["value"].to_pylist())
@@ -139,7 +144,7 @@ def _describe_block(raw_messages: pa.Table) -> str:
         [("offset", "min"), ("offset", "max")]
     )
     rows = sorted(
-        ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_partition_sort_key
+        ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_get_partition_sort_key
     )
     named = [
         f"topic {row['topic']}, partition {row['partition']}, offsets {row['offset_min']} to {row['offset_max']}"
@@ -150,12 +155,15 @@ def _describe_block(raw_messages: pa.Table) -> str:
     )
 
 
-def _partition_sort_key(row: dict[str, Any]) -> tuple[str, int]:
+def _get_partition_sort_key(row: dict[str, Any]) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
 def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
-    """Returns rows of `bronze.messages` with their timestamps as int64 ms since 1970, which `decode` needs."""
+    """Converts the timestamps in rows of `bronze.messages` to ms since 1970.
+
+    The column `timestamp` becomes `kafka_ts`.
+    """
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw_messages = raw_messages.set_column(
             raw_messages.schema.get_field_index(name), now, to_milliseconds(raw_messages[name])
@@ -166,6 +174,10 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
 def _build_segments(
     chunk: pa.Table, timestamps: Int64s, earlier_times: EarlierStreamTimes, silences: Sequence[Silence]
 ) -> tuple[Segments, Int64s]:
+    """Cuts messages into segments of consecutive offsets.
+
+    Returns them, and the highest timestamp in them at each message.
+    """
     topic, topics = encode_as_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)

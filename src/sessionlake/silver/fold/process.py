@@ -22,13 +22,13 @@ _JOINED_STATE_MAGIC = b"sessionlake.shard/1\n"
 
 
 class ShardProcessor(Protocol):
-    """Makes payloads from a shard's judged batches. Pure, and picklable because Spark sends it to its workers."""
+    """Makes what a shard emits from its judged batches. Pure, and picklable because Spark sends it to its workers."""
 
     def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """Returns by topic-partition the stream time (ms) after which `process` must run even if no message arrives.
+        """Returns, by topic-partition, the stream time (ms) after which a batch must run even if no message arrives.
 
         Args:
-            memory: The memory that `process` returned last; None before its first call.
+            memory: The memory that `process_batch` returned last; None before its first call.
         """
         ...
 
@@ -50,31 +50,39 @@ class ShardProcessor(Protocol):
 
 @dataclass(frozen=True)
 class SilverTableProcessor:
-    """Silver's own processor: makes rows of silver's tables. It remembers nothing between batches."""
+    """Silver's own processor: makes rows of silver's tables. It remembers nothing between batches.
+
+    Attributes:
+        columns: The declared columns.
+        rules: The rules of the topics.
+    """
 
     columns: tuple[Column, ...]
     rules: RuleLookup
 
     def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """Returns no times: silver's own processor only works when a batch is judged."""
+        """Returns no times: silver's own processor works only when a batch is judged."""
         del memory
         return {}
 
     def process_batch(
         self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
     ) -> tuple[bytes | None, Payloads]:
-        """Returns no memory, the payloads with rows for silver's tables, and the report."""
+        """Returns no memory, and what is emitted: rows for silver's tables, and the report."""
         del memory
         return None, build_silver_payloads(judged, malformed, self.columns, self.rules)
 
 
 def join_state_parts(judging_state: bytes, memory: bytes | None) -> bytes:
-    """Joins the two parts of a shard's state: the state of judging, and the processor's memory if it has one."""
+    """Joins the state of judging and a processor's memory into a shard's state.
+
+    `split_state_parts` separates them again.
+    """
     return judging_state if memory is None else _JOINED_STATE_MAGIC + msgspec.msgpack.encode((judging_state, memory))
 
 
 def split_state_parts(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Splits a shard's state that `join` made into the state of judging and the processor's memory (or None)."""
+    """Splits a shard's state into the state of judging and the processor's memory. A missing part is None."""
     if state is None or not state.startswith(_JOINED_STATE_MAGIC):
         return state, None
     return _state_parts_decoder.decode(memoryview(state)[len(_JOINED_STATE_MAGIC) :])

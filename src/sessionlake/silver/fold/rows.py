@@ -46,8 +46,8 @@ class RowsOfBatch:
         topics: Topic of each session.
         rules: Looks up the feed of a topic.
         columns: The declared columns.
-        applied: By index of the message, where its changes are not those that its feed gave: ids of the rows that it
-            removes before and after its own changes, and values that the decoder completed.
+        applied: By message index, what was applied in addition to the feed's own changes: ids of rows that were removed
+            before and after them, and values that the decoder has completed.
     """
 
     messages: pa.Table
@@ -56,14 +56,26 @@ class RowsOfBatch:
     columns: tuple[Column, ...]
     applied: dict[int, AppliedChanges] = field(default_factory=dict)
 
-    def open_rows(self, session: int, stored: bytes | None) -> OpenedRows:
-        """Opens the rows of a session; an `integrity.shard_batch.OpenRows`."""
-        feed = self.rules.find_feed(self.topics[session])
+    def open_rows(self, session_number: int, stored: bytes | None) -> OpenedRows:
+        """Returns the rows of a session, to which its messages can be applied.
+
+        Args:
+            session_number: The session's number in the batch.
+            stored: The rows as they were encoded in the state; None if there are none.
+        """
+        feed = self.rules.find_feed(self.topics[session_number])
         check = None if feed.check is None or feed.check.load is None else feed.check.load()
         return OpenedRows(self, decode_rows(stored, feed, check))
 
     def read_changes(self, index: int, feed: Feed) -> tuple[list[Put | Delete], dict[str, Any] | None]:
-        """Returns the changes of a message as its feed gave them, and the scope of a snapshot, or None."""
+        """Returns the changes that a feed has read from a message, and a snapshot's scope (None: the whole table).
+
+        A scope has the values of those columns that name the rows which the snapshot replaces.
+
+        Args:
+            index: The index of the message.
+            feed: The feed of the message's topic.
+        """
         start, end = int(self._bounds[index]), int(self._bounds[index + 1])
         part = self._changes.slice(start, end - start)
         kinds, ids = part.field("change").to_pylist(), part.field("row_id").to_pylist()
@@ -91,8 +103,8 @@ class RowsOfBatch:
     def build_applied_messages(self) -> pa.Table:
         """Returns the messages with the changes that were applied.
 
-        The values are those that decoders have completed. The rows that a message removes are further changes, in place
-        of a scope's clear.
+        They have the values that decoders have completed. Removed rows are deletes in addition to the message's own
+        changes, and in place of the clear of a scope.
         """
         if not self.applied:
             return self.messages
@@ -111,7 +123,7 @@ class RowsOfBatch:
         order = np.insert(np.arange(len(changes)), places, len(changes) + np.arange(len(ids)))
         order = order[~np.isin(order, dropped)]
         fields = list(build_change_fields(self.columns))
-        both = pa.concat_arrays([changes, _build_deletes(ids, fields, len(self.columns))]).take(pa.array(order))
+        both = pa.concat_arrays([changes, _build_delete_changes(ids, fields, len(self.columns))]).take(pa.array(order))
         arrays = {one.name: both.field(one.name) for one in fields}
         arrays["ordinal"] = pa.array(concatenate_ranges(np.zeros(len(sizes), np.int64), sizes).astype(np.int32))
         struct = pa.StructArray.from_arrays([arrays[one.name] for one in fields], fields=fields)
@@ -150,7 +162,7 @@ class RowsOfBatch:
 
     @cached_property
     def _bounds(self) -> Int64s:
-        """Index of the first change of each message; the next value is the index after its last one."""
+        """The index of each message's first change, and as the last value the number of changes."""
         offsets = self._lists.offsets.to_numpy().astype(np.int64)
         return offsets - offsets[0]
 
@@ -161,13 +173,18 @@ class RowsOfBatch:
 
 @dataclass
 class OpenedRows:
-    """The rows of one session; an `integrity.shard_batch.SessionRows`."""
+    """The rows of one session, to which its messages are applied. Implements `SessionRows` of the judging code.
+
+    Attributes:
+        batch: The rows of all sessions of the batch.
+        rows: The rows of this session.
+    """
 
     batch: RowsOfBatch
     rows: FeedRows
 
     def apply_message(self, index: int) -> RowsOutcome:
-        """Applies the changes of a message to the rows."""
+        """Applies the changes of a message to the rows. `index` is the index of the message in the outcome."""
         messages, feed = self.batch.messages, self.rows.feed
         changes, scope = self.batch.read_changes(index, feed)
         sent = messages["sent"][index].as_py()
@@ -189,8 +206,8 @@ class OpenedRows:
         return self.rows.encode()
 
 
-def replace_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
-    """Returns the messages with other seqs at some indices."""
+def replace_message_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
+    """Returns the messages with new seqs. `seqs` has the new seq by the message's index."""
     if not seqs:
         return messages
     place, found = messages.schema.get_field_index("seq"), messages["seq"].to_pylist()
@@ -199,12 +216,12 @@ def replace_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
     return messages.set_column(place, messages.schema.field(place), pa.array(found, pa.int64()))
 
 
-def _build_deletes(ids: Sequence[str], fields: Sequence[pa.Field], columns: int) -> pa.StructArray:
-    """Returns changes that delete the rows with these ids; `columns` is the number of declared columns."""
+def _build_delete_changes(ids: Sequence[str], fields: Sequence[pa.Field], column_count: int) -> pa.StructArray:
+    """Returns changes that delete the rows with these ids. `fields` are the fields of a change."""
     arrays = {
         "change": pa.array(np.full(len(ids), ChangeKind.DELETE, np.int8)),
         "row_id": pa.array(ids, pa.string()),
-        **{build_set_flag_name(place): pa.array(np.zeros(len(ids), np.bool_)) for place in range(columns)},
+        **{build_set_flag_name(place): pa.array(np.zeros(len(ids), np.bool_)) for place in range(column_count)},
     }
     return pa.StructArray.from_arrays(
         [arrays.get(one.name, pa.nulls(len(ids), one.type)) for one in fields], fields=list(fields)

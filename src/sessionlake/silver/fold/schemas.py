@@ -19,7 +19,7 @@ _MAX_MS = np.iinfo(np.int64).max // 1000
 
 
 class SilverOutput(StrEnum):
-    """The kinds of payload that silver's fold emits: rows for one table as Arrow IPC, or the report."""
+    """The kinds of payload that silver's fold emits: rows for one table as Arrow IPC, or the shard's report."""
 
     CHANGES = "changes"
     PROGRESS = "progress"
@@ -30,8 +30,8 @@ class SilverOutput(StrEnum):
 
 
 @lru_cache(maxsize=8)
-def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Returns the schema of `silver.session_changes` without the bookkeeping column `_batch`."""
+def build_changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Returns the Arrow schema of `silver.session_changes`, without the column `_batch`."""
     return pa.schema(
         [
             ("topic", pa.string()),
@@ -56,7 +56,7 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
     )
 
 
-def to_timestamps(milliseconds: Int64s) -> pa.Array:
+def convert_ms_to_timestamps(milliseconds: Int64s) -> pa.Array:
     """Converts ms since 1970 to Arrow timestamps, limited to their range; the lowest int64 becomes null."""
     never = milliseconds == np.iinfo(np.int64).min
     return pa.array(np.clip(milliseconds, -_MAX_MS, _MAX_MS) * 1000, mask=never).cast(TIMESTAMP_TYPE)
@@ -116,11 +116,12 @@ EVENTS_SCHEMA = pa.schema(
 
 
 class PartitionCounts(msgspec.Struct):
-    """Counts of a shard's messages in one topic-partition. `parts` is the sum of the counts from `applied` on.
+    """Counts of a shard's messages in one topic-partition.
 
-    A message that its feed splits has several parts, which can be in several shards: the shard with its first part
-    counts the message. `held` counts newly held messages minus released ones. A released message also counts by its new
-    verdict. If `parts` is 0, the offsets and times have no meaning.
+    `parts` is the sum of the counts from `applied` on. A message that its feed splits has several parts, which can be
+    in several shards: the shard with its first part counts the message. `held` counts newly held messages minus
+    released ones. A released message also counts by its new verdict. If `parts` is 0, the offsets and times have no
+    meaning.
 
     Attributes:
         first_offset: First offset of the batch.
@@ -152,7 +153,7 @@ class Violation(msgspec.Struct):
     """A message at which the job must stop, because it violates its session's class under `fail`.
 
     Attributes:
-        integrity: The session's class.
+        integrity: The session's integrity class, such as `strict`.
         event: The kind of the integrity event.
         expected_seq: The expected seq; None if any seq was acceptable.
         actual_seq: The seq of the message; None if it has none.
@@ -169,7 +170,7 @@ class Violation(msgspec.Struct):
 
 
 class ShardReport(msgspec.Struct):
-    """What one shard did in one batch.
+    """The report of one shard about one batch: what it counted, emitted and decided.
 
     Attributes:
         partitions: Counts by topic-partition.
@@ -195,10 +196,10 @@ _report_decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
 def decode_report(payload: bytes) -> ShardReport:
-    """Decodes a report that `encode_report` encoded."""
+    """Decodes a report that `encode_report` has encoded."""
     return _report_decoder.decode(payload)
 
 
 def encode_report(report: ShardReport) -> bytes:
-    """Encodes a report as the bytes of a payload."""
+    """Encodes a shard's report with MessagePack."""
     return msgspec.msgpack.encode(report)

@@ -22,7 +22,7 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import (
-    number_combinations,
+    number_distinct_combinations,
     split_session_keys,
 )
 from sessionlake.protocol.chunk import is_chunk, read_chunks
@@ -33,24 +33,24 @@ from sessionlake.silver.fold.arrays import (
     build_message_arrays,
     clear_unknown_times,
     compute_arrival_times,
-    find_session_numbers,
-    sort_by_session,
+    find_held_session_numbers,
+    sort_messages_by_session,
 )
 from sessionlake.silver.fold.emit import JudgedBatch
 from sessionlake.silver.fold.process import ShardProcessor, SilverTableProcessor, join_state_parts, split_state_parts
-from sessionlake.silver.fold.rows import RowsOfBatch, replace_seqs
+from sessionlake.silver.fold.rows import RowsOfBatch, replace_message_seqs
 
 
 @dataclass
 class SilverFold:
-    """Folds the batches of one shard of silver; a `streaming.sharded.ShardFold`.
+    """Folds the batches of one shard of silver: judges their messages, and emits rows and a report.
 
     Attributes:
         columns: The declared columns.
         capture: The settings of capture.
         decisions: Operators' decisions by message.
-        snapshot_interval: Time between snapshots of a session's table, ms.
-        is_vectorized: False judges every message one by one: slower, with the same result.
+        snapshot_interval: The time between snapshots of a session's table, ms.
+        is_vectorized: False to judge every message one by one: slower, with the same result.
         processor: Makes the payloads from judged messages. None means silver's own, which makes the tables of sessions.
     """
 
@@ -63,7 +63,7 @@ class SilverFold:
     _rules: RuleLookup | None = field(default=None, repr=False)
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
-        """Folds the chunks of one batch; returns the new state (None: unchanged) and the payloads to emit."""
+        """Folds one batch of a shard. Returns the new state (None: unchanged) and the payloads to emit."""
         self._rules = self._rules or RuleLookup(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
@@ -77,7 +77,7 @@ class SilverFold:
         batch = judge.follow_chains(batch)
         processor = self.processor or SilverTableProcessor(self.columns, self._rules)
         payloads: Payloads = []
-        is_due = judge.has_due_sessions or _is_any_time_due(processor.list_due_times(memory), after.clock)
+        is_due = judge.has_due_sessions or _is_any_due_time_passed(processor.list_due_times(memory), after.clock)
         if batch.num_rows or silences or after.clock.first_times or is_due:
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
@@ -90,11 +90,11 @@ class SilverFold:
 
 
 def _list_topic_partitions(messages: pa.Table) -> set[TopicPartition]:
-    _, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
+    _, (topics, partitions) = number_distinct_combinations(messages["topic"], messages["partition"])
     return set(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
 
 
-def _is_any_time_due(due_times: Mapping[TopicPartition, int], clock: ShardClock) -> bool:
+def _is_any_due_time_passed(due_times: Mapping[TopicPartition, int], clock: ShardClock) -> bool:
     now = clock.stream_times_by_partition if due_times else {}
     return any(time < now.get(place, time) for place, time in due_times.items())
 
@@ -122,7 +122,7 @@ class ShardJudge:
         self._chain_gaps: dict[str, list[ChainGap]] = {}
 
     def follow_chains(self, messages: pa.Table) -> pa.Table:
-        """Follows the chains of the batch, whose gaps are then judged with their sessions.
+        """Finds gaps in the counters that sessions of the batch share. They are judged later, with their sessions.
 
         Args:
             messages: All messages of the batch, malformed and ignored ones too.
@@ -144,7 +144,7 @@ class ShardJudge:
 
     @property
     def has_due_sessions(self) -> bool:
-        """True if stream time alone makes it necessary to judge, cut, mark as expired or forget a session."""
+        """True if stream time alone requires to judge a session, cut its table, mark it as expired or forget it."""
         cursors = self._state.cursors
         if self._list_silent_chains():
             return True
@@ -160,7 +160,7 @@ class ShardJudge:
 
     def judge_messages(self, messages: pa.Table, *, is_vectorized: bool) -> JudgedBatch:
         """Judges well-formed messages, and the sessions without messages that are due by stream time."""
-        messages, owner, keys = sort_by_session(messages)
+        messages, owner, keys = sort_messages_by_session(messages)
         places = self._state.find_cursor_indices(keys)
         silent = self._find_due_sessions(places)
         keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
@@ -180,30 +180,30 @@ class ShardJudge:
                 held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NO_STRETCHES, ShardClock([])
             ),
             held_bounds=held_bounds,
-            decisions=self._index_decisions(names),
-            chain_gaps=self._number_chain_gaps(keys),
+            decisions=self._list_decisions_by_session(names),
+            chain_gaps=self._list_chain_gaps_by_session(keys),
             open_rows=rows.open_rows,
         )
-        self._load_sessions(batch, places)
+        self._load_cursors(batch, places)
         out = judge_batch(batch, is_vectorized=is_vectorized)
         if self._state.clock.may_have_untimed_messages:
             clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
-        seen = self._store_sessions(batch, keys, places)
+        seen = self._store_cursors(batch, keys, places)
         self._store_held_messages(combined, out)
-        combined = replace_seqs(rows.build_applied_messages(), out.unwrapped_seqs)
+        combined = replace_message_seqs(rows.build_applied_messages(), out.unwrapped_seqs)
         judged = self._build_judged_batch(combined, held.num_rows, batch.new_messages, out, names, places, seen)
         self._remove_finished_sessions()
         return judged
 
-    def _load_sessions(self, batch: ShardBatch, cursor_indices: Int64s) -> None:
-        """Copies cursors and memories of the sessions, at the indices `cursor_indices` of the state, into the batch."""
+    def _load_cursors(self, batch: ShardBatch, cursor_indices: Int64s) -> None:
+        """Copies the cursors and memories at these indices of the state into the batch."""
         known = cursor_indices >= 0
         batch.cursors[known] = self._state.cursors[cursor_indices[known]]
         batch.memories[known] = self._state.memories[cursor_indices[known]]
-        batch.ends = self._read_end_times(batch)
+        batch.ends = self._find_end_times_of_sessions(batch)
 
-    def _store_sessions(self, batch: ShardBatch, keys: pa.Array, cursor_indices: Int64s) -> Bools:
-        """Stores the sessions' cursors and sets their indices in `cursor_indices`.
+    def _store_cursors(self, batch: ShardBatch, keys: pa.Array, cursor_indices: Int64s) -> Bools:
+        """Stores the batch's cursors in the state, and writes their indices there into `cursor_indices`.
 
         Returns:
             A boolean for each session: True if the state contains it now.
@@ -253,15 +253,15 @@ class ShardJudge:
         )
 
     def _find_clock_indices(self, messages: pa.Table) -> Int64s:
-        """Returns the lane of each message: the index of its topic-partition in the shard's clock."""
-        lane, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
+        """Returns, for each message, the index of its topic-partition in the shard's clock."""
+        lane, (topics, partitions) = number_distinct_combinations(messages["topic"], messages["partition"])
         index = self._state.clock.find_partition_index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
         places = np.array([index(pair) for pair in pairs], np.int64)
         return places[lane] if len(places) else lane
 
-    def _read_end_times(self, batch: ShardBatch) -> Int64s:
-        """Returns for each session the stream time of its topic-partition after the batch, ms."""
+    def _find_end_times_of_sessions(self, batch: ShardBatch) -> Int64s:
+        """Returns, for each session, the stream time (ms) of its topic-partition after the batch."""
         lane = batch.cursors["lane"].astype(np.int64)
         stream = batch.new_messages
         lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
@@ -283,13 +283,13 @@ class ShardJudge:
         return np.where(seen, times[lane] - np.where(seen, cursors["last_kafka_ts"], 0), 0), timeouts[lane]
 
     def _find_due_sessions(self, sessions_with_messages: Int64s) -> Int64s:
-        """Returns the indices of cursors without messages in the batch that must be judged.
+        """Returns the indices of cursors that must be judged although their sessions have no messages in the batch.
 
-        Such a session has a gap that was not filled in time, held messages that its expiry releases, or a gap of its
-        chain.
+        Such a session has a gap that was not filled in time, held messages that its expiry releases, or a gap in a
+        counter that it shares.
 
         Args:
-            sessions_with_messages: Indices of the cursors with messages.
+            sessions_with_messages: The indices of cursors whose sessions have messages in the batch.
         """
         cursors = self._state.cursors
         if not len(cursors):
@@ -304,16 +304,16 @@ class ShardJudge:
         return np.flatnonzero(due)
 
     def _remove_held_messages(self, keys: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Int64s]:
-        """Removes the held messages of these sessions from the state.
+        """Removes the held messages of these sessions from the state, and returns them sorted by session.
 
         Returns:
-            The messages by session, and the index of each session's first message, followed by the number of messages.
+            The messages; and the index of each session's first message, with the number of messages as the last value.
         """
         state = self._state
         nothing = np.zeros(len(keys) + 1, np.int64)
         if state.held_messages is None:
             return schema.empty_table(), nothing
-        owner = find_session_numbers(state.held_messages, keys)
+        owner = find_held_session_numbers(state.held_messages, keys)
         mine = np.flatnonzero(owner >= 0)
         order = mine[np.lexsort((*(state.held_messages[name].to_numpy()[mine] for name in ("seq", "ts")), owner[mine]))]
         taken = state.held_messages.take(pa.array(order)).combine_chunks()
@@ -330,13 +330,15 @@ class ShardJudge:
                 rows if state.held_messages is None else pa.concat_tables([state.held_messages, rows])
             ).combine_chunks()
 
-    def _number_chain_gaps(self, keys: pa.Array) -> dict[int, list[ChainGap]]:
-        """Returns the gaps of chains by the number of the session that they concern."""
+    def _list_chain_gaps_by_session(self, keys: pa.Array) -> dict[int, list[ChainGap]]:
+        """Returns the gaps of shared counters by the number of the session that they concern."""
         if not self._chain_gaps:
             return {}
         return {number: self._chain_gaps[key] for number, key in enumerate(keys.to_pylist()) if key in self._chain_gaps}
 
-    def _index_decisions(self, session_parts: tuple[pa.Array, pa.Array, pa.Array]) -> dict[int, dict[int, Decision]]:
+    def _list_decisions_by_session(
+        self, session_parts: tuple[pa.Array, pa.Array, pa.Array]
+    ) -> dict[int, dict[int, Decision]]:
         found: dict[int, dict[int, Decision]] = {}
         if self._decisions:
             number_of = {
@@ -348,7 +350,7 @@ class ShardJudge:
         return found
 
     def _make_cuts_due_by_time(self) -> Cuts:
-        """Returns the cuts, in any session of the state, that stream time alone caused."""
+        """Returns the cuts of all sessions in the state that are due because of stream time alone."""
         state = self._state
         if not len(state.cursors):
             return create_cuts()
@@ -363,7 +365,10 @@ class ShardJudge:
         return list_silent_chains(self._state.chains, self._rules, self._state.clock.stream_times_by_partition)
 
     def _mark_expired_sessions(self) -> Int64s:
-        """Marks the sessions that have expired by stream time; returns the cursor indices of the newly marked ones."""
+        """Marks the sessions that have expired by stream time.
+
+        Returns the cursor indices of those that were not marked before.
+        """
         cursors = self._state.cursors
         silence, timeout = self._measure_idle_times()
         newly = np.flatnonzero((silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED))

@@ -13,7 +13,7 @@ from sessionlake.protocol.chunk import decode_ipc
 
 @dataclass(frozen=True)
 class PayloadUnpacker:
-    """A `mapInArrow` function: takes record batches `payload binary`, and yields the rows in the payloads.
+    """A function for `mapInArrow` that decodes a fold's payloads (`payload binary`) into the rows in them.
 
     Attributes:
         batch_number: The value of the last column, `_batch`. As a literal in the query, it would make Spark compile
@@ -29,7 +29,7 @@ class PayloadUnpacker:
                 yield from unpack_rows([payload.as_buffer()], self.batch_number).to_batches()
 
 
-def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch_number: int) -> pa.Table:
-    """Returns the rows in the payloads, with `batch_number` in an additional last column `_batch`."""
+def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
+    """Returns the rows in these payloads, with the number of the batch in an added last column `_batch`."""
     rows = pa.concat_tables([decode_ipc(payload) for payload in payloads])
-    return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch_number, np.int64)))
+    return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))

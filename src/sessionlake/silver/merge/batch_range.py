@@ -36,7 +36,10 @@ class BatchRange:
     rows_by_table: tuple[Mapping[str, pa.Table], ...] = ()
 
     def find_rows_in_memory(self, table: str) -> pa.Table | None:
-        """Returns the range's rows of a table if the rows of every batch are in memory and there are any; else None."""
+        """Returns the rows that the range has appended to a table.
+
+        None if some are not in memory, or there are none.
+        """
         if not self.rows_by_table or not all(self.rows_by_table):
             return None
         found = [rows[table] for rows in self.rows_by_table if table in rows]
@@ -44,7 +47,7 @@ class BatchRange:
 
 
 class MergeSource:
-    """Base of `DriverSource` and `ClusterSource`, which compute the rows to merge for a range of batches."""
+    """The base of the classes that compute the rows to merge for a range of batches, in the driver or with Spark."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         self._spark = spark
@@ -54,5 +57,6 @@ class MergeSource:
 
     @property
     def _change_column_names(self) -> tuple[str, ...]:
+        """The columns of `session_changes` from which net changes are computed."""
         declared = (column.name for column in self._columns)
         return (*ROW_KEY, *declared, RESCUED, *CLEAR_MARKERS, "change", "_set", "_position", "ordinal", "_life")

@@ -8,9 +8,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
-from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_ddl
+from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_changes_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
-from sessionlake.spark.frames import map_batches
+from sessionlake.spark.frames import apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,7 @@ class ClusterSource(MergeSource):
         spark: The Spark session.
         lake: The lake.
         settings: The settings of the lake.
-        batches: The range to merge.
+        batches: The range of batches to merge.
         changes: The approximate number of changes in the range, which decides the number of Spark tasks.
     """
 
@@ -45,12 +45,12 @@ class ClusterSource(MergeSource):
         return self._lake.read(self._spark, table).where(batches)
 
     def read_sessions(self) -> DataFrame:
-        """Returns the rows for `sessions`: the last row of each session in the range's `session_progress`."""
+        """Returns the rows to merge into `sessions`: each session's newest row in the range's `session_progress`."""
         # MERGE reads its source twice. The checkpoint has the source computed once.
         return select_newest_progress_frame(self._read_range(PROGRESS)).localCheckpoint()
 
-    def read_net_rows(self) -> DataFrame:
-        """Returns the net changes for `session_rows`, including a delete for each row that a clear removes."""
+    def read_net_changes(self) -> DataFrame:
+        """Returns the net changes to merge into `session_rows`, with a delete for each row that a clear removes."""
         from pyspark.sql import functions as F
 
         changes = self._read_range(CHANGES).select(*(quote(name) for name in self._change_column_names))
@@ -63,7 +63,7 @@ class ClusterSource(MergeSource):
                 *map(quote, changes.columns)
             )
         by_session = changes.repartition(self._tasks, *(F.col(name) for name in SESSION))
-        net = map_batches(by_session, NetChangesMapper(self._columns), build_net_ddl(self._columns))
+        net = apply_to_batches(by_session, NetChangesMapper(self._columns), build_net_changes_ddl(self._columns))
         if refolded_ids:
             net = net.unionByName(self._refold_sessions(filled_late, refolded_ids))
         net = net.localCheckpoint()
@@ -76,11 +76,11 @@ class ClusterSource(MergeSource):
         return all_rows.localCheckpoint()  # it is also read to find the bounds of its keys
 
     def _read_present_row_ids(self, cleared: DataFrame, session_ids: list[str]) -> DataFrame:
-        """Returns the row ids that `session_rows` has now for these sessions.
+        """Returns the keys of the rows that `session_rows` has now for these sessions.
 
         Args:
             cleared: The sessions, whose tables were cleared.
-            session_ids: Their ids; used to skip files if there are at most `NAMED_SESSIONS`.
+            session_ids: Their ids, by which files are skipped if there are not too many.
         """
         from pyspark.sql import functions as F
 
@@ -98,4 +98,4 @@ class ClusterSource(MergeSource):
             history = history.where(F.col("session_id").isin(session_ids))
         own = history.join(F.broadcast(refold_sessions), list(SESSION), "left_semi")
         by_session = own.select(*(quote(name) for name in self._change_column_names)).repartition(self._tasks, *SESSION)
-        return map_batches(by_session, SeqRefoldMapper(self._columns), build_net_ddl(self._columns))
+        return apply_to_batches(by_session, SeqRefoldMapper(self._columns), build_net_changes_ddl(self._columns))

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.delta.storage.reading import Condition, is_in
-from sessionlake.protocol.arrow import SESSION, has_session_in
+from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
 from sessionlake.silver.merge.seq_history import read_seq_history
-from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
+from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DriverSource(MergeSource):
         self._progress = self._read_range(PROGRESS, None)
 
     def _read_range(self, table: str, columns: Sequence[str] | None) -> pa.Table:
-        """Returns the range's rows of a table: those in memory if they are complete, otherwise read from the table."""
+        """Returns the rows that the range has appended to a table: from memory if all are there, else read."""
         known = self._batches.find_rows_in_memory(table)
         if known is not None:
             return known if columns is None else known.select(columns)
@@ -53,15 +53,17 @@ class DriverSource(MergeSource):
         return self._table(table, *batches, columns=columns)
 
     def read_sessions(self) -> pa.Table:
-        """Returns the rows for `sessions`: the last row of each session in the range's `session_progress`."""
+        """Returns the rows to merge into `sessions`: each session's newest row in the range's `session_progress`."""
         return select_newest_progress(self._progress)
 
-    def read_net_rows(self) -> pa.Table:
-        """Returns net changes for `session_rows`, columns as `build_net_schema`, with a delete for each cleared row."""
+    def read_net_changes(self) -> pa.Table:
+        """Returns the net changes to merge into `session_rows`, with a delete for each row that a clear removes."""
         changes = self._changes
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if filled_late.num_rows:
-            usual = compute_net_changes(changes.filter(pc.invert(has_session_in(changes, filled_late))), self._columns)
+            usual = compute_net_changes(
+                changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late))), self._columns
+            )
             net = pa.concat_tables([usual, self._refold_sessions(filled_late)])
         else:
             net = compute_net_changes(changes, self._columns)
@@ -82,7 +84,7 @@ class DriverSource(MergeSource):
         named = _build_session_conditions(sessions)
         cuts = read_kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), sessions=sessions)
         rows, changes = read_seq_history(self._table, sessions, cuts, self._batches.last, self._columns, named)
-        return refold_by_seq(changes, self._columns, rows)
+        return fold_in_seq_order(changes, self._columns, rows)
 
 
 def _build_session_conditions(sessions: pa.Table) -> list[Condition]:
@@ -92,6 +94,7 @@ def _build_session_conditions(sessions: pa.Table) -> list[Condition]:
 
 
 def _build_delete_rows(keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Returns net changes that delete the rows with these keys."""
     count = keys.num_rows
     given = {**{name: keys[name] for name in ROW_KEY}, DELETE: pa.array([True] * count, pa.bool_())}
     return pa.Table.from_arrays([given.get(f.name, pa.nulls(count, f.type)) for f in schema], schema=schema)

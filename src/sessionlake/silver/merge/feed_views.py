@@ -33,53 +33,57 @@ class _ViewColumn(NamedTuple):
     comment: str
 
 
-def _make_plain_column(name: str, comment: str) -> _ViewColumn:
+def _create_plain_column(name: str, comment: str) -> _ViewColumn:
+    """Returns a column of a view that has a table's column unchanged."""
     return _ViewColumn(name, quote(name), comment)
 
 
-_SESSION = (_make_plain_column("topic", "Kafka topic"), _make_plain_column("session_id", "Id of the session"))
+_SESSION = (
+    _create_plain_column("topic", "Kafka topic"),
+    _create_plain_column("session_id", "Id of the session"),
+)
 _ENDS = {
     ROWS: (
-        _make_plain_column(
+        _create_plain_column(
             "_rescued", "JSON object of the undeclared fields in the row's last upsert; null if there are none"
         ),
         _ViewColumn("_time", _TIME, "Event time of the message that changed the row last"),
-        _make_plain_column("_seq", "seq of the message that changed the row last"),
-        _make_plain_column("_offset", "Kafka offset of the message that changed the row last"),
-        _make_plain_column("partition", "Kafka partition"),
+        _create_plain_column("_seq", "seq of the message that changed the row last"),
+        _create_plain_column("_offset", "Kafka offset of the message that changed the row last"),
+        _create_plain_column("partition", "Kafka partition"),
     ),
     CHANGES: (
-        _make_plain_column("_rescued", "JSON object of the undeclared fields of the row; null if there are none"),
-        _make_plain_column(
+        _create_plain_column("_rescued", "JSON object of the undeclared fields of the row; null if there are none"),
+        _create_plain_column(
             "_set", "The columns that the message set; the others are null here, and keep their values in the row"
         ),
         _ViewColumn("_time", _TIME, "Event time of the message"),
-        _make_plain_column("kafka_timestamp", "Kafka timestamp of the message"),
-        _make_plain_column("_applied_at", "Stream time at which the message was applied"),
-        _make_plain_column("_seq", "seq of the message"),
-        _make_plain_column("_offset", "Kafka offset of the message"),
-        _make_plain_column(
+        _create_plain_column("kafka_timestamp", "Kafka timestamp of the message"),
+        _create_plain_column("_applied_at", "Stream time at which the message was applied"),
+        _create_plain_column("_seq", "seq of the message"),
+        _create_plain_column("_offset", "Kafka offset of the message"),
+        _create_plain_column(
             "_position", "Position of the message in the order in which the session's messages were applied"
         ),
-        _make_plain_column("ordinal", "Position of the change inside its message"),
-        _make_plain_column("partition", "Kafka partition"),
+        _create_plain_column("ordinal", "Position of the change inside its message"),
+        _create_plain_column("partition", "Kafka partition"),
     ),
 }
-_CHANGE = _make_plain_column("change", "clear (a snapshot empties the table), upsert or delete")
+_CHANGE = _create_plain_column("change", "clear (a snapshot empties the table), upsert or delete")
 
 
-def list_source_tables(capture: CaptureSettings) -> dict[str, str]:
-    """Returns for the name of each feed's view, as in `silver.orders`, the table that it reads."""
+def list_feed_view_sources(capture: CaptureSettings) -> dict[str, str]:
+    """Returns, by the name of each feed's views, such as `silver.orders`, the table that the view reads."""
     return {view: table for feed in capture.feeds for view, table in zip(feed.views, (ROWS, CHANGES), strict=True)}
 
 
 def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | None = None) -> None:
-    """Creates or replaces views of feeds. They are permanent in a catalog, else they exist in this Spark session.
+    """Creates or replaces views of feeds. In a catalog they are permanent; else they exist only in this Spark session.
 
     Args:
         spark: The Spark session.
         lake: The lake.
-        views: The names of the views; None for all.
+        views: The names of the views to create; None for all.
     """
     for feed in lake.settings.capture.feeds:
         for name, table in zip(feed.views, (ROWS, CHANGES), strict=True):
@@ -87,7 +91,7 @@ def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | 
                 _create_view(spark, lake, name, table, feed)
 
 
-def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: FeedSettings) -> None:
+def _create_view(spark: SparkSession, lake: Lake, view: str, table: str, feed: FeedSettings) -> None:
     columns = list(_list_columns(feed, table))
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
     source = _build_source_sql(spark, lake, table)
@@ -97,12 +101,13 @@ def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: F
         f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
     )
     spark.sql(
-        f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({heads}) "
+        f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, view)} ({heads}) "
         f"COMMENT {quote_sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
     )
 
 
 def _list_columns(feed: FeedSettings, table: str) -> Iterator[_ViewColumn]:
+    """Yields the columns of a feed's view: those that identify the row, the feed's own, and those about the message."""
     made = feed.build()
     keys = [column.name for column in made.key]
     yield from _SESSION
@@ -117,7 +122,7 @@ def _list_columns(feed: FeedSettings, table: str) -> Iterator[_ViewColumn]:
 
 
 def _build_value_sql(column: FeedColumn) -> str:
-    """Returns the SQL expression of a column. A variant is stored as JSON text."""
+    """Returns the SQL expression of a feed's column. A variant is stored as JSON text, so it is parsed."""
     name = quote(column.name)
     if column.sql == "variant":
         return f"parse_json({name})"

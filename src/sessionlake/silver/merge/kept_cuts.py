@@ -19,14 +19,14 @@ ReadTable = Callable[..., pa.Table]
 
 
 def read_kept_cuts(read_table: ReadTable, *conditions: Condition, sessions: pa.Table | None = None) -> pa.Table:
-    """Returns the cuts whose whole tables are stored and that meet the conditions, with the tables' number of rows.
+    """Returns the cuts whose whole tables are stored, with each table's number of `rows`.
 
-    An older version stored the table at every cut without an index and without counting rows: `rows` is null for these.
+    An older version stored the table at every cut without counting its rows: `rows` is null for these.
 
     Args:
         read_table: Reads a table.
         conditions: Conditions on the cuts.
-        sessions: Sessions to read the cuts of; None means all.
+        sessions: The sessions whose cuts are read; None means all.
     """
     index = read_table(SNAPSHOT_INDEX, *conditions, sessions=sessions)
     before = read_table(CUTS, *conditions, ("changes", is_null, None), sessions=sessions)
@@ -35,6 +35,6 @@ def read_kept_cuts(read_table: ReadTable, *conditions: Condition, sessions: pa.T
 
 
 def read_kept_cuts_frame(spark: SparkSession, lake: Lake) -> DataFrame:
-    """Returns all cuts whose whole tables are stored, as a Spark frame; `rows` is null if the rows were not counted."""
+    """Returns all cuts whose whole tables are stored, as a Spark frame. `rows` is null if the rows were not counted."""
     before = lake.read(spark, CUTS).where("changes IS NULL")
     return lake.read(spark, SNAPSHOT_INDEX).unionByName(before, allowMissingColumns=True)

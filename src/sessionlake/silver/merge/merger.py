@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, block_transaction, build_merge_app_id, merge_rows
+from sessionlake.delta.commit import append_and_read_commit, block_transaction, build_merge_app_id, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -42,8 +42,8 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.feed_views import create_feed_views
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, find_lowest_value
-from sessionlake.silver.merge.sources import UPSERT_SESSIONS, describe_row_upsert, read_merge_sources
-from sessionlake.silver.merge.splits import record_splits
+from sessionlake.silver.merge.sources import UPSERT_SESSIONS, build_row_upsert, read_merge_sources
+from sessionlake.silver.merge.splits import record_split_sessions
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 from sessionlake.spark.frames import Rows
@@ -86,8 +86,8 @@ class PendingBatch:
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def select_batches_for_merge(pending: Sequence[PendingBatch]) -> list[PendingBatch]:
-    """Returns the batches for the next merge: the oldest pending ones, up to the limits of a merge but at least one."""
+def select_batches_to_merge(pending: Sequence[PendingBatch]) -> list[PendingBatch]:
+    """Returns the oldest of the pending batches, as many as one merge may have, but at least one."""
     messages = changes = 0
     for number, item in enumerate(pending):
         messages, changes = messages + item.messages, changes + item.changes
@@ -97,6 +97,7 @@ def select_batches_for_merge(pending: Sequence[PendingBatch]) -> list[PendingBat
 
 
 def _build_merge_app_id(pending: Sequence[PendingBatch]) -> str:
+    """Returns the transaction id of the merges of a stream's batches."""
     return build_merge_app_id(pending[0].app_id)
 
 
@@ -109,20 +110,26 @@ def _count_cuts(outputs: Iterable[TableOutput]) -> int:
 
 
 def _are_all_in_memory(rows: Mapping[str, pa.Table], outputs: Iterable[TableOutput]) -> bool:
-    """Returns True if every row the merge needs is still in memory. Tables with too many rows are missing."""
+    """Returns True if all rows that a merge of the batch needs are still in memory.
+
+    Args:
+        rows: The batch's rows in memory, by table. Tables with too many rows are missing.
+        outputs: The numbers of rows that the batch has appended.
+    """
     written = {output.table: output.rows for output in outputs if output.table in _MERGED}
     return written == {table: rows[table].num_rows for table in _MERGED if table in rows}
 
 
-def _to_pending_batch(row: Row) -> PendingBatch:
+def _build_pending_batch(row: Row) -> PendingBatch:
+    """Returns a ledger entry of silver as a batch that is to be merged."""
     outputs = [TableOutput(**output) for output in row["outputs"]]
     starts = {(part["topic"], part["partition"]): part["first"] for part in row["offsets"]}
     changes, cuts = _count_changes(outputs), _count_cuts(outputs)
     return PendingBatch(row["app_id"], row["batch_id"], row["messages"], changes, cuts, starts=starts)
 
 
-def _merge_first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]:
-    """Returns the lowest offset of each topic-partition in all these batches together."""
+def _find_lowest_first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]:
+    """Returns, by topic-partition, the lowest first offset of these batches."""
     found: dict[TopicPartition, int] = {}
     for item in pending:
         for place, first in item.starts.items():
@@ -131,7 +138,11 @@ def _merge_first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition
 
 
 class TableMerger:
-    """Merges batches that the stream of silver has committed, in a background thread or on demand."""
+    """Merges the batches that silver's stream has committed into silver's tables, in a background thread or on demand.
+
+    Attributes:
+        error: The error that ended the background thread; None if there was none.
+    """
 
     def __init__(
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
@@ -155,7 +166,12 @@ class TableMerger:
         self.error: BaseException | None = None
 
     def report_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
-        """Adds a batch committed by the stream to the pending ones, with its rows by table where they are in memory."""
+        """Adds a batch that the stream has committed to the pending ones.
+
+        Args:
+            entry: The batch's ledger entry.
+            rows: The rows that it has appended, by table, where they are in memory.
+        """
         batch, changes = entry.txn.version, _count_changes(entry.outputs)
         with self._lock:
             if self._pending is not None and all(item.batch != batch for item in self._pending):
@@ -167,7 +183,7 @@ class TableMerger:
         self._wakeup.set()
 
     def start(self) -> TableMerger:
-        """Starts merging in the background, at most once per merge interval, until `stop`. Returns this object."""
+        """Starts a background thread that merges at most once per merge interval, until `stop`. Returns this object."""
         self._thread = threading.Thread(target=self._merge_until_stopped, name="silver-tables", daemon=True)
         self._thread.start()
         return self
@@ -189,13 +205,17 @@ class TableMerger:
             self._stop.wait(0.1)
 
     def catch_up(self) -> int:
-        """Merges everything committed so far in this thread; returns the number of merges."""
+        """Merges all batches committed so far, in the calling thread. Returns the number of merges."""
         done = 0
         while self._merge_next():
             done += 1
         return done
 
     def _merge_until_stopped(self) -> None:
+        """Merges whenever batches are reported, at most once per merge interval, until `stop`.
+
+        For the background thread.
+        """
         pause = self._settings.silver.merge_interval.total_seconds()
         try:
             self.catch_up()
@@ -209,7 +229,11 @@ class TableMerger:
             self.error = error
 
     def _merge_next(self) -> bool:
-        batches_to_merge = self._take_next_batches()
+        """Merges the oldest pending batches into all tables, and writes the ledger entry.
+
+        Returns False if none are pending.
+        """
+        batches_to_merge = self._choose_next_batches()
         if not batches_to_merge:
             return False
         first, last = batches_to_merge[0].batch, batches_to_merge[-1].batch
@@ -221,11 +245,11 @@ class TableMerger:
             merged = read_merge_sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge_into_table(
-                    ROWS, merged.rows, describe_row_upsert(self._settings.capture.declared_columns), txn
+                    ROWS, merged.rows, build_row_upsert(self._settings.capture.declared_columns), txn
                 ),
                 self._merge_into_table(SESSIONS, merged.sessions, UPSERT_SESSIONS, txn),
-                *record_splits(
-                    self._spark, self._lake, merged.sessions, _merge_first_offsets(batches_to_merge), last, txn
+                *record_split_sessions(
+                    self._spark, self._lake, merged.sessions, _find_lowest_first_offsets(batches_to_merge), last, txn
                 ),
                 *self._merge_snapshots(batches, sum(item.cuts for item in batches_to_merge), txn),
             )
@@ -247,42 +271,51 @@ class TableMerger:
             self._on_merge(entry)
         return True
 
-    def _take_next_batches(self) -> list[PendingBatch]:
+    def _choose_next_batches(self) -> list[PendingBatch]:
         """Returns the batches for the next merge; an empty list if none are pending."""
         with self._lock:
             if self._pending is None:
-                self._pending = self._read_pending_after_takeover()
-            return select_batches_for_merge(self._pending)
+                self._pending = self._read_pending_batches_after_takeover()
+            return select_batches_to_merge(self._pending)
 
-    def _read_pending_after_takeover(self) -> list[PendingBatch]:
+    def _read_pending_batches_after_takeover(self) -> list[PendingBatch]:
         """Returns the pending batches, after making sure that an earlier process can no longer merge them.
 
         No plan of Spark's fixes which batches a merge contains. So a merge that the earlier process completed later
         could contain other batches than this process assumes.
         """
-        token, pending = self._lake.storage.get_fencing_token(SILVER), self._read_pending()
+        token, pending = self._lake.storage.get_fencing_token(SILVER), self._read_pending_batches()
         if not token or not pending:
             return pending
         block_transaction(
             self._spark, self._lake, _WRITTEN, Txn.build_txn_before_lease_holder(_build_merge_app_id(pending), token)
         )
-        return self._read_pending()
+        return self._read_pending_batches()
 
-    def _read_pending(self) -> list[PendingBatch]:
+    def _read_pending_batches(self) -> list[PendingBatch]:
         """Returns the batches in the ledger that are not merged yet."""
         reader = self._lake.reader(self._spark)
         with self._lake.storage.cache_reads():
             behind = read_entries_after(
                 reader, SILVER, read_last_merged_batch_number(reader), "messages", "outputs", "offsets"
             )
-        return [*map(_to_pending_batch, behind)]
+        return [*map(_build_pending_batch, behind)]
 
     def _merge_into_table(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
+        """Merges rows into a table. Returns the table's version and the number of rows, for the ledger."""
         commit = merge_rows(self._spark, self._lake, table, rows, upsert, txn)
         return TableOutput(table, commit.version, commit.rows)
 
     def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
-        """Stores the whole tables that are due at the cuts of the batches; runs no Spark job if there are no cuts."""
+        """Stores the whole tables of sessions that are due at the cuts of these batches.
+
+        Without cuts, runs no Spark job.
+
+        Args:
+            batches: The range of batches.
+            cuts: The number of their cuts.
+            txn: The transaction of the merge.
+        """
         if not cuts:
             return ()
         made, outputs = SnapshotSource(self._spark, self._lake, self._settings).compute_tables(batches, cuts), []
@@ -296,7 +329,12 @@ class TableMerger:
         return tuple(outputs)
 
     def _add_rows(
-        self, table: str, rows: DataFrame | pa.Table, lowest_value: tuple[str, Any], keys: tuple[str, ...], txn: Txn
+        self,
+        table: str,
+        rows: DataFrame | pa.Table,
+        lowest_value: tuple[str, Any],
+        key_columns: tuple[str, ...],
+        txn: Txn,
     ) -> TableOutput:
         """Adds rows to a table. Rows that the table already has, from a merge that died, are not added twice.
 
@@ -305,16 +343,14 @@ class TableMerger:
             rows: The rows.
             lowest_value: A column and its lowest value in these rows; rows of the table with lower values are not
                 compared.
-            keys: The columns that identify a row.
+            key_columns: The columns that identify a row.
             txn: The transaction.
         """
         column, value = lowest_value
         if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
-            append_rows(
-                self._spark, self._lake, table, rows, txn
-            )  # no row can be there already, so an append is enough
-            commit = self._lake.last_commit(self._spark, table)
+            # No row can be there already, so an append is enough.
+            commit = append_and_read_commit(self._spark, self._lake, table, rows, txn)
             return TableOutput(table, commit.version, commit.rows)
         names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
-        others = tuple(name for name in names if name not in keys)
-        return self._merge_into_table(table, rows, Upsert(keys, others, pruned_by=(column,), updates=False), txn)
+        others = tuple(name for name in names if name not in key_columns)
+        return self._merge_into_table(table, rows, Upsert(key_columns, others, pruned_by=(column,), updates=False), txn)

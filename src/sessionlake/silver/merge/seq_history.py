@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.delta.storage.values import to_values
-from sessionlake.protocol.arrow import build_session_keys, has_session_in, semi_join
+from sessionlake.protocol.arrow import build_session_keys, find_rows_of_sessions, select_matching_rows
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import select_latest_cuts, select_resumable_cuts
@@ -29,31 +29,30 @@ def read_seq_history(
     columns: tuple[Column, ...],
     conditions: Sequence[Condition] = (),
 ) -> tuple[pa.Table, pa.Table]:
-    """Returns stored tables and changes from which the tables of sessions after a batch are computed in seq order.
+    """Reads what the tables of sessions in seq order, after a batch, are computed from.
 
     Args:
         read_table: Reads a table.
-        sessions: The sessions, columns `SESSION`.
-        cuts: Cuts whose tables are stored, of these and any other sessions, as `read_kept_cuts` returns them.
+        sessions: The sessions, as `topic, partition, session_id`.
+        cuts: Cuts whose tables are stored, of these and any other sessions.
         last_batch: The number of the batch.
         columns: The declared columns.
         conditions: More conditions on the rows of these sessions, which let Delta skip files.
 
     Returns:
-        The stored tables, columns as `build_rows_schema`, and the changes since, columns as
-        `list_change_columns`. A session
-        without a suitable stored table has all its changes and no table.
+        A stored table of each session to start from, and all its changes since. A session without a suitable stored
+        table has all its changes and no table.
     """
-    tried = select_latest_cuts(cuts.filter(has_session_in(cuts, sessions)), _TRIED)
+    tried = select_latest_cuts(cuts.filter(find_rows_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*conditions, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
     changes = read_table(CHANGES, *until, *recent, columns=list_change_columns(columns), sessions=sessions)
     base = select_last_cuts(select_resumable_cuts(tried, changes))
-    without_base = sessions.filter(pc.invert(has_session_in(sessions, base)))
+    without_base = sessions.filter(pc.invert(find_rows_of_sessions(sessions, base)))
     if without_base.num_rows and recent:
         all_changes = read_table(CHANGES, *until, columns=list_change_columns(columns), sessions=without_base)
-        changes = pa.concat_tables([changes.filter(has_session_in(changes, base)), all_changes])
+        changes = pa.concat_tables([changes.filter(find_rows_of_sessions(changes, base)), all_changes])
     position = base["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
     schema = build_rows_schema(columns)
@@ -62,5 +61,5 @@ def read_seq_history(
     held = read_table(
         SNAPSHOTS, ("snapshot_at", is_in, to_values(pc.unique(base["snapshot_at"]))), *conditions, sessions=base
     )
-    rows = semi_join(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
+    rows = select_matching_rows(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

@@ -16,7 +16,7 @@ _OWN = ("beneath", "_batch")
 
 
 def select_newest_progress(progress: pa.Table) -> pa.Table:
-    """Returns rows for `sessions`: the last row of each session among these rows of `session_progress`, in memory."""
+    """Returns rows for `sessions`: of these rows of `session_progress`, the last one of each session. In memory."""
     ordered = progress.sort_by([("_batch", "descending")])
     index = pa.array(range(ordered.num_rows), pa.int64())
     newest = ordered.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
@@ -24,7 +24,7 @@ def select_newest_progress(progress: pa.Table) -> pa.Table:
 
 
 def select_newest_progress_frame(progress: DataFrame) -> DataFrame:
-    """Returns rows for `sessions`: the last row of each session among these rows of `session_progress`, with Spark."""
+    """Returns rows for `sessions`: of these rows of `session_progress`, the last one of each session. With Spark."""
     from pyspark.sql import functions as F
 
     fields = [name for name in progress.columns if name not in {*SESSION, *_OWN}]

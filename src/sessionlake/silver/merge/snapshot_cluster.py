@@ -23,7 +23,7 @@ from sessionlake.silver.tables.snapshots import (
     build_snapshots_schema,
     list_change_columns,
 )
-from sessionlake.spark.frames import map_batches
+from sessionlake.spark.frames import apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,7 +37,7 @@ _CUTS_A_TASK = 2_000
 
 @dataclass(frozen=True)
 class KeptTables:
-    """The whole tables to store for a range of batches: Arrow tables if the driver computed them, else Spark frames.
+    """The whole tables of sessions to store: Arrow tables if the driver computed them, else Spark frames.
 
     Attributes:
         rows: Rows for `session_snapshots`.
@@ -49,7 +49,7 @@ class KeptTables:
 
 
 class ClusterSnapshots:
-    """Computes with Spark the whole tables to store for a range of batches."""
+    """Computes with Spark the whole tables of sessions to store at the cuts of a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -66,9 +66,9 @@ class ClusterSnapshots:
         """
         from pyspark.sql import functions as F
 
-        due, last = self._weigh_cuts(batches)
+        due, last = self._select_cuts_to_store(batches)
         since = self._read_changes_since(due, last, batches.last)
-        late_filled = self._add_late_fills(since, last, batches.last)
+        late_filled = self._find_late_filled_sessions(since, last, batches.last)
         weight_names = {name: internal(name) for name in WEIGHTS}
         weights = last.select(*SESSION, "rows", "since")
         heads = (
@@ -80,7 +80,7 @@ class ClusterSnapshots:
             weight_names
         )
         oldest = F.timestamp_micros(_compute_lowest_value(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
-        held = self._read_frame(SNAPSHOTS).where(_is_of_sessions(last) & (F.col("snapshot_at") >= oldest))
+        held = self._read_frame(SNAPSHOTS).where(_build_session_condition(last) & (F.col("snapshot_at") >= oldest))
         held = held.join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
         parts = self._read_changes(since, late_filled, batches.last).withColumn(KIND, F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
@@ -89,21 +89,21 @@ class ClusterSnapshots:
         # Spark matches the function's columns by position, and their order differs from that of the table.
         made_of = self._read_frame(SNAPSHOTS).select(*map(quote, build_snapshots_schema(self._columns).names))
         function, schema = SnapshotTablesMapper(self._columns), made_of.schema
-        made = map_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
+        made = apply_to_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
-    def _weigh_cuts(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
-        """Returns two frames for the sessions of which at least one table in the range is stored.
+    def _select_cuts_to_store(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
+        """Decides for which sessions at least one table in the range is stored.
 
         Returns:
             The cuts of these sessions in the range, and each session's last stored cut before the range. The latter
-            have `rows` (of the stored table) and `since` (changes after it), by which `silver.tables.weights` decides.
+            have the number of `rows` of the stored table, and of changes `since`.
         """
         from pyspark.sql import functions as F
 
         due = self._read_frame(CUTS).where(F.col("_batch").between(batches.first, batches.last))
-        before = (F.col("_batch") < batches.first) & _is_of_sessions(due)
+        before = (F.col("_batch") < batches.first) & _build_session_condition(due)
         kept = read_kept_cuts_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
         last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
@@ -120,7 +120,13 @@ class ClusterSnapshots:
         return due.join(kept_now, list(SESSION), "left_semi"), last.join(kept_now, list(SESSION), "left_semi")
 
     def _read_changes_since(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """Returns the changes of the sessions in `due` after their last stored table; all changes without a table."""
+        """Returns the changes of sessions after their last stored tables; all changes of a session without one.
+
+        Args:
+            due: The cuts of these sessions in the range.
+            last: The last cut of each session whose table is stored.
+            last_batch: The last batch of the range.
+        """
         from pyspark.sql import functions as F
 
         begun = last.select(*SESSION, F.col("position").alias(_LAST), F.col("snapshot_at").alias(_LAST_AT))
@@ -128,7 +134,9 @@ class ClusterSnapshots:
         times = F.unix_micros(F.coalesce(_LAST_AT, "changed_at")).alias("at")
         oldest = _compute_lowest_value(due.join(begun, list(SESSION), "left").select(times), "at")
         late = F.col("_applied_at") >= F.timestamp_micros(oldest)
-        history = self._read_frame(CHANGES).where((F.col("_batch") <= last_batch) & late & _is_of_sessions(due))
+        history = self._read_frame(CHANGES).where(
+            (F.col("_batch") <= last_batch) & late & _build_session_condition(due)
+        )
         return (
             history.select(*map(quote, list_change_columns(self._columns)), "_batch")
             .join(due, list(SESSION), "left_semi")
@@ -137,22 +145,22 @@ class ClusterSnapshots:
             .drop(_LAST)
         )
 
-    def _add_late_fills(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """Returns the sessions that had a late fill since their last stored tables, with `LATE_FILLED` set to True.
+    def _find_late_filled_sessions(self, changes: DataFrame, last_kept: DataFrame, last_batch: int) -> DataFrame:
+        """Returns the sessions that had a late fill since their last stored tables. `LATE_FILLED` is True for them.
 
         Args:
-            since: The changes since these tables were stored, including the late fills.
-            last: The last cut of each session whose table is stored.
+            changes: The changes since these tables were stored, including the late fills.
+            last_kept: The last cut of each session whose table is stored.
             last_batch: The last batch of the range.
         """
         from pyspark.sql import functions as F
 
-        within = F.col("_batch").between(_compute_lowest_value(since, "_batch"), F.lit(last_batch))
+        within = F.col("_batch").between(_compute_lowest_value(changes, "_batch"), F.lit(last_batch))
         return (
             self._read_frame(PROGRESS)
             .where(F.col("beneath") & within)
-            .join(since, list(SESSION), "left_semi")
-            .join(last.select(*SESSION, F.col("_batch").alias(_LAST)), list(SESSION), "left")
+            .join(changes, list(SESSION), "left_semi")
+            .join(last_kept.select(*SESSION, F.col("_batch").alias(_LAST)), list(SESSION), "left")
             .where(F.col(_LAST).isNull() | (F.col("_batch") >= F.col(_LAST)))
             .select(*SESSION)
             .distinct()
@@ -160,35 +168,44 @@ class ClusterSnapshots:
             .localCheckpoint()
         )
 
-    def _read_changes(self, since: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
-        """Returns the changes since the last stored tables; for sessions with a late fill, all their changes."""
+    def _read_changes(self, changes: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
+        """Replaces the changes of sessions with a late fill by all changes that they ever had.
+
+        Args:
+            changes: The changes since the last stored tables.
+            late_filled: The sessions with a late fill.
+            last_batch: The last batch of the range.
+        """
         from pyspark.sql import functions as F
 
         columns = [*map(quote, list_change_columns(self._columns))]
         if late_filled.isEmpty():
-            return since.select(*columns)
+            return changes.select(*columns)
         history = (
             self._read_frame(CHANGES)
-            .where((F.col("_batch") <= last_batch) & _is_of_sessions(late_filled))
+            .where((F.col("_batch") <= last_batch) & _build_session_condition(late_filled))
             .select(*columns)
         )
         all_changes = history.join(late_filled, list(SESSION), "left_semi")
-        return since.select(*columns).join(late_filled, list(SESSION), "left_anti").unionByName(all_changes)
+        return changes.select(*columns).join(late_filled, list(SESSION), "left_anti").unionByName(all_changes)
 
     def _read_frame(self, table: str) -> DataFrame:
         return self._lake.read(self._spark, table)
 
 
-def _is_of_sessions(sessions: DataFrame) -> Column:
-    """Returns a condition that selects sessions by id, so that files can be skipped; true if there are too many."""
+def _build_session_condition(rows: DataFrame) -> Column:
+    """Returns a condition that selects the session ids in these rows, so that Delta can skip files.
+
+    If there are too many ids, returns a condition that is always true.
+    """
     from pyspark.sql import functions as F
 
-    found = sessions.select("session_id").distinct().limit(NAMED_SESSIONS + 1).collect()
+    found = rows.select("session_id").distinct().limit(NAMED_SESSIONS + 1).collect()
     return F.col("session_id").isin([row[0] for row in found]) if len(found) <= NAMED_SESSIONS else F.lit(col=True)
 
 
 def _compute_lowest_value(rows: DataFrame, column: str) -> Column:
-    """Returns the lowest value of a column of `rows` as a literal; null if there are no rows."""
+    """Computes the lowest value of a column, and returns it as a literal; null if there are no rows."""
     from pyspark.sql import functions as F
 
     return F.lit(rows.agg(F.min(column)).collect()[0][0]).cast("bigint")

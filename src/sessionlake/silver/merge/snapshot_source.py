@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.values import to_value, to_values
-from sessionlake.protocol.arrow import SESSION, build_session_keys, has_session_in, semi_join
+from sessionlake.protocol.arrow import SESSION, build_session_keys, find_rows_of_sessions, select_matching_rows
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
@@ -34,14 +34,14 @@ from sessionlake.silver.tables.snapshots import (
     list_change_columns,
     select_last_cuts,
 )
-from sessionlake.silver.tables.weights import select_cuts_of_kept_sessions, summarize_kept_tables
+from sessionlake.silver.tables.weights import build_snapshot_weights, mark_cuts_of_storing_sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 class SnapshotSource:
-    """Computes the whole tables to store for a range of batches, in the driver or with Spark."""
+    """Computes the whole tables of sessions to store at the cuts of a range of batches, in the driver or with Spark."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -75,12 +75,14 @@ class SnapshotSource:
         before = ("_batch", operator.lt, batches.first)
         kept = read_kept_cuts(read, *_build_session_conditions(due), before, sessions=due)
         last = select_last_cuts(kept)
-        weights = summarize_kept_tables(last, _read_passed_cuts(read, last, *_build_session_conditions(due), before))
-        due = due.filter(select_cuts_of_kept_sessions(due, weights))
+        weights = build_snapshot_weights(
+            last, _read_cuts_since_last_stored(read, last, *_build_session_conditions(due), before)
+        )
+        due = due.filter(mark_cuts_of_storing_sessions(due, weights))
         made = [build_snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
             rows, changes, late_filled = self._read_history(
-                read, due, last.filter(has_session_in(last, due)), kept, batches.last
+                read, due, last.filter(find_rows_of_sessions(last, due)), kept, batches.last
             )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)
@@ -95,7 +97,7 @@ class SnapshotSource:
     def _read_history(
         self, read_table: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
     ) -> tuple[pa.Table, pa.Table, pa.Table]:
-        """Returns what the whole tables are computed from.
+        """Reads what the whole tables of sessions are computed from.
 
         Args:
             read_table: Reads a table.
@@ -110,37 +112,42 @@ class SnapshotSource:
         until = *_build_session_conditions(due), ("_batch", operator.le, last_batch)
         columns = [*list_change_columns(self._columns), "_batch"]
         changes = read_table(CHANGES, _build_since_condition(due, last), *until, columns=columns, sessions=due)
-        changes = changes.filter(_compare_with_last(changes, "_position", pc.greater, last, "position"))
-        late_filled = self._add_late_fills(read_table, changes, last, until)
-        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(has_session_in(last, late_filled)))
+        changes = changes.filter(_compare_with_last_cut(changes, "_position", pc.greater, last, "position"))
+        late_filled = self._find_late_filled_sessions(read_table, changes, last, until)
+        changes, last = (
+            changes.drop_columns(["_batch"]),
+            last.filter(pc.invert(find_rows_of_sessions(last, late_filled))),
+        )
         times = to_values(pc.unique(last["snapshot_at"]))
         held = read_table(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
-        rows = semi_join(held, CUT_COLUMNS, last)
+        rows = select_matching_rows(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
             begun, history = read_seq_history(
                 read_table, late_filled, kept, last_batch, self._columns, _build_session_conditions(due)
             )
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
-            changes = pa.concat_tables([changes.filter(pc.invert(has_session_in(changes, late_filled))), history])
+            changes = pa.concat_tables(
+                [changes.filter(pc.invert(find_rows_of_sessions(changes, late_filled))), history]
+            )
         return rows, changes, late_filled
 
-    def _add_late_fills(
-        self, read_table: ReadTable, changes: pa.Table, last: pa.Table, until: Sequence[Condition]
+    def _find_late_filled_sessions(
+        self, read_table: ReadTable, changes: pa.Table, last_kept: pa.Table, range_conditions: Sequence[Condition]
     ) -> pa.Table:
         """Returns the sessions that had a late fill since their last tables were stored.
 
         Args:
             read_table: Reads a table.
             changes: The changes since these tables were stored.
-            last: The last cut of each session whose table is stored.
-            until: Conditions that exclude rows after the range.
+            last_kept: The last cut of each session whose table is stored.
+            range_conditions: Conditions that exclude rows after the range.
         """
         oldest = pc.min(changes["_batch"]).as_py()
         if oldest is None:
             return changes.select(SESSION)
-        conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *until
+        conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *range_conditions
         found = read_table(PROGRESS, *conditions, columns=[*SESSION, "_batch"], sessions=changes.select(SESSION))
-        found = found.filter(_compare_with_last(found, "_batch", pc.greater_equal, last, "_batch"))
+        found = found.filter(_compare_with_last_cut(found, "_batch", pc.greater_equal, last_kept, "_batch"))
         return found.group_by(list(SESSION)).aggregate([])
 
 
@@ -150,8 +157,8 @@ def _build_session_conditions(due: pa.Table) -> tuple[Condition, ...]:
     return (("session_id", is_in, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
-def _read_passed_cuts(read_table: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
-    """Returns the cuts of the sessions in `last`, from the batch of the oldest of these cuts on, with their `changes`.
+def _read_cuts_since_last_stored(read_table: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
+    """Returns the cuts of these sessions from the oldest of their last stored ones on, with their number of `changes`.
 
     Args:
         read_table: Reads a table.
@@ -164,7 +171,7 @@ def _read_passed_cuts(read_table: ReadTable, last: pa.Table, *conditions: Condit
 
 
 def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
-    """Returns a condition that at least all changes since the sessions' last stored tables meet.
+    """Returns a condition that all changes since the sessions' last stored tables meet. Other changes may meet it, too.
 
     Changes after a cut have at least the cut's time. Without a cut, they have at least the time of the first change.
 
@@ -172,33 +179,35 @@ def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
         due: The cuts to compute tables for.
         last: The last cut of each session whose table is stored.
     """
-    first = due.filter(pc.invert(has_session_in(due, last)))["changed_at"]
+    first = due.filter(pc.invert(find_rows_of_sessions(due, last)))["changed_at"]
     times = [time for time in map(to_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 
 
-def _compare_with_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, name: str) -> pa.Array:
-    """Returns a boolean for each row: `compare(row's column, last cut's value)`, True if the session has no last cut.
+def _compare_with_last_cut(
+    rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, last_column: str
+) -> pa.Array:
+    """Compares a column of each row with its session's last stored cut. True if the session has no such cut.
 
     Args:
         rows: The rows.
         column: The column of the rows to compare.
-        compare: An Arrow compute function, such as "greater".
+        compare: An Arrow compute function that returns booleans, such as `greater`.
         last: The last cut of each session whose table is stored.
-        name: The column of `last` to compare with.
+        last_column: The column of `last` to compare with.
     """
-    value = last[name].take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(last)))
+    value = last[last_column].take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(last)))
     return pc.fill_null(compare(rows[column], value), pa.scalar(value=True))
 
 
-def find_lowest_value(made: DataFrame | pa.Table, column: str) -> Any:
-    """Returns the lowest value of a column, a time or an integer; None if there are no rows."""
+def find_lowest_value(rows: DataFrame | pa.Table, column: str) -> Any:
+    """Returns the lowest value of a column of times or integers; None if there are no rows."""
     from pyspark.sql import functions as F
 
-    if isinstance(made, pa.Table):
-        return to_value(pc.min(made[column]))
-    if dict(made.dtypes)[column] != "timestamp":
-        return made.agg(F.min(column)).collect()[0][0]
+    if isinstance(rows, pa.Table):
+        return to_value(pc.min(rows[column]))
+    if dict(rows.dtypes)[column] != "timestamp":
+        return rows.agg(F.min(column)).collect()[0][0]
     # Collecting a timestamp would lose its time zone, so it is collected as a number.
-    micros = made.agg(F.unix_micros(F.min(column))).collect()[0][0]
+    micros = rows.agg(F.unix_micros(F.min(column))).collect()[0][0]
     return None if micros is None else to_value(pa.scalar(micros, pa.timestamp("us", "UTC")))

@@ -33,15 +33,15 @@ UPSERT_SESSIONS = Upsert(
 )
 
 
-def describe_row_upsert(columns: tuple[Column, ...]) -> Upsert:
-    """Returns the rule by which net changes, columns as `build_net_schema`, are merged into `session_rows`."""
+def build_row_upsert(columns: tuple[Column, ...]) -> Upsert:
+    """Returns the rule by which net changes are merged into `session_rows`."""
     declared = tuple(column.name for column in columns)
     return Upsert(ROW_KEY, (RESCUED, *CLEAR_MARKERS), optional_columns=declared, pruned_by=SESSION, deletes=True)
 
 
 @dataclass(frozen=True)
 class MergeSources:
-    """The rows to merge for a range of batches, as Arrow tables or Spark frames.
+    """The rows to merge into silver's tables for a range of batches, as Arrow tables or Spark frames.
 
     Attributes:
         rows: Net changes for `session_rows`.
@@ -55,7 +55,7 @@ class MergeSources:
 def read_merge_sources(
     spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
 ) -> MergeSources:
-    """Returns the rows to merge for a range of batches, computed in the driver if they fit into its memory.
+    """Computes the rows to merge for a range of batches: in the driver if they fit into its memory, else with Spark.
 
     Args:
         spark: The Spark session.
@@ -67,6 +67,6 @@ def read_merge_sources(
     if changes <= lake.driver_limits.driver_changes:
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
-            return MergeSources(small.read_net_rows(), small.read_sessions())
+            return MergeSources(small.read_net_changes(), small.read_sessions())
     large = ClusterSource(spark, lake, settings, batches, changes)
-    return MergeSources(large.read_net_rows(), large.read_sessions())
+    return MergeSources(large.read_net_changes(), large.read_sessions())

@@ -35,24 +35,38 @@ _AT_ONCE = 100_000
 _PLACE = ("topic", "partition")
 
 
-def record_splits(
-    spark: SparkSession, lake: Lake, merged: Rows, starts: Mapping[TopicPartition, int], batch: int, txn: Txn
+def record_split_sessions(
+    spark: SparkSession,
+    lake: Lake,
+    session_rows: Rows,
+    first_offsets: Mapping[TopicPartition, int],
+    batch: int,
+    txn: Txn,
 ) -> tuple[TableOutput, ...]:
-    """Appends the missing `split_session` events to `integrity_events`; commits nothing if there are none.
+    """Appends `split_session` events that are missing to `integrity_events`. Without any, commits nothing.
 
     Args:
         spark: The Spark session.
         lake: The lake.
-        merged: The rows merged into `sessions`.
-        starts: The first offset of each topic-partition in the range.
+        session_rows: The rows that were merged into `sessions`.
+        first_offsets: The first offset of each topic-partition in the range.
         batch: The last batch of the range.
         txn: The transaction.
+
+    Returns:
+        The version of `integrity_events` and the number of events, for the ledger; empty if there are none.
     """
     reader, rules = lake.reader(spark), RuleLookup(lake.settings.capture)
     columns = [*SESSION, "first_offset"]
-    held = merged if isinstance(merged, pa.Table) else to_spark_frame(spark, merged).select(*columns).toArrow()
+    held = (
+        session_rows
+        if isinstance(session_rows, pa.Table)
+        else to_spark_frame(spark, session_rows).select(*columns).toArrow()
+    )
     sessions = held.select(columns)
-    parts = [*_find_missing_events_in_parts(reader, lake, select_started_sessions(sessions, starts).select(ID), rules)]
+    parts = [
+        *_find_missing_events_in_parts(reader, lake, select_started_sessions(sessions, first_offsets).select(ID), rules)
+    ]
     if not parts:
         return ()
     events = pa.concat_tables(parts)
@@ -60,15 +74,15 @@ def record_splits(
     return (TableOutput(EVENTS, lake.latest_version(spark, EVENTS), events.num_rows),)
 
 
-def select_started_sessions(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
-    """Returns the sessions whose life started in the range, and those of topic-partitions that `starts` lacks.
+def select_started_sessions(sessions: pa.Table, first_offsets: Mapping[TopicPartition, int]) -> pa.Table:
+    """Returns the sessions whose life started in the range, and those of topic-partitions without a first offset.
 
     Args:
         sessions: Rows of `sessions`.
-        starts: The first offset of each topic-partition in the range.
+        first_offsets: The first offset of each topic-partition in the range.
     """
-    known = pa.array([f"{topic}\0{partition}" for topic, partition in starts], pa.string())
-    start = pa.array([*starts.values()], pa.int64())
+    known = pa.array([f"{topic}\0{partition}" for topic, partition in first_offsets], pa.string())
+    start = pa.array([*first_offsets.values()], pa.int64())
     places = pc.binary_join_element_wise(*(pc.cast(sessions[name], pa.string()) for name in _PLACE), "\0")
     began = pc.greater_equal(sessions["first_offset"], start.take(pc.index_in(places, value_set=known)))
     return sessions.filter(pc.fill_null(began, fill_value=True))
@@ -77,13 +91,14 @@ def select_started_sessions(sessions: pa.Table, starts: Mapping[TopicPartition, 
 def _find_missing_events_in_parts(
     reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup
 ) -> Iterator[pa.Table]:
+    """Yields the missing `split_session` events for these session ids, for a limited number of ids at a time."""
     ids = _select_distinct_ids(ids)
     for start in range(0, ids.num_rows, _AT_ONCE):
         yield from _find_missing_events(reader, lake, ids.slice(start, _AT_ONCE), rules)
 
 
 def _select_distinct_ids(rows: pa.Table) -> pa.Table:
-    """Returns topic and session id of the rows, each pair once: `sessions` has a row for each partition of an id."""
+    """Returns topic and session id of the rows, each pair once."""
     return rows.group_by(list(ID)).aggregate([])
 
 
@@ -108,7 +123,7 @@ def _find_missing_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: 
 
 
 def _read_rows(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
-    """Returns the columns `SESSION` of the rows of a table that have one of these session ids."""
+    """Returns the sessions, as `topic, partition, session_id`, of a table's rows that have one of these ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
     most = lake.driver_limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition
@@ -119,4 +134,5 @@ def _read_rows(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *cond
 
 
 def _list_columns(conditions: tuple[Condition, ...]) -> list[str]:
+    """Returns the columns to read: those of a session, and those that the conditions compare."""
     return [*SESSION, *(name for name, _, _ in conditions)]

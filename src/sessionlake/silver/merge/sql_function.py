@@ -1,8 +1,7 @@
 """A table function for SQL: `session_as_of(session, time)` returns any session's exact table at any stream time.
 
-It starts from the nearest earlier table that is stored for the session, and adds the changes applied since. If a
-session
-has late fills (class `once`), it folds all its changes in seq order. The result equals that of `history.asof`.
+It starts from the nearest earlier stored table of the session, and adds the changes applied since. If a session has
+late fills (class `once`), it folds all its changes in seq order. The result equals that of `history.asof`.
 """
 
 from __future__ import annotations
@@ -91,13 +90,10 @@ _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
 
 def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
-    """Creates `session_as_of(of_session STRING, as_of TIMESTAMP)` and returns its name.
+    """Creates the SQL function `session_as_of(of_session STRING, as_of TIMESTAMP)`, and returns its full name.
 
-    In a catalog the function is permanent and is in the schema of silver's tables. On a laptop it exists only in this
-    Spark session, and the tables must exist.
-
-    Raises:
-        LakeError: The function cannot be created.
+    In a catalog it is permanent, in the schema of silver's tables. On a laptop it exists only in this Spark session,
+    and the tables must exist. Raises a `LakeError` if it cannot be created.
     """
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].list_column_types(lake.settings))
     floors = _FLOORS.format(retained=lake.to_sql_identifier(RETAINED), table=CHANGES)
@@ -112,7 +108,8 @@ def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 
 
-def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
+def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors_sql: str) -> str:
+    """Returns the function's SQL query, from SQL for the stored cuts and the removed positions."""
     declared = [column.name for column in lake.settings.capture.declared_columns]
     inside = [internal(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
@@ -125,7 +122,7 @@ def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
         **read,
         progress=lake.to_sql_identifier(PROGRESS),
         kept=kept_cuts_sql,
-        floors=floors,
+        floors=floors_sql,
         none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
         refusal=quote_sql_string(_REFUSAL),

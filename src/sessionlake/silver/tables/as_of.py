@@ -21,19 +21,19 @@ import pyarrow.compute as pc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Bools, Int64s
-from sessionlake.silver.tables.net_changes import compute_net_changes, order_by_seq
+from sessionlake.silver.tables.net_changes import compute_net_changes, replace_positions_by_seq_rank
 from sessionlake.silver.tables.snapshots import apply_net_changes
 
 
 @dataclass(frozen=True)
 class SessionHistory:
-    """The facts about a session that decide its table as of a moment.
+    """The facts about a session that, with its cuts and changes, decide its table as of a moment.
 
     Attributes:
-        life: First offset of the session's latest life.
+        life: The first offset of the session's latest life.
         in_seq_order: True if the session ever had a late fill, so that its changes are ordered by seq (class `once`).
         has_seqs: False if messages may lack a seq (class `none`). Then its cuts have no seqs to compare with.
-        reached: A function that returns True if stream time had reached a time (ms) at the offset of the moment.
+        reached: Returns True if stream time had reached a time (ms) at the offset of the moment.
     """
 
     life: int
@@ -44,12 +44,12 @@ class SessionHistory:
 
 @dataclass(frozen=True)
 class SessionMoment:
-    """A moment in a session's history. Exactly one of the three values is given; the other two are None.
+    """A moment in a session's history, given by one of three values. The other two are None.
 
     Attributes:
-        ts: Stream time, ms.
-        offset: Kafka offset in the session's topic-partition.
-        seq: Seq of the session's messages.
+        ts: A stream time, ms.
+        offset: A Kafka offset in the session's topic-partition.
+        seq: A seq of the session's messages.
     """
 
     ts: int | None = None
@@ -61,18 +61,23 @@ class SessionMoment:
         return -1 if self.seq is None else self.seq
 
     def select_cuts(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
-        """Returns the stored cuts that contain nothing applied after the moment; the latest cut comes first."""
+        """Returns the cuts that contain nothing applied after the moment, the latest first.
+
+        Args:
+            cuts: The session's cuts whose tables are stored.
+            history: The facts about the session.
+        """
         at, reason = to_epoch_ms(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
         if self.ts is not None:
             # A cut at expiry has the time of the expiry, but its table is complete only when stream time is past it.
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
         elif self.offset is not None:
-            by_message = _has_known_features(cuts["offset"])
+            by_message = _mark_non_null(cuts["offset"])
             fits = by_message & (_to_numbers(cuts["offset"]) <= self.offset)
-            fits |= ~by_message & (at < _count_reached(at[~by_message], history))
+            fits |= ~by_message & (at < _find_first_time_not_passed(at[~by_message], history))
         else:
             following = _to_numbers(cuts["next_seq"])
-            fits = _has_known_features(cuts["next_seq"]) & (following - 1 <= self._required_seq) & history.has_seqs
+            fits = _mark_non_null(cuts["next_seq"]) & (following - 1 <= self._required_seq) & history.has_seqs
             fits &= (following < INT64_MAX) | (
                 self._required_seq == INT64_MAX
             )  # the highest possible seq is its own successor
@@ -80,12 +85,17 @@ class SessionMoment:
         return cuts.filter(pa.array(fits)).sort_by([("position", "descending"), ("snapshot_at", "descending")])
 
     def select_changes(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
-        """Returns those of `changes`, all changes since the chosen cut, that were applied by the moment."""
+        """Returns the changes that were applied by the moment.
+
+        Args:
+            changes: All changes of the session since the cut to start from.
+            history: The facts about the session.
+        """
         if self.ts is not None:
             return changes.filter(pa.array(to_epoch_ms(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
             by, at = changes["_applied_by"], to_epoch_ms(changes["_applied_at"])
-            known, position = _has_known_features(by), changes["_position"].to_numpy()
+            known, position = _mark_non_null(by), changes["_position"].to_numpy()
             came = known & (_to_numbers(by) <= self.offset)
             # Changes apply in order: what precedes an applied change was applied, what follows a missing one was not.
             last, first = position[came].max(initial=-1), position[known & ~came].min(initial=INT64_MAX)
@@ -96,15 +106,18 @@ class SessionMoment:
             return changes.filter(pa.array(came))
         seqs, position = changes["_seq"], changes["_position"].to_numpy()
         before = (changes["_life"].to_numpy() != history.life) | (
-            _has_known_features(seqs) & (_to_numbers(seqs) <= self._required_seq)
+            _mark_non_null(seqs) & (_to_numbers(seqs) <= self._required_seq)
         )
         if history.in_seq_order:
             return changes.filter(pa.array(before))
         return changes.filter(pa.array(position <= position[before].max(initial=-1)))
 
 
-def _count_reached(times: Int64s, history: SessionHistory) -> int:
-    """Returns the first of these times (ms) that stream time had not passed; the highest int64 if it had passed all."""
+def _find_first_time_not_passed(times: Int64s, history: SessionHistory) -> int:
+    """Returns the first of these times (ms) that stream time had not passed at the moment.
+
+    If it had passed all of them, returns the highest int64.
+    """
     ordered = np.unique(times).tolist()
     passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))
     return ordered[passed] if passed < len(ordered) else INT64_MAX
@@ -116,25 +129,27 @@ def to_epoch_ms(times: pa.ChunkedArray) -> Int64s:
     return micros // 1000
 
 
-def _has_known_features(column: pa.ChunkedArray) -> Bools:
+def _mark_non_null(column: pa.ChunkedArray) -> Bools:
+    """Returns a boolean for each value: True if it is not null."""
     found: Bools = pc.is_valid(column).to_numpy().astype(np.bool_)
     return found
 
 
 def _to_numbers(column: pa.ChunkedArray) -> Int64s:
+    """Returns a column of integers as an array, with nulls as 0."""
     found: Int64s = pc.fill_null(column, 0).to_numpy()
     return found
 
 
-def have_higher_seqs(base: pa.Table, changes: pa.Table) -> bool:
+def have_higher_seqs(cut: pa.Table, changes: pa.Table) -> bool:
     """Returns True if all changes have higher seqs than everything that a cut contains.
 
     Args:
-        base: The cut, as a table of one row.
+        cut: The cut, as a table of one row.
         changes: The changes applied after the cut.
     """
     life, seq = changes["_life"].to_numpy(), _to_numbers(changes["_seq"])
-    first, following = base["life"][0].as_py(), base["next_seq"][0].as_py() or 0
+    first, following = cut["life"][0].as_py(), cut["next_seq"][0].as_py() or 0
     return not ((life < first) | ((life == first) & (seq < following))).any()
 
 
@@ -142,12 +157,12 @@ def compute_table(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...]
     """Returns a session's table after some changes, computed from its table before them.
 
     Args:
-        rows: The table before the changes, columns as `build_rows_schema`.
+        rows: The table before the changes, with the columns of `session_rows`.
         changes: The changes.
         columns: The declared columns.
         history: The facts about the session.
     """
     if not changes.num_rows:
         return rows
-    ordered = order_by_seq(changes) if history.in_seq_order else changes
+    ordered = replace_positions_by_seq_rank(changes) if history.in_seq_order else changes
     return apply_net_changes(rows, compute_net_changes(ordered, columns), columns)

@@ -17,7 +17,7 @@ from sessionlake.protocol.arrow import (
     SESSION,
     SESSION_COLUMN_TYPES,
     encode_as_codes,
-    number_combinations,
+    number_distinct_combinations,
     to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
@@ -28,8 +28,8 @@ CLEAR_MARKERS = ("_epoch", "_seq", "_ts", "_offset")
 _NEVER = np.iinfo(np.int64).min
 
 
-def build_net_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Returns the schema of net changes: one row for each row of `session_rows` that changes.
+def build_net_changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Returns the Arrow schema of net changes. A net change has the effect of all changes of one row of `session_rows`.
 
     The column `WRITTEN` has a boolean for each declared column: True if it is to be overwritten. A net change without
     `row_id` says that its session was cleared: all rows of the session that have no net change are removed.
@@ -47,8 +47,8 @@ def build_net_schema(columns: tuple[Column, ...]) -> pa.Schema:
     )
 
 
-def build_net_ddl(columns: tuple[Column, ...]) -> str:
-    """Returns the columns of `build_net_schema` as Spark DDL."""
+def build_net_changes_ddl(columns: tuple[Column, ...]) -> str:
+    """Returns the columns of net changes as Spark DDL."""
     declared = ", ".join(f"{quote(column.name)} {column.sql}" for column in columns)
     marks = ", ".join(f"{name} bigint" for name in CLEAR_MARKERS)
     return (
@@ -59,9 +59,12 @@ def build_net_ddl(columns: tuple[Column, ...]) -> str:
 
 @dataclass(frozen=True)
 class NetChangesMapper:
-    """A `mapInArrow` function that reduces `session_changes` rows to net changes.
+    """A function for `mapInArrow` that reduces rows of `session_changes` to net changes.
 
     All changes of a session must be in one Spark partition.
+
+    Attributes:
+        columns: The declared columns.
     """
 
     columns: tuple[Column, ...]
@@ -74,16 +77,20 @@ class NetChangesMapper:
 
 
 def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns net changes, columns as `build_net_schema`, for changes in any order.
+    """Reduces changes, in any order, to net changes.
 
     There is one net change for each changed row, and one without `row_id` for each cleared session.
+
+    Args:
+        changes: Rows of `session_changes`.
+        columns: The declared columns.
     """
     changes = changes.combine_chunks()
-    session, names = number_combinations(*(changes[name] for name in SESSION))
+    session, names = number_distinct_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
     kind, kinds = encode_as_codes(changes["change"])
-    clear = kind == _find_index(kinds, "clear")
+    clear = kind == _find_code(kinds, "clear")
     cleared = np.full(len(sessions), _NEVER)
     np.maximum.at(cleared, session[clear], position[clear])
     kept = np.flatnonzero(~clear & (position >= cleared[session]))
@@ -93,7 +100,7 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     key = np.sort(key)
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     last = order[np.append(starts[1:], len(order)) - 1] if len(order) else order
-    delete = kind == _find_index(kinds, "delete")
+    delete = kind == _find_code(kinds, "delete")
     emptied = cleared[session[last]] != _NEVER
     rows = _build_rows(changes, columns, _NetRows(order, starts, last, delete, emptied))
     marks = sessions.filter(pa.array(cleared != _NEVER))
@@ -102,9 +109,12 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
 
 @dataclass(frozen=True)
 class SeqRefoldMapper:
-    """A `mapInArrow` function that reduces all changes of sessions with late fills to net changes, in seq order.
+    """A function for `mapInArrow` that reduces all changes of sessions with late fills to net changes, in seq order.
 
     All changes of a session must be in one Spark partition.
+
+    Attributes:
+        columns: The declared columns.
     """
 
     columns: tuple[Column, ...]
@@ -113,51 +123,62 @@ class SeqRefoldMapper:
         """Yields the net changes of a Spark partition."""
         received = list(batches)
         if received:
-            yield from refold_by_seq(pa.Table.from_batches(received), self.columns).to_batches()
+            yield from fold_in_seq_order(pa.Table.from_batches(received), self.columns).to_batches()
 
 
-def refold_by_seq(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
-    """Returns the whole tables of sessions (class `once`) in seq order, as net changes that replace the present tables.
+def fold_in_seq_order(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
+    """Computes the whole tables of sessions (class `once`) in seq order.
+
+    Returns them as net changes that replace the tables.
 
     Args:
-        changes: All changes ever applied, in any order, with `_life`. If `rows` is given, only the changes after it.
+        changes: All changes ever applied, in any order. If `rows` is given, only the changes after it.
         columns: The declared columns.
-        rows: Earlier tables of the sessions to start from, columns of `session_rows`; None starts from empty tables.
+        rows: Earlier tables of the sessions to start from, with the columns of `session_rows`; None to start from empty
+            tables.
     """
-    parts = [order_by_seq(changes)]
+    parts = [replace_positions_by_seq_rank(changes)]
     schema, affected = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
         row_columns = {name: to_contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
-        parts.append(_to_changes(row_columns, "upsert", -1, schema))
+        parts.append(_convert_rows_to_changes(row_columns, "upsert", -1, schema))
         affected = pa.concat_tables([affected, rows.select(SESSION)])
     sessions = affected.group_by(list(SESSION), use_threads=False).aggregate([])
     parts.append(
-        _to_changes({name: to_contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema)
+        _convert_rows_to_changes(
+            {name: to_contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema
+        )
     )
     return compute_net_changes(pa.concat_tables(parts), columns)
 
 
-def _to_changes(values: dict[str, pa.Array], change: str, position: int, schema: pa.Schema) -> pa.Table:
-    """Returns rows as changes that all have the same kind and position.
+def _convert_rows_to_changes(
+    row_columns: dict[str, pa.Array], change_kind: str, position: int, schema: pa.Schema
+) -> pa.Table:
+    """Converts rows to changes that all have the same kind and position.
 
     Args:
-        values: The columns of the rows.
-        change: The kind of change.
+        row_columns: The columns of the rows, by name.
+        change_kind: The kind of change, such as "upsert".
         position: The position.
         schema: The schema of the result.
     """
-    count = len(values["topic"])
-    values |= {"change": pa.array([change] * count, pa.string()), "_position": pa.array(np.full(count, position))}
-    values["ordinal"] = pa.array(np.zeros(count, np.int32))
+    count = len(row_columns["topic"])
+    row_columns |= {
+        "change": pa.array([change_kind] * count, pa.string()),
+        "_position": pa.array(np.full(count, position)),
+    }
+    row_columns["ordinal"] = pa.array(np.zeros(count, np.int32))
     arrays = [
-        values[field.name].cast(field.type) if field.name in values else pa.nulls(count, field.type) for field in schema
+        row_columns[field.name].cast(field.type) if field.name in row_columns else pa.nulls(count, field.type)
+        for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def order_by_seq(changes: pa.Table) -> pa.Table:
-    """Returns the changes with `_position` replaced by their rank in the order of life and seq."""
+def replace_positions_by_seq_rank(changes: pa.Table) -> pa.Table:
+    """Returns the changes with new values of `_position`: their rank in the order of life and seq."""
     life, seq = changes["_life"].to_numpy(), changes["_seq"].to_numpy()
     order = np.lexsort((seq, life))
     rank = np.empty(len(order), np.int64)
@@ -168,12 +189,12 @@ def order_by_seq(changes: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class _NetRows:
-    """Indices that group the changes by table row.
+    """The changes of a batch, grouped by the table row that they change.
 
     Attributes:
-        order: Indices of the changes, sorted by row and then by application.
-        starts: Index in `order` of each row's first change.
-        last: Index of each row's last change.
+        order: The indices of the changes, sorted by row and then by application.
+        starts: The index in `order` of each row's first change.
+        last: The index of each row's last change.
         delete: True for each change that is a delete.
         emptied: True for each row whose session was cleared.
     """
@@ -185,47 +206,54 @@ class _NetRows:
     emptied: Bools
 
 
-def _build_rows(changes: pa.Table, columns: tuple[Column, ...], net: _NetRows) -> pa.Table:
-    place = np.arange(len(net.order))
-    flags = _find_set_columns(changes["_set"], columns)
+def _build_rows(changes: pa.Table, columns: tuple[Column, ...], groups: _NetRows) -> pa.Table:
+    """Returns the net change of each table row: for each column, the value of the last change that sets it."""
+    place = np.arange(len(groups.order))
+    flags = _find_changes_that_set_columns(changes["_set"], columns)
     values, written = [], []
     for column, flag in zip(columns, flags, strict=True):
-        writes = (flag | net.delete)[net.order]
-        winner = np.maximum.reduceat(np.where(writes, place, -1), net.starts) if len(place) else place
-        source = pa.array(net.order[winner] if len(place) else place, mask=winner < 0)
+        writes = (flag | groups.delete)[groups.order]
+        winner = np.maximum.reduceat(np.where(writes, place, -1), groups.starts) if len(place) else place
+        source = pa.array(groups.order[winner] if len(place) else place, mask=winner < 0)
         values.append(to_contiguous(changes[column.name]).take(source))
-        written.append((winner >= 0) | net.emptied)
-    matrix = np.stack(written, axis=1) if written else np.zeros((len(net.last), 0), np.bool_)
-    last = pa.array(net.last)
+        written.append((winner >= 0) | groups.emptied)
+    matrix = np.stack(written, axis=1) if written else np.zeros((len(groups.last), 0), np.bool_)
+    last = pa.array(groups.last)
     heads = [to_contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
     marks = [to_contiguous(changes[name]).take(last) for name in (RESCUED, *CLEAR_MARKERS)]
-    ends = pa.array(np.arange(len(net.last) + 1, dtype=np.int32) * len(columns))
+    ends = pa.array(np.arange(len(groups.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
-    arrays = [*heads, *values, *marks, pa.array(net.delete[net.last]), lists]
-    return pa.Table.from_arrays(arrays, schema=build_net_schema(columns))
+    arrays = [*heads, *values, *marks, pa.array(groups.delete[groups.last]), lists]
+    return pa.Table.from_arrays(arrays, schema=build_net_changes_schema(columns))
 
 
 def _build_clear_rows(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Table:
-    schema = build_net_schema(columns)
+    """Returns a net change without `row_id` for each session that was cleared."""
+    schema = build_net_changes_schema(columns)
     given = {name: sessions.field(name) for name in SESSION}
     arrays = [given.get(field.name, pa.nulls(len(sessions), field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _find_index(values: pa.Array, value: str) -> int:
-    """Returns the index of a value in a dictionary; -2, which equals no code, if the value is not in it."""
-    found: Any = pc.index(values, value).as_py()
+def _find_code(dictionary: pa.Array, value: str) -> int:
+    """Returns the index of a value in a dictionary's values; -2, which equals no code, if the value is not in it."""
+    found: Any = pc.index(dictionary, value).as_py()
     return -2 if found < 0 else int(found)
 
 
-def _find_set_columns(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
-    """Returns for each declared column a boolean array over the changes: True where a change sets the column."""
-    lists = to_contiguous(sets)
+def _find_changes_that_set_columns(set_lists: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
+    """Returns, for each declared column, a boolean for each change: True if the change sets the column.
+
+    Args:
+        set_lists: For each change, the list of column names that it sets.
+        columns: The declared columns.
+    """
+    lists = to_contiguous(set_lists)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
     code, names = encode_as_codes(lists.flatten())
     flags = []
     for column in columns:
         flag = np.zeros(len(lists), np.bool_)
-        flag[owner[code == _find_index(names, column.name)]] = True
+        flag[owner[code == _find_code(names, column.name)]] = True
         flags.append(flag)
     return flags

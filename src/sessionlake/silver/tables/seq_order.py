@@ -16,7 +16,7 @@ from sessionlake.protocol.types import Int64s
 
 
 def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
-    """Returns the cuts whose tables can be continued: all changes applied after the cut have higher seqs.
+    """Returns the cuts from whose tables a table in seq order can be computed: all changes after them have higher seqs.
 
     Args:
         cuts: Cuts with `position`, `life` and `next_seq`.
@@ -26,10 +26,10 @@ def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     changes = changes.filter(pc.is_in(build_session_keys(changes), value_set=names))
     changed = pc.index_in(build_session_keys(changes), value_set=names).to_numpy().astype(np.int64)
     count = len(changed)
-    place = _rank_pairs(
+    place = _rank_value_pairs(
         np.append(changed, owner), np.append(_to_numbers(changes["_position"]), _to_numbers(cuts["position"]))
     )
-    seq = _rank_pairs(
+    seq = _rank_value_pairs(
         np.append(_to_numbers(changes["_life"]), _to_numbers(cuts["life"])),
         np.append(_to_numbers(changes["_seq"]), _to_numbers(cuts["next_seq"])),
     )
@@ -53,7 +53,7 @@ def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     return cuts.take(pa.array(order[rank < count]))
 
 
-def _rank_pairs(first_values: Int64s, second_values: Int64s) -> Int64s:
+def _rank_value_pairs(first_values: Int64s, second_values: Int64s) -> Int64s:
     """Returns the rank of each pair `(first, second)` in ascending order; equal pairs have the same rank."""
     order = np.lexsort((second_values, first_values))
     steps = (np.diff(first_values[order], prepend=0) != 0) | (np.diff(second_values[order], prepend=0) != 0)
@@ -63,5 +63,6 @@ def _rank_pairs(first_values: Int64s, second_values: Int64s) -> Int64s:
 
 
 def _to_numbers(column: pa.ChunkedArray) -> Int64s:
+    """Returns a column of integers as an array, with nulls as 0."""
     found: Int64s = pc.fill_null(column, 0).to_numpy().astype(np.int64)
     return found

@@ -18,14 +18,14 @@ from sessionlake.protocol.arrow import (
     build_session_keys,
     concatenate_ranges,
     encode_as_codes,
-    has_session_in,
+    find_rows_of_sessions,
     to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
-from sessionlake.silver.tables.net_changes import CLEAR_MARKERS, compute_net_changes, refold_by_seq
+from sessionlake.silver.tables.net_changes import CLEAR_MARKERS, compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.weights import SnapshotWeights
 
 ROW_KEY = (*SESSION, "row_id")
@@ -36,14 +36,14 @@ CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
 def build_rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Returns the schema of session tables, which has the columns of `session_rows`."""
+    """Returns the Arrow schema of sessions' tables. It has the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
     keys = zip(ROW_KEY, (*SESSION_COLUMN_TYPES, pa.string()), strict=True)
     return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in CLEAR_MARKERS)])
 
 
 def build_snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Returns the schema of `session_snapshots`."""
+    """Returns the Arrow schema of `session_snapshots`."""
     cut = [*SESSION_COLUMN_TYPES, TIMESTAMP_TYPE, pa.string(), pa.int64()]
     return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(build_rows_schema(columns))[len(SESSION) :]])
 
@@ -55,11 +55,11 @@ def list_change_columns(columns: tuple[Column, ...]) -> list[str]:
 
 
 def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns session tables after net changes, as the MERGE into `session_rows` would leave them.
+    """Returns sessions' tables after net changes, as the MERGE into `session_rows` would leave them.
 
     Args:
-        rows: Tables of any sessions, in any order, columns as `build_rows_schema`.
-        net_changes: Net changes, columns as `build_net_schema`.
+        rows: The tables of any sessions, in any order, with the columns of `session_rows`.
+        net_changes: The net changes.
         columns: The declared columns.
     """
     gone = pc.is_null(net_changes["row_id"])
@@ -81,21 +81,22 @@ def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Colu
 
 
 def _build_row_keys(rows: pa.Table) -> pa.Array:
+    """Returns a text for each row that identifies it: its session key and row id."""
     return pc.binary_join_element_wise(build_session_keys(rows), to_contiguous(rows["row_id"]), "\0")
 
 
 def compute_snapshots(
-    cuts: pa.Table, kept: pa.Table, rows: pa.Table, changes: pa.Table, late: pa.Table, columns: tuple[Column, ...]
+    cuts: pa.Table, sizes: pa.Table, rows: pa.Table, changes: pa.Table, late: pa.Table, columns: tuple[Column, ...]
 ) -> Iterator[pa.Table]:
-    """Yields the tables to store at cuts, as rows of `session_snapshots`; an empty table is one row without `row_id`.
+    """Computes the whole tables of sessions at cuts, and yields those to store; an empty one as a row without `row_id`.
 
     Args:
-        cuts: The cuts, columns `CUT_COLUMNS` and `changes`; a session can have several.
-        kept: Sizes of the last stored tables and numbers of changes since, as the argument `kept` of `SnapshotWeights`.
+        cuts: The cuts, with the number of `changes` since the cut before; a session can have several.
+        sizes: For each session, the number of `rows` of its last stored table, and of changes `since`.
         rows: The last stored table of each session.
-        changes: The changes since these tables, columns as `list_change_columns`.
-        late: The sessions (class `once`) with a late fill since these tables, columns `SESSION`. Their rows and changes
-            are what `seq_history.read_seq_history` returns, or all their changes without rows.
+        changes: The changes since these tables.
+        late: The sessions with a late fill since. They have rows and changes of `read_seq_history`, or all changes.
+        columns: The declared columns.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
     session, names = encode_as_codes(build_session_keys(cuts))
@@ -105,11 +106,11 @@ def compute_snapshots(
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
     is_late_filled = pc.is_in(names, value_set=build_session_keys(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
-    base_rows = rows.filter(has_session_in(rows, late))
-    weights, weighed, following = SnapshotWeights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
+    base_rows = rows.filter(find_rows_of_sessions(rows, late))
+    weights, weighed, following = SnapshotWeights(names, sizes), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
-        due = due[weights.find_cuts_to_store(weighed.take(pa.array(due)), session[due])]
+        due = due[weights.choose_cuts_to_store(weighed.take(pa.array(due)), session[due])]
         if not len(due):
             continue
         due_sessions = session[due]
@@ -119,7 +120,7 @@ def compute_snapshots(
         present = names.take(pa.array(due_sessions))
         nets = [
             compute_net_changes(changes.take(first_in.select_changes(since[~fresh])), columns),
-            refold_by_seq(
+            fold_in_seq_order(
                 changes.take(first_in.select_changes(since[fresh])),
                 columns,
                 base_rows.filter(pc.is_in(build_session_keys(base_rows), present)),
@@ -129,43 +130,47 @@ def compute_snapshots(
         made = apply_net_changes(rows.filter(is_due_row), pa.concat_tables(nets), columns)
         heads = cuts.select(CUT_COLUMNS).take(pa.array(due))
         yield _build_snapshot_rows(heads, made, columns)
-        weights.record_stored(due_sessions, _count_rows_by_session(made, present))
+        weights.record_stored_tables(due_sessions, _count_rows_by_session(made, present))
         following[due_sessions] = np.where(is_late_filled[due_sessions], following[due_sessions], due + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
         rows = pa.concat_tables([rows.filter(pc.invert(is_due_row)), made])
         rows = rows.filter(pc.is_in(build_session_keys(rows), value_set=unfinished))
 
 
-def _build_snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns each session's rows with the columns of its cut prepended; one row with only the cut if it has no rows.
+def _build_snapshot_rows(cuts: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """Adds the columns of its session's cut to each row. A cut whose table is empty becomes one row without values.
 
     Args:
-        heads: The cuts, one per session.
+        cuts: The cuts, one per session.
         rows: The tables of these sessions.
         columns: The declared columns.
     """
     schema = build_snapshots_schema(columns)
-    head = heads.take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(heads)))
+    head = cuts.take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(cuts)))
     body = rows.select(rows.column_names[len(SESSION) :])
     table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
-    empty = heads.filter(pc.invert(has_session_in(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    empty = cuts.filter(pc.invert(find_rows_of_sessions(cuts, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
     return pa.concat_tables([table, empty], promote_options="default")
 
 
-def count_table_rows(made: pa.Table) -> pa.Table:
-    """Returns a row for each table that `compute_snapshots` yields: `CUT_COLUMNS` and its number of rows (`rows`)."""
-    counted = made.group_by(list(CUT_COLUMNS)).aggregate([("row_id", "count")])
+def count_table_rows(snapshot_rows: pa.Table) -> pa.Table:
+    """Returns a row for each of these tables: the columns that identify its cut, and its number of rows (`rows`).
+
+    Args:
+        snapshot_rows: Rows of `session_snapshots`, as `compute_snapshots` yields them.
+    """
+    counted = snapshot_rows.group_by(list(CUT_COLUMNS)).aggregate([("row_id", "count")])
     return counted.rename_columns({"row_id_count": "rows"})
 
 
 def _count_rows_by_session(rows: pa.Table, sessions: pa.Array) -> Int64s:
-    """Returns the number of rows of each session, in the order of `sessions`, which has session keys."""
+    """Returns the number of rows of each session. `sessions` has the session keys, in the order of the result."""
     place = pc.index_in(build_session_keys(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
 
 def select_last_cuts(cuts: pa.Table) -> pa.Table:
-    """Returns the last cut of each session: the highest position, and among equal positions the latest time."""
+    """Returns the last cut of each session: that with the highest position, and of equal positions the latest time."""
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()
     places = pa.array(range(ordered.num_rows), pa.int64())
@@ -174,24 +179,24 @@ def select_last_cuts(cuts: pa.Table) -> pa.Table:
 
 
 class _ChangesByCut:
-    """Looks up the changes that no earlier cut of the session contains, by cut."""
+    """Finds the changes that a cut contains and earlier cuts of its session do not."""
 
     def __init__(self, cut: Int64s, cuts: int) -> None:
         self._order = np.argsort(cut, kind="stable")
         self._bounds = np.searchsorted(cut[self._order], np.arange(cuts + 1))
 
     def select_changes(self, cuts: Int64s) -> pa.Array:
-        """Returns the indices of the changes for which one of these cuts is the first to contain them."""
+        """Returns the indices of the changes that one of these cuts is the first to contain."""
         lengths = self._bounds[cuts + 1] - self._bounds[cuts]
         return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
 
-def _find_first_cuts(cuts: pa.Table, session: Int64s, session_keys: pa.Array, changes: pa.Table) -> Int64s:
+def _find_first_cuts(cuts: pa.Table, session_numbers: Int64s, session_keys: pa.Array, changes: pa.Table) -> Int64s:
     """Returns for each change the index of the first cut of its session that contains it; -1 if there is none.
 
     Args:
         cuts: The cuts, sorted by session and position.
-        session: For each cut, the index of its session in `session_keys`.
+        session_numbers: For each cut, the index of its session in `session_keys`.
         session_keys: Session keys.
         changes: The changes.
     """
@@ -201,20 +206,23 @@ def _find_first_cuts(cuts: pa.Table, session: Int64s, session_keys: pa.Array, ch
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
     order = order.reshape(-1)
-    keys = session * len(distinct) + order[: len(at)]
+    keys = session_numbers * len(distinct) + order[: len(at)]
     found = np.searchsorted(keys, owner * len(distinct) + order[len(at) :])
     inside = (owner >= 0) & (found < len(keys))
-    inside[inside] = session[found[inside]] == owner[inside]
+    inside[inside] = session_numbers[found[inside]] == owner[inside]
     return np.where(inside, found, -1)
 
 
 @dataclass(frozen=True)
 class SnapshotTablesMapper:
-    """A `mapInArrow` function that computes the tables to store, from cuts, stored rows and changes in one input.
+    """A function for `mapInArrow` that computes the whole tables to store.
 
-    The column `KIND` says which of the three an input row is. All input of a session must be in one Spark partition.
-    The cuts have the columns `WEIGHTS` under their `internal` names, and `LATE_FILLED`: True if the session had a late
-    fill.
+    Its input has three kinds of rows, as the column `KIND` says: cuts, rows of the last stored tables, and changes. All
+    input of a session must be in one Spark partition. Cuts also have the columns `WEIGHTS` under internal names, and
+    `LATE_FILLED`: True if the session had a late fill.
+
+    Attributes:
+        columns: The declared columns.
     """
 
     columns: tuple[Column, ...]

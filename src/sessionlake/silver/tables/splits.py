@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.outcome import Action, EventKind
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import SESSION, has_session_in
+from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
 ID = ("topic", "session_id")
@@ -20,10 +20,11 @@ ID = ("topic", "session_id")
 
 
 def find_split_sessions(sessions: pa.Table) -> pa.Table:
-    """Returns the sessions whose id occurs in several partitions of their topic, as columns `SESSION`.
+    """Returns the sessions whose id occurs in several partitions of their topic.
 
     Args:
-        sessions: Columns `SESSION`, each session once. If an id occurs, all its sessions must be included.
+        sessions: Rows `topic, partition, session_id`, each session once. If an id occurs, all its sessions must be
+            included.
     """
     partitions = sessions.group_by(list(ID)).aggregate([("partition", "count")])
     split = partitions.filter(pc.greater(partitions["partition_count"], 1)).select(ID)
@@ -31,14 +32,14 @@ def find_split_sessions(sessions: pa.Table) -> pa.Table:
 
 
 def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: RuleLookup) -> pa.Table:
-    """Returns the `split_session` events that are not recorded yet, columns as `EVENTS_SCHEMA`.
+    """Returns the `split_session` events that are not recorded yet, as rows for `integrity_events`.
 
     Args:
-        split_sessions: The sessions with a split id, as `find_split_sessions` returns them.
-        known_events: Columns `SESSION` of the sessions whose event is already recorded.
+        split_sessions: The sessions whose id occurs in several partitions.
+        known_events: The sessions whose event is already recorded, as `topic, partition, session_id`.
         rules: The rules of the topics.
     """
-    new = split_sessions.filter(pc.invert(has_session_in(split_sessions, known_events))).combine_chunks()
+    new = split_sessions.filter(pc.invert(find_rows_of_sessions(split_sessions, known_events))).combine_chunks()
     given = {
         **{name: new[name] for name in SESSION},
         "event": pa.repeat(str(EventKind.SPLIT_SESSION), new.num_rows),

@@ -22,71 +22,73 @@ from sessionlake.protocol.types import Bools, Int64s
 
 
 class SnapshotWeights:
-    """The number of rows in each session's last stored table, and of changes applied since it was stored.
+    """For each session, the number of rows in its last stored table, and of changes applied since.
+
+    They decide what is stored.
 
     Args:
-        sessions: Session keys; the methods name a session by its index in this array.
-        kept: Columns `SESSION`, `rows` and `since` of the sessions that have a stored table. `rows` is null if an older
-            version stored the table without counting. Then any change causes a new table, as for sessions without a
-            table.
+        sessions: Session keys. Methods name a session by its index in them.
+        kept: Rows `topic, partition, session_id, rows, since` of the sessions that have a stored table. `rows` is null
+            if an older version stored the table without counting. Then any change causes a new table, as for sessions
+            without a table.
 
     Attributes:
-        rows: Number of rows in each session's last stored table.
-        since: Number of changes applied after each session's last stored table.
+        rows: The number of rows in each session's last stored table.
+        since: The number of changes applied after each session's last stored table.
     """
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
         place = pc.index_in(sessions, value_set=build_session_keys(kept))
         self.rows, self.since = (_to_numbers(kept[name].take(place)) for name in ("rows", "since"))
 
-    def find_cuts_to_store(self, cuts: pa.Table, session: Int64s) -> Bools:
-        """Adds the changes of the next cuts, at most one cut per session.
+    def choose_cuts_to_store(self, cuts: pa.Table, session_numbers: Int64s) -> Bools:
+        """Adds the changes of the next cuts, and returns a boolean for each cut: True if its table is to be stored.
 
-        Returns:
-            A boolean for each cut: True if its table is to be stored.
+        Args:
+            cuts: The next cuts, at most one per session.
+            session_numbers: The index of each cut's session.
         """
-        self.since[session] += _to_numbers(cuts["changes"])
-        return _must_be_stored(cuts) | (self.since[session] > self.rows[session])
+        self.since[session_numbers] += _to_numbers(cuts["changes"])
+        return _is_always_stored(cuts) | (self.since[session_numbers] > self.rows[session_numbers])
 
-    def record_stored(self, session: Int64s, rows: Int64s) -> None:
-        """Records the sizes of the tables that are stored at the current cuts, as the sessions' last stored tables."""
-        self.rows[session], self.since[session] = rows, 0
+    def record_stored_tables(self, session_numbers: Int64s, rows: Int64s) -> None:
+        """Records that tables with these numbers of rows are now the last stored tables of these sessions."""
+        self.rows[session_numbers], self.since[session_numbers] = rows, 0
 
 
-def select_cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
-    """Returns a boolean for each cut: True if its session gets a table stored at one or more of these cuts.
+def mark_cuts_of_storing_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
+    """Returns a boolean for each cut: True if at least one of these cuts of its session gets its table stored.
 
     Args:
         cuts: The cuts; a session can have several.
-        kept: Sizes of the sessions' last stored tables and numbers of changes since, as the argument `kept` of
-            `SnapshotWeights`.
+        kept: For each session, the number of `rows` of its last stored table, and of changes `since`.
     """
     session, names = encode_as_codes(build_session_keys(cuts))
     weights = SnapshotWeights(names, kept)
     np.add.at(weights.since, session, _to_numbers(cuts["changes"]))
     found = weights.since > weights.rows
-    found[session[_must_be_stored(cuts)]] = True
+    found[session[_is_always_stored(cuts)]] = True
     return pa.array(found[session])
 
 
-def summarize_kept_tables(last: pa.Table, passed: pa.Table) -> pa.Table:
-    """Returns the argument `kept` of `SnapshotWeights`: columns `SESSION`, `rows` and `since`.
+def build_snapshot_weights(last_cuts: pa.Table, cuts: pa.Table) -> pa.Table:
+    """Returns, for each session, the number of `rows` of its last stored table, and of changes `since`.
 
     Args:
-        last: Each session's last cut whose table is stored, with `rows`.
-        passed: Columns `SESSION`, `position` and `changes` of cuts; those that are not after the last one are ignored.
+        last_cuts: Each session's last cut whose table is stored, with its number of `rows`.
+        cuts: Cuts with the number of `changes` before each. Those that are not after the last stored one are ignored.
     """
-    place = pc.index_in(build_session_keys(passed), value_set=build_session_keys(last))
-    later = pc.fill_null(pc.greater(passed["position"], last["position"].take(place)), pa.scalar(value=False))
-    since = np.zeros(last.num_rows, np.int64)
-    np.add.at(since, _to_numbers(place.filter(later)), _to_numbers(passed["changes"].filter(later)))
-    return last.select([*SESSION, "rows"]).append_column("since", pa.array(since))
+    place = pc.index_in(build_session_keys(cuts), value_set=build_session_keys(last_cuts))
+    later = pc.fill_null(pc.greater(cuts["position"], last_cuts["position"].take(place)), pa.scalar(value=False))
+    since = np.zeros(last_cuts.num_rows, np.int64)
+    np.add.at(since, _to_numbers(place.filter(later)), _to_numbers(cuts["changes"].filter(later)))
+    return last_cuts.select([*SESSION, "rows"]).append_column("since", pa.array(since))
 
 
-def _must_be_stored(cuts: pa.Table) -> Bools:
-    """Returns a boolean for each cut: True if its table is always stored.
+def _is_always_stored(cuts: pa.Table) -> Bools:
+    """Returns a boolean for each cut: True if its table is stored in any case.
 
-    This is so for a cut at an end or expiry, and for one without a count of changes, which an older version made.
+    That is so for a cut at an end or expiry, and for one without a count of changes, which an older version made.
     """
     always = pc.or_(pc.not_equal(cuts["reason"], "interval"), pc.is_null(cuts["changes"]))
     found: Bools = always.to_numpy().astype(np.bool_)
@@ -94,5 +96,6 @@ def _must_be_stored(cuts: pa.Table) -> Bools:
 
 
 def _to_numbers(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """Returns a column of integers as an array, with nulls as 0."""
     found: Int64s = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
