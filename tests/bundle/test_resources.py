@@ -93,7 +93,7 @@ def test_a_second_user_deploys_the_same(files, name):
     assert ada == grace
 
 
-def test_what_runs_without_end_is_told_of_when_it_fails_or_falls_behind(bundle):
+def test_what_runs_without_end_is_reported_when_it_fails_or_falls_behind(bundle):
     assert {key for key, job in bundle.jobs.items() if "continuous" in job} == ENDLESS
     for key, job in bundle.jobs.items():
         rules = {rule["metric"] for rule in job["health"]["rules"]}
@@ -158,7 +158,7 @@ def test_state_stores_follow_the_settings_and_suffice_for_the_layer_of_most_shar
     assert build_databricks_conf(settings)[PARTITIONS] == partitions
 
 
-def test_clusters_keep_states_in_rocksdb_and_say_nothing_that_the_session_is_told(bundle):
+def test_clusters_keep_states_in_rocksdb_and_say_nothing_that_the_session_is_reported(bundle):
     conf = {key: value for job in bundle.jobs.values() for c in clusters(job) for key, value in c["spark_conf"].items()}
     assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
     assert conf["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"

@@ -152,7 +152,7 @@ def place(spark: Any, location: dict[str, Any], tmp_path: Path, short: None) -> 
 
 
 @pytest.mark.soak
-def test_two_sessions_that_want_one_lease_at_once_are_told_apart_by_delta(spark: Any, settings: Settings) -> None:
+def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(spark: Any, settings: Settings) -> None:
     storage = Lake(settings).storage
     won, refused = [], []
     start = threading.Barrier(2)

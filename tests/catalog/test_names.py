@@ -13,7 +13,7 @@ from spark.test_names import (  # noqa: F401 - pytest runs what is imported agai
     test_gold_is_exact_and_every_table_has_rows,
     test_silver_is_the_truth_and_a_replay_finds_the_same,
     test_silver_rebuilt_is_the_truth,
-    test_tables_made_anew_are_what_they_were,
+    test_tables_made_again_are_what_they_were,
 )
 
 pytestmark = pytest.mark.soak

@@ -19,14 +19,14 @@ from spark.test_losses import (
     FIRST,
     SECOND,
     recovered,
-    test_of_a_table_that_was_made_anew_versions_count_from_there,  # noqa: F401 - pytest runs what is imported again here
+    test_of_a_table_that_was_made_again_versions_count_from_there,  # noqa: F401 - pytest runs what is imported again here
 )
 from spark.test_silver_law import Pipeline
 from support.lakes import assert_silver_is_the_truth, rows_of
 
 
 @pytest.mark.soak
-def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str, Any]) -> None:
+def test_checkpoints_that_are_gone_are_begun_again(spark: Any, location: dict[str, Any]) -> None:
     run = Pipeline(spark, location)
     run.arrive(FIRST)
     run.stream()

@@ -14,7 +14,7 @@ from spark.test_retention import (  # noqa: F401 - pytest runs what is imported 
 from support.retention import Aging
 
 
-def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on(
+def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_reported_from_there_on(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = Aging(spark, location)
@@ -23,5 +23,5 @@ def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_fr
     cut.cut_and_go_on()
     over_folders.test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut)
     over_folders.test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut)
-    over_folders.test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut)
+    over_folders.test_a_session_is_reported_at_each_moment_from_its_last_old_table_on_and_refused_before(cut)
     over_folders.test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(cut, monkeypatch)

@@ -138,7 +138,7 @@ def test_the_port_of_another_home_s_broker_is_in_use(broker, tmp_path):
     assert stop_broker(other) is False
 
 
-def test_a_port_changed_while_the_broker_runs_is_told_not_ignored(broker, free_port):
+def test_a_port_changed_while_the_broker_runs_is_reported_not_ignored(broker, free_port):
     moved = Settings(home=broker.folder.parent, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}"))
     with pytest.raises(
         BrokerError, match=rf"already runs at {broker.bootstrap_servers}, but .* `sessionlake broker down`"

@@ -178,7 +178,7 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_dele
     assert [row["state"] for row in rows] == ["active"]
 
 
-def test_a_kafka_that_refuses_this_client_is_told_apart_from_one_that_is_away(spark, free_port, tmp_path):
+def test_a_kafka_that_refuses_this_client_is_reported_apart_from_one_that_is_away(spark, free_port, tmp_path):
     """What is no TLS answers a TLS client: to Kafka's clients that is a failed authentication."""
     with socket.create_server(("127.0.0.1", free_port)) as server:
 

@@ -76,7 +76,7 @@ def test_three_hundred_malformed_messages_of_ten_megabytes_are_in_quarantine(wor
     assert tuple(kept) == (MESSAGES, MESSAGES * BYTES)
 
 
-def test_a_heap_that_is_full_is_told_as_such_and_with_the_setting_to_change(broker_settings: Settings) -> None:
+def test_a_heap_that_is_full_is_reported_as_such_and_with_the_setting_to_change(broker_settings: Settings) -> None:
     """A consumer that may decompress hundreds of large messages at once, in a small heap."""
     topic = f"capture.{uuid4().hex}"
     admin = AdminClient({"bootstrap.servers": broker_settings.kafka.bootstrap_servers})

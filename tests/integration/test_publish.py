@@ -136,7 +136,7 @@ def test_a_publication_that_has_sent_nothing_begins_with_what_the_table_holds_no
 
 
 @pytest.mark.soak
-def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are_told(scene: Scene) -> None:
+def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are_reported(scene: Scene) -> None:
     topic, admin = "rows.small", AdminClient(scene.client)
     made(admin, topic, {"max.message.bytes": "40000"})
     scene.change()
@@ -164,8 +164,8 @@ def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene
     scene.publish(ROWS, topic)
     rows = scene.lake.read(scene.spark, ROWS).drop("a_boolean").localCheckpoint()
     scene.lake.overwrite_table(scene.spark, ROWS, rows, Txn("columns", 0), "{}", columns=True)
-    told = r"had a column a_boolean \(boolean\) when it was published last.*publish into a new topic"
-    with pytest.raises(LakeError, match=told):
+    expected_text = r"had a column a_boolean \(boolean\) when it was published last.*publish into a new topic"
+    with pytest.raises(LakeError, match=expected_text):
         scene.publish(ROWS, topic)
     scene.publish(ROWS, "rows.without")
     assert folded(scene.sent("rows.without")) == scene.table()
@@ -186,7 +186,7 @@ def test_a_topic_that_would_lose_rows_is_refused(broker_settings: Settings, tmp_
         prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="")
 
 
-def test_a_missing_topic_is_made_compacted_at_first_and_told_later(broker_settings: Settings, tmp_path: Path):
+def test_a_missing_topic_is_made_compacted_at_first_and_reported_later(broker_settings: Settings, tmp_path: Path):
     with pytest.raises(BrokerError, match=r"is gone.*start over"):
         prepare_topic(broker_settings, tmp_path.name, is_first_run=False, restart_hint="start over")
     assert prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="") == 0

@@ -97,7 +97,7 @@ def scene(spark: Any, broker: Any, tmp_path: Path) -> GoldScene:
 
 
 @pytest.mark.soak
-def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_that_go_are_told(
+def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_that_go_are_reported(
     scene: GoldScene,
 ) -> None:
     by_row = {"name": "by_row", "source": CHANGES, "keys": ["topic", "session_id", "row_id"], "time": "_ts"}

@@ -39,7 +39,7 @@ def checkpoint(world: World, *below: str) -> Path:
 
 
 @pytest.mark.soak
-def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_the_table(world, monkeypatch):
+def test_a_checkpoint_that_is_gone_or_damaged_is_begun_again_behind_what_is_in_the_table(world, monkeypatch):
     world.send("a", 0, 3)
     world.send("b", 0, 2)
     world.run(world.settings)
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     world.assert_one_query_read_everything_once(a=7, b=3)
 
 
-def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
+def test_messages_or_topics_that_are_gone_are_not_begun_again(world):
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 1)
@@ -101,7 +101,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
     world.assert_one_query_read_everything_once(a=4)
 
 
-def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(world):
+def test_an_older_copy_of_topics_is_noticed_before_one_made_again_is_read_again(world):
     lake, table = Lake(world.settings), find_table_folder(Lake(world.settings), TOPICS)
     world.create("a")
     world.send("a", 0, 3)
@@ -128,7 +128,7 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(w
 
 
 @pytest.mark.soak
-def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world):
+def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_again_goes_on(world):
     world.create("a")
     world.send("a", 0, 3)
     world.run(world.settings)

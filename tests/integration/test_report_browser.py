@@ -87,7 +87,7 @@ def rgb(color: str) -> list[int]:
     return list(bytes.fromhex(color.removeprefix("#")))
 
 
-def test_a_script_in_the_page_would_not_run_and_be_told(browser, file):
+def test_a_script_in_the_page_would_not_run_and_be_reported(browser, file):
     page = file.read_text(encoding="utf-8")
     file.write_text(page.replace("</main>", "<script>document.title = 'ran'</script></main>"), encoding="utf-8")
     shown, complaints = browser.shows(file, "--dump-dom")

@@ -204,7 +204,7 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
 
 
 @pytest.mark.soak
-def test_a_damaged_or_lost_checkpoint_is_told_changes_no_table_and_can_be_put_back(mine, spark, tmp_path):
+def test_a_damaged_or_lost_checkpoint_is_reported_changes_no_table_and_can_be_put_back(mine, spark, tmp_path):
     send(mine, 0, 1)
     through_silver(spark, mine)
     send(mine, 2)
@@ -235,7 +235,7 @@ def damaged(checkpoint: Path, backup: Path) -> Iterator[Path]:
     backup.rename(checkpoint)
 
 
-def test_an_early_stop_of_once_is_told_and_leaves_later_layers_unbegun(mine, spark):
+def test_an_early_stop_of_once_is_reported_and_leaves_later_layers_unbegun(mine, spark):
     send(mine, 0, 1)
     stop = threading.Event()
     stop.set()

@@ -41,7 +41,7 @@ def count(spark: Any, settings: Settings, table: str) -> int:
 
 
 @pytest.mark.soak
-def test_a_processor_that_fails_among_all_stops_alone_and_is_told_at_once_and_at_the_end(
+def test_a_processor_that_fails_among_all_stops_alone_and_is_reported_at_once_and_at_the_end(
     broker_settings: Settings, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_top.py").write_text(FAILING)

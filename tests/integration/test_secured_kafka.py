@@ -123,28 +123,32 @@ def test_spark_reads_and_asks(way: Way, secured: SecureBroker, spark):
     assert [secret for secret in secrets if secret and secret in plans] == []
 
 
-@pytest.mark.parametrize(("way", "kind", "told"), REFUSED.values(), ids=REFUSED)
-def test_who_does_not_get_in_is_told_server_and_setting(way: Way, kind, told: str, secured: SecureBroker, monkeypatch):
+@pytest.mark.parametrize(("way", "kind", "expected_text"), REFUSED.values(), ids=REFUSED)
+def test_who_does_not_get_in_is_reported_server_and_setting(
+    way: Way, kind, expected_text: str, secured: SecureBroker, monkeypatch
+):
     monkeypatch.setattr("sessionlake.kafka.clients._METADATA_SECONDS", 2.0)
     kafka = way(secured)
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=expected_text) as caught:
         require_broker(Settings(kafka=kafka))
     assert kafka.bootstrap_servers in str(caught.value)
     assert WRONG not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected_text"),
     [
         ({"password": WRONG}, r"Authentication failed.*Correct username and password in kafka\.security"),
         ({"ca": None}, r"certification path.*Correct kafka\.security\.ca"),
     ],
     ids=["a wrong password", "a broker that is not trusted"],
 )
-def test_spark_s_client_that_does_not_get_in_is_told_the_same(change, told: str, secured: SecureBroker, spark):
+def test_spark_s_client_that_does_not_get_in_is_reported_the_same(
+    change, expected_text: str, secured: SecureBroker, spark
+):
     with (
         closing(KafkaAdmin(spark, Settings(kafka=secured.kafka(**change)))) as admin,
-        pytest.raises(AccessError, match=told),
+        pytest.raises(AccessError, match=expected_text),
     ):
         admin.read_topic_ids()
 

@@ -180,7 +180,7 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
 
 
 @pytest.mark.soak
-def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
+def test_a_partition_of_a_topic_that_was_made_again_without_it_falls_silent_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.settings = world.under(OnTopicChange.RESTART)
@@ -200,7 +200,9 @@ def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
 
 
 @pytest.mark.soak
-def test_what_was_told_is_known_without_looking_through_bronze(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_reported_is_known_without_looking_through_bronze(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.create("t")
     world.send("t", 0, 3)
     take_in(world)

@@ -134,7 +134,7 @@ def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
     return World(spark, broker_settings, tmp_path.name)
 
 
-def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_or_read_on_behind_it(
+def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten_or_read_on_behind_it(
     world, monkeypatch
 ):
     world.create_and_read_until(power_cut_before="Ledger.write_entry", monkeypatch=monkeypatch)  # the ledger row
@@ -166,7 +166,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
 
 
 @pytest.mark.soak
-def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_recorded_as_lost(world, monkeypatch):
+def test_messages_planned_but_not_captured_when_their_topic_was_made_again_are_recorded_as_lost(world, monkeypatch):
     world.create_and_read_until(power_cut_before="stage_append", monkeypatch=monkeypatch)  # the messages
     world.run(world.under(OnTopicChange.RESTART))
     for topic in ("a", "b"):
@@ -187,7 +187,7 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
     )
 
 
-def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_its_first_batch(world, monkeypatch):
+def test_a_topic_made_again_is_refused_though_the_process_was_killed_just_behind_its_first_batch(world, monkeypatch):
     world.send("a", 0, 1)
     with monkeypatch.context() as killed:
         killed.setattr(TopicRegister, "close", lambda book: book._admin.close())  # it writes nothing more down
@@ -205,7 +205,7 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
 
 
 @pytest.mark.soak
-def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_anew(world, monkeypatch):
+def test_a_planned_batch_that_a_topic_made_again_does_not_reach_to_is_planned_again(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 5)
     world.dies("stage_append", world.settings, monkeypatch)
@@ -217,7 +217,7 @@ def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_ane
 
 
 @pytest.mark.soak
-def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_of_it(world, monkeypatch):
+def test_a_large_batch_read_from_a_topic_that_was_just_made_again_leaves_nothing_of_it(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 3)
     world.run(world.settings)
@@ -275,7 +275,7 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
     world.assert_one_query_read_everything_once(a=6)
 
 
-def test_an_error_behind_a_batch_that_is_in_the_tables_is_told(world, monkeypatch):
+def test_an_error_behind_a_batch_that_is_in_the_tables_is_reported(world, monkeypatch):
     world.send("a", 0, 3)
     with monkeypatch.context() as failing:
         failing.setattr("sessionlake.bronze.topic_book.TopicRegister.remember_read_offsets", power_cut)
@@ -439,7 +439,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
 
 
 @pytest.mark.soak
-def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):
+def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_reported(world, monkeypatch):
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("sessionlake.bronze.query._MAX_ATTEMPTS", 2)

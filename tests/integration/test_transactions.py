@@ -280,8 +280,8 @@ def test_messages_that_compaction_removed_are_not_taken_for_transactions(
     monkeypatch.setattr(transactions, "FEW_RUNS", 0)
     assert find_runs_of_transactions(spark, written.settings, {place: runs}) == {place: []}
     only = world.of("compacted")
-    told = rf"offsets {lost[0]} to .* not markers of transactions.*allow_offset_gaps"
-    with pytest.raises(OffsetHoleError, match=told):
+    expected_text = rf"offsets {lost[0]} to .* not markers of transactions.*allow_offset_gaps"
+    with pytest.raises(OffsetHoleError, match=expected_text):
         world.run(only)
     assert world.offsets("compacted") == []
     world.run(only.model_copy(update={"kafka": only.kafka.model_copy(update={"allow_offset_gaps": True})}))

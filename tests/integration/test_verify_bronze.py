@@ -87,7 +87,7 @@ def test_a_row_that_is_doubled_deleted_or_changed_by_hand_is_found_and_named(bro
     bronze.differs(4, 0, f"differs from Kafka's in {', '.join(EVERY_FIELD)}")
 
 
-def test_what_kafka_holds_no_longer_and_what_bronze_has_not_read_is_told(bronze: Bronze) -> None:
+def test_what_kafka_holds_no_longer_and_what_bronze_has_not_read_is_reported(bronze: Bronze) -> None:
     bronze.world.retain("t", 18)
     bronze.send(3, partition=1)
     exact = "exact: {} messages of {} topic-partitions, as Kafka holds them"

@@ -89,7 +89,7 @@ def test_a_layer_waits_for_what_it_has_yet_to_take_in_and_for_nothing_else(entry
     assert waiting(ask) == idle
 
 
-def test_what_was_judged_once_more_is_not_told_of_as_if_it_had_come(
+def test_what_was_judged_once_more_is_not_reported_as_if_it_had_come(
     spark: Any, lake: Lake, entry: Write, ask: Ask
 ) -> None:
     entry(SILVER, 0, 90, messages=10, quarantined=5)

@@ -170,7 +170,7 @@ def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monke
         ([], "Give one of --ts, --seq and --offset", 2),
     ],
 )
-def test_a_moment_that_is_not_known_is_told_with_what_is(
+def test_a_moment_that_is_not_known_is_reported_with_what_is(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str, code: int
 ) -> None:
     keys = sorted(captured.truth(captured.messages))

@@ -185,7 +185,7 @@ def assert_equal(pipeline: Pipeline, fresh: Pipeline, batches: list[list[Fact]])
 
 
 @pytest.mark.soak
-def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_declared_now(
+def test_processors_are_reported_to_be_rebuilt_and_go_on_with_the_columns_that_are_declared_now(
     counted: Counted,  # noqa: F811 - the fixture imported above
 ) -> None:
     spark = counted.spark
@@ -236,7 +236,7 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
 ) -> None:
     join = {"reference": "sites", "keys": {"site": "status"}}
     reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
-    for declared, columns, told in (
+    for declared, columns, expected_text in (
         ({"status": "string"}, ["price"], "columns: price is not a column of"),
         (
             {"qty": "bigint"},
@@ -247,5 +247,5 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
         enriched = {"name": "placed", "columns": columns, "join": [join]}
         of_gold = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})
         settings = Settings(home=tmp_path, capture=CaptureSettings(columns=declared), gold=of_gold)
-        with pytest.raises(ConfigError, match=f"gold.enriched.placed.{told}"):
+        with pytest.raises(ConfigError, match=f"gold.enriched.placed.{expected_text}"):
             rebuild_silver(None, settings, None, SessionSelection(), print)

@@ -205,7 +205,7 @@ def is_whole(feed: Feed, topic: str, begin: float, end: float) -> bool:
 
 
 @pytest.mark.soak
-def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_now(feed: Feed):
+def test_who_asks_for_what_is_gone_is_reported_and_a_rebuild_goes_by_what_is_kept_now(feed: Feed):
     changes = stream(9, 160)
     feed.write(changes).run()
     begins = max(floors_of(feed)[METRICS_1M].values())

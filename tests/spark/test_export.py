@@ -172,7 +172,7 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
         require_exportable_table(settings, "gold.session_summary", {})
 
 
-def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp_path, monkeypatch):
+def test_a_condition_that_fails_when_it_is_computed_is_reported(spark, settings, tmp_path, monkeypatch):
     monkeypatch.setattr("sessionlake.cli.export.with_spark", lambda _, work: work(spark))
     wrong = ["export", TABLE, str(tmp_path / "o"), "--where", "offset / 0 = 1"]
     result = CliRunner().invoke(app, wrong, env={"SESSIONLAKE_HOME": str(settings.home)})
@@ -197,6 +197,6 @@ def test_sizes_are_read(text, size):
 
 
 @pytest.mark.parametrize("text", ["0", "-1MB", "many", "5 apples"])
-def test_what_is_no_size_is_told(text):
+def test_what_is_no_size_is_reported(text):
     with pytest.raises(UsageError, match="Write it as in 500kB"):
         parse_size(text)

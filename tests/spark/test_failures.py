@@ -150,7 +150,7 @@ def told(spark: Any, own: Settings, work: Work) -> SessionlakeError | None:
 
 
 @pytest.mark.parametrize("command", EACH)
-def test_damaged_data_files_are_told_in_one_text(spark, own, command, capsys):
+def test_damaged_data_files_are_reported_in_one_text(spark, own, command, capsys):
     work, must_fail, _ = COMMANDS[command]
     for file in _data_files(own):
         content = bytearray(file.read_bytes())
@@ -163,7 +163,7 @@ def test_damaged_data_files_are_told_in_one_text(spark, own, command, capsys):
 
 
 @pytest.mark.parametrize("command", EACH)
-def test_damaged_logs_are_told_in_one_text(spark, own, command, capsys):
+def test_damaged_logs_are_reported_in_one_text(spark, own, command, capsys):
     work, _, must_fail = COMMANDS[command]
     for file in own.warehouse.rglob("_delta_log/*.json"):
         file.write_text('{"add": {\n')
@@ -173,7 +173,7 @@ def test_damaged_logs_are_told_in_one_text(spark, own, command, capsys):
     del capsys
 
 
-def test_files_that_are_gone_and_a_table_that_is_gone_are_told(spark, own):
+def test_files_that_are_gone_and_a_table_that_is_gone_are_reported(spark, own):
     for file in _data_files(own):
         file.unlink()
     assert isinstance(error := told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)), LakeError)
@@ -232,7 +232,7 @@ def test_ctrl_c_while_spark_starts_for_a_query_ends_it_with_130_and_no_traceback
 
 @pytest.mark.soak
 @pytest.mark.parametrize("when", ["while Spark starts", "while it works"])
-def test_a_jvm_that_is_killed_is_told_with_its_signal(tmp_path, when):
+def test_a_jvm_that_is_killed_is_reported_with_its_signal(tmp_path, when):
     process = _begun(tmp_path / "home", "query", "--engine", "spark", LONG)
     try:
         jvm = _jvm_of(process)

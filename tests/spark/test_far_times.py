@@ -72,7 +72,7 @@ def topic(number: int) -> str:
     return f"capture.t{number:02}"
 
 
-def test_what_was_built_equals_what_is_built_anew(spark: Any, lake: Lake) -> None:
+def test_what_was_built_equals_what_is_built_again(spark: Any, lake: Lake) -> None:
     assert verify_silver_tables(spark, lake.settings).is_exact
     assert [
         one.first_difference

@@ -138,7 +138,7 @@ def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
 
 
 @pytest.mark.soak
-def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(feed: Feed):
+def test_made_again_emptied_new_and_otherwise_declared_it_has_all_that_is_final(feed: Feed):
     changes = stream(5, 150)
     feed.write(changes[:70]).run()
     [own] = list_declared_products(feed.settings)[4:]

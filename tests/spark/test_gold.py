@@ -399,7 +399,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
 
 
 @pytest.mark.soak
-def test_what_comes_too_late_for_a_product_is_told_instead_of_counted_whatever_the_batches(feed: Feed):
+def test_what_comes_too_late_for_a_product_is_reported_instead_of_counted_whatever_the_batches(feed: Feed):
     own = {"name": "own", "keys": ["topic", "metric"], "bucket": "1 minute", "aggregates": {"n": "count"}}
     products = (ProductSettings.model_validate(own | {"lateness": "30 seconds"}),)
     gold = feed.settings.gold.model_copy(update={"products": products})
@@ -477,12 +477,12 @@ def test_the_lowest_possible_time_is_refined_too(feed: Feed):
 def test_other_numbers_of_points_and_of_shards_than_before_are_refused(feed: Feed):
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points).run()
-    for gold, told in (
+    for gold, expected_text in (
         (GoldSettings(rolling_points=4, shards=4), r"by another declaration.*rebuild gold.rolling_average"),
         (GoldSettings(rolling_points=3, shards=5), r"gold.shards is 5.*written for 4"),
     ):
         feed.settings = feed.settings.model_copy(update={"gold": gold})
-        with pytest.raises(LakeError, match=told):
+        with pytest.raises(LakeError, match=expected_text):
             feed.run()
     assert feed.averages() == by_hand(points, 3)[0]
 
@@ -514,7 +514,7 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
 
 
 @pytest.mark.soak
-def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+def test_a_product_that_is_new_or_made_again_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i), status="on") for i in range(12)]
     with monkeypatch.context() as patch:  # a version that had the first alone
         patch.setattr(job, "list_declared_gold_tables", lambda _: (*list_declared_averages(feed.settings), STANDARD[0]))
@@ -539,7 +539,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
 
 
 @pytest.mark.soak
-def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_is_done_once_more(feed: Feed):
+def test_what_the_last_batch_would_tell_of_tables_made_again_is_not_reported_when_it_is_done_once_more(feed: Feed):
     times = [(0, 0), (59, 89), (59, 90), (70, 90), (-1, 90), (61, 200), (130, 200)]
     feed.write([change("s", "r", i, ts * SECOND, now * SECOND, price=float(i)) for i, (ts, now) in enumerate(times)])
     feed.run()
@@ -564,7 +564,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
 
 
 @pytest.mark.soak
-def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Feed):
+def test_a_product_declared_otherwise_is_refused_until_it_is_made_again(feed: Feed):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i)) for i in range(6)]
     feed.declare(n="count").write(changes[:2]).run()
     with pytest.raises(LakeError, match=r"sessionlake rebuild gold.own"):
@@ -581,7 +581,7 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
     feed.write(changes[5:]).run().require_exact("gold.own")
 
 
-def test_a_difference_is_found_and_told(feed: Feed):
+def test_a_difference_is_found_and_reported(feed: Feed):
     beyond = [change("t", "q", i, i * SECOND, price=1.7e308 / i) for i in (3, 4)]  # whose squares no double is
     feed.write([*(change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)), *beyond]).run()
     feed.lake.open_delta_table(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
@@ -649,7 +649,7 @@ def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
 
 
 @pytest.mark.soak
-def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_nothing_said(
+def test_what_retention_has_removed_of_a_figure_is_reported_and_of_its_messages_nothing_said(
     feed: Feed, capsys: pytest.CaptureFixture[str]
 ):
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
@@ -677,7 +677,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
 
 
 @pytest.mark.soak
-def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_of_silver(feed: Feed):
+def test_batches_of_a_figure_are_reported_as_far_as_they_are_known_behind_a_rebuild_of_silver(feed: Feed):
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:1]).run().write(points[1:2]).run()
     delete_all_rows(feed.spark, feed.lake, CHANGES, Txn("rebuild:r", 2))

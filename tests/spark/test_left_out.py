@@ -50,7 +50,7 @@ def configured(feed: Feed, **update: Any) -> Feed:
 
 
 @pytest.mark.soak
-def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_first(feed: Feed) -> None:
+def test_tables_that_missed_batches_are_made_again_though_another_is_rebuilt_first(feed: Feed) -> None:
     named(feed).write(points(0, 5)).run()
     left_out(feed).write(points(5, 10)).run()
     named(feed).write(points(10, 12))
@@ -59,7 +59,7 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
 
 
 @pytest.mark.soak
-def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> None:
+def test_tables_that_were_not_emptied_with_gold_are_made_again(feed: Feed) -> None:
     named(feed).write(points(0, 5)).run()
     recover.empty_gold(feed.spark, left_out(feed).settings)
     named(feed).run().require_exact(*TABLES)
@@ -75,7 +75,7 @@ def test_what_is_only_declared_so_far_is_not_lost(feed: Feed) -> None:
 
 
 @pytest.mark.soak
-def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(feed: Feed) -> None:
+def test_nothing_is_made_again_that_would_begin_later_unless_that_is_asked_for(feed: Feed) -> None:
     """Retention has removed the first changes, and figures of them stay."""
     said: list[str] = []
     named(feed).write(points(0, 10)).run()

@@ -107,7 +107,7 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
 
 
 @pytest.mark.soak
-def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
+def test_a_ledger_that_is_gone_is_not_begun_again_but_made_again_from_the_tables(spark: Any, run: Pipeline) -> None:
     before = read_last_offsets(run.lake.reader(spark), "silver")
     ledger = find_table_folder(run.lake, LEDGER)
     away = shutil.move(ledger, run.settings.home / "away")
@@ -138,7 +138,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
 
 
 @pytest.mark.soak  # a ledger that is gone is made anew by the same command
-def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
+def test_a_ledger_that_was_set_back_is_noticed_and_made_again(spark: Any, run: Pipeline) -> None:
     version = run.lake.last_commit(spark, LEDGER).version
     for part in (SECOND[:9], SECOND[9:]):
         run.arrive(part)
@@ -146,10 +146,10 @@ def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pi
     run.merge()
     DeltaTable(find_table_folder(run.lake, LEDGER)).restore(version)
     assert "ledger" in faults(run.settings)
-    told = r"ops\.ledger has batches up to \d of silver, which has committed batch \d"
-    with pytest.raises(LakeError, match=f"{told}.*sessionlake recover ledger"):
+    expected_text = r"ops\.ledger has batches up to \d of silver, which has committed batch \d"
+    with pytest.raises(LakeError, match=f"{expected_text}.*sessionlake recover ledger"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert re.search(f"found: {told}", recovered(run, RecoverableLayer.LEDGER))
+    assert re.search(f"found: {expected_text}", recovered(run, RecoverableLayer.LEDGER))
     assert_goes_on_exactly(run, [])
 
 
@@ -266,7 +266,7 @@ def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.Mo
 
 
 @pytest.mark.soak
-def test_gold_without_its_checkpoint_and_files_is_computed_anew(
+def test_gold_without_its_checkpoint_and_files_is_computed_again(
     spark: Any, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gold.start(spark, run.settings, once=True).wait()
@@ -292,7 +292,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 
 
 @pytest.mark.soak
-def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
+def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_again(spark: Any, run: Pipeline) -> None:
     rebuild_silver_tables(spark, run.settings)
     handed = handover.find_active_handover_folder(run.settings)
     state = min(handed.glob("*.state"))
@@ -344,7 +344,7 @@ def noticed(run: Pipeline) -> str:
 
 @pytest.mark.parametrize("layer", [SILVER, GOLD])
 @pytest.mark.parametrize("summed", [False, True])
-def test_of_a_table_that_was_made_anew_versions_count_from_there(
+def test_of_a_table_that_was_made_again_versions_count_from_there(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, layer: str, summed: bool
 ) -> None:
     lake, table = Lake(settings), {SILVER: SESSIONS, GOLD: AVERAGES}[layer]
@@ -417,9 +417,11 @@ def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: 
     ):
         set_back(run, table)
         version = run.lake.last_commit(spark, table).version
-        told = rf"{table} has lost its latest changes: version {version} restored .*, without version \d+\..*{way}"
-        assert re.search(told, noticed(run))
-        with pytest.raises(LakeError, match=told):
+        expected_text = (
+            rf"{table} has lost its latest changes: version {version} restored .*, without version \d+\..*{way}"
+        )
+        assert re.search(expected_text, noticed(run))
+        with pytest.raises(LakeError, match=expected_text):
             run_once(spark, run.settings, layer, threading.Event())
         assert run.lake.last_commit(spark, table).version == version
         DeltaTable(find_table_folder(run.lake, table)).restore(before[table])
@@ -461,7 +463,7 @@ def figures(run: Pipeline) -> dict[str, list[str]]:
 @pytest.mark.soak
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("table", [*ELSEWHERE, *REPLAYED, *GOLD_OWN])
-def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_told(
+def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_reported(
     spark: Any, location: dict[str, Any], lived: Path, table: str, copied: bool
 ) -> None:
     if copied and table in ELSEWHERE:

@@ -135,7 +135,7 @@ def letting_through(spark: Any, size: str) -> Iterator[None]:
         java.set("spark.driver.maxResultSize", most)
 
 
-def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark: Any, settings: Settings) -> None:
+def test_rows_that_are_few_and_too_wide_for_a_driver_are_reported_as_too_large(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
     lake.prepare_tables(spark, [SESSIONS])
     names = ("topic", "session_id", "messages")

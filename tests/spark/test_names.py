@@ -237,7 +237,7 @@ def test_gold_is_exact_and_every_table_has_rows(names: Names) -> None:
     assert {one.split()[0] for one in said if " is exact" in one} >= tables
 
 
-def test_tables_made_anew_are_what_they_were(names: Names) -> None:
+def test_tables_made_again_are_what_they_were(names: Names) -> None:
     spark, lake = names.spark, names.lake
     for table, keys in (("gold.select", ["topic", "session_id", "window_start"]), ("gold.by", ["value"])):
         before = lake.read(spark, table).localCheckpoint()

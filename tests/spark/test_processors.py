@@ -435,7 +435,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
 
 
 @pytest.mark.soak
-def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_rows_that_there_are(
+def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_rows_that_there_are(
     counted: Counted,
 ) -> None:
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))

@@ -178,7 +178,7 @@ def test_rows_that_come_late_and_rows_that_are_replaced_leave_what_sql_makes_of_
 
 
 @pytest.mark.soak
-def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is_made_anew(fills: Fills) -> None:
+def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is_made_again(fills: Fills) -> None:
     fills.arrive(*FIRST)
     fills.run()
     fills.arrive(*LATE)
@@ -208,7 +208,7 @@ def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is
 
 
 @pytest.mark.soak
-def test_a_figure_that_is_spoilt_is_told_and_what_is_made_anew_comes_through_to_what_is_made_of_it(
+def test_a_figure_that_is_spoilt_is_reported_and_what_is_made_again_comes_through_to_what_is_made_of_it(
     fills: Fills,
 ) -> None:
     fills.arrive(("ann", 2.5, 0), ("ann", 3.5, 1), ("bob", 1.0, 2))
@@ -225,7 +225,7 @@ def test_a_figure_that_is_spoilt_is_told_and_what_is_made_anew_comes_through_to_
 
 
 @pytest.mark.soak
-def test_one_of_another_source_begins_anew_and_merged_files_are_nothing_to_read(fills: Fills) -> None:
+def test_one_of_another_source_begins_again_and_merged_files_are_nothing_to_read(fills: Fills) -> None:
     fills.arrive(*FIRST)
     fills.run()
     fills.arrive(*LATE)

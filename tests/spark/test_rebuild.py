@@ -132,7 +132,7 @@ def taken_in(spark: Any, settings: Settings) -> None:
 
 
 @pytest.mark.soak
-def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
+def test_gold_that_is_behind_is_computed_again_though_a_rebuild_changes_no_row(
     spark: Any, looking_up: Settings, batches: list[list[KafkaMessage]]
 ) -> None:
     run(spark, looking_up, batches[0][:40])
@@ -145,7 +145,7 @@ def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
 
 
 @pytest.mark.soak
-def test_gold_stays_as_it_was_and_is_told_of_as_before_where_a_rebuild_changes_no_row(
+def test_gold_stays_as_it_was_and_is_reported_as_before_where_a_rebuild_changes_no_row(
     spark: Any, looking_up: Settings, batches: list[list[KafkaMessage]]
 ) -> None:
     def figures() -> list[Any]:

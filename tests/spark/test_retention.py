@@ -152,7 +152,7 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     assert read_removed_rows(cut.reader) == known
 
 
-def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Aging) -> None:
+def test_a_session_is_reported_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Aging) -> None:
     reader = cut.reader
     session = find_session(reader, cut.settings, "long")
     for offset in range(6, len(cut.come)):
@@ -303,7 +303,7 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("bronze", [False, True], ids=["", "bronze"])
-def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
+def test_a_ledger_that_is_cut_and_lost_is_made_again_unless_bronze_is_cut_too(
     spark: Any, aging: Aging, bronze: bool
 ) -> None:
     cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
@@ -634,7 +634,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
         assert done.waits.partition(",")[0] == waits
 
 
-def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_partition(
+def test_what_silver_may_remember_is_reported_by_the_last_message_of_each_topic_partition(
     spark: Any, location: dict[str, Any]
 ) -> None:
     rnd, lake = random.Random(8), Lake(Settings(**location))

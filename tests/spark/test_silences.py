@@ -97,7 +97,7 @@ def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, mo
     assert {*read_silences(begun.lake.reader(begun.spark))} == {silence for silence, _ in told}
 
 
-def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violation_told(
+def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violation_reported(
     begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_bronze(begun.spark, begun.lake, [said(1, 1, "other", 2)])

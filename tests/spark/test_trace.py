@@ -133,7 +133,7 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Traced:
         (11, "heartbeat", "quarantined", "after_end", [("after_end", "isolated", 10, 10)], []),
     ],
 )
-def test_every_fate_is_told_with_its_reason_and_its_rows(traced, offset, type_, fate, reason, events, changes):
+def test_every_fate_is_reported_with_its_reason_and_its_rows(traced, offset, type_, fate, reason, events, changes):
     found, batch = traced.at(offset), int(offset >= SECOND)
     assert (found.message.type, found.judgement.fate, found.judgement.reason) == (type_, fate, reason)
     told = ("event", "action", "expected_seq", "actual_seq")
@@ -164,7 +164,7 @@ def test_row_changes_show_what_the_message_set_and_nothing_else(traced):
     assert (delete["row_id"], delete["set"], delete["ordinal"]) == ("b", {}, 1)
 
 
-def test_the_message_is_told_as_bronze_has_it(traced):
+def test_the_message_is_reported_as_bronze_has_it(traced):
     message = traced.at(1).message
     assert (message.key, message.session_id, message.seq, message.ts) == (b"s", "s", 1, 11)
     assert message.value_bytes == len(json.dumps(SAID[1][1]))
@@ -172,7 +172,7 @@ def test_the_message_is_told_as_bronze_has_it(traced):
     assert traced.at(5).message.session_id is None
 
 
-def test_the_session_is_told_as_it_is_now_also_for_a_malformed_message(traced):
+def test_the_session_is_reported_as_it_is_now_also_for_a_malformed_message(traced):
     for offset in (0, 4, 11):
         session = traced.at(offset).session
         assert (session["session_id"], session["status"], session["next_seq"]) == ("s", "ended", 10)
@@ -242,7 +242,7 @@ def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark
         assert [row["next_seq"] for row in reader.read_rows("silver.sessions", *wanted, columns=["next_seq"])] == [1]
 
 
-def test_rows_that_silver_should_have_and_has_not_are_told(traced, tmp_path):
+def test_rows_that_silver_should_have_and_has_not_are_reported(traced, tmp_path):
     home = tmp_path / "home"
     shutil.copytree(traced.settings.warehouse, home / "warehouse")
     shutil.rmtree(home / "warehouse" / "silver" / "session_changes")

@@ -133,7 +133,7 @@ def test_a_timestamp_that_says_no_time_or_a_far_one_is_read_as_kafka_had_it(stam
     ids=lambda value: value if isinstance(value, MemberDamage) else "member",
 )
 @KINDS
-def test_what_is_wrong_with_a_member_is_told_and_the_next_one_is_read(kind, text, damage, tmp_path):
+def test_what_is_wrong_with_a_member_is_reported_and_the_next_one_is_read(kind, text, damage, tmp_path):
     file = tmp_path / f"a.{kind}"
     if kind == "zip":
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -394,7 +394,7 @@ def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_no
     assert json.loads(json.dumps(first)) == first
 
 
-def test_a_file_that_comes_under_an_earlier_name_is_told_and_not_passed_over(tmp_path):
+def test_a_file_that_comes_under_an_earlier_name_is_reported_and_not_passed_over(tmp_path):
     (tmp_path / "b.gz").write_bytes(encode_gzip_member(WHOLE))
     first = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
@@ -402,7 +402,7 @@ def test_a_file_that_comes_under_an_earlier_name_is_told_and_not_passed_over(tmp
         find_next_position(tmp_path, first, ALL)
 
 
-def test_a_late_file_is_told_where_others_that_were_taken_are_gone_too(tmp_path):
+def test_a_late_file_is_reported_where_others_that_were_taken_are_gone_too(tmp_path):
     for name in ("b.gz", "c.gz"):
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
     first = find_next_position(tmp_path, STREAM_START, ALL)
@@ -415,7 +415,7 @@ def test_a_late_file_is_told_where_others_that_were_taken_are_gone_too(tmp_path)
         find_next_position(tmp_path, second, ALL)
 
 
-def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
+def test_a_file_that_is_gone_before_it_was_captured_is_reported(tmp_path):
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
     end = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").unlink()

@@ -185,7 +185,7 @@ def without_first(tables: Tables, lane: Sequence[Fact], last: int) -> Tables:
 
 
 @pytest.mark.parametrize(("seed", "integrity"), cases(range(4), Integrity.ORDER, Integrity.STRICT))
-def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_is_not_told(
+def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_is_not_reported(
     seed: int, integrity: Integrity
 ) -> None:
     whole, settings, facts = scene(seed, integrity, silent=True)
@@ -204,7 +204,7 @@ def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_i
                     assert_equal(found, expected.get(session), (topic, partition, session, moment))
 
 
-def test_as_of_a_time_in_a_silence_it_is_told_if_silver_has_noted_that(tmp_path: Path) -> None:
+def test_as_of_a_time_in_a_silence_it_is_reported_if_silver_has_noted_that(tmp_path: Path) -> None:
     rnd, capture = random.Random(1), CaptureSettings(columns=COLUMNS, on_violation=OnViolation.ISOLATE)
     messages = StreamMaker(rnd, LIGHT).make(20)
     ends = {place: messages_of(lane)[-1].offset for place, lane in lanes(messages).items()}

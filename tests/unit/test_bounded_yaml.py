@@ -88,7 +88,7 @@ def test_a_bad_file_of_rules_ends_with_2_and_names_file_and_line(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=NAMES)
-def test_a_bad_text_among_the_rules_of_the_lake_is_told_of_alone(text):
+def test_a_bad_text_among_the_rules_of_the_lake_is_reported_alone(text):
     assert isinstance(parse_rule_text("r", text, DeclaredColumns({})), RuleProblem)
 
 

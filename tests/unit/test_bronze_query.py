@@ -108,7 +108,7 @@ def test_a_topic_that_leaves_while_kafka_is_away_starts_the_query_again_when_it_
     assert (len(starts), book.open, told[1:]) == (2, True, ["Kafka answers; bronze resumes"])
 
 
-def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts_if_it_came_before_that(
+def test_a_batch_that_another_generation_plans_again_is_given_up_first_and_counts_if_it_came_before_that(
     book, starts, tmp_path, monkeypatch
 ):
     class Elsewhere:
@@ -169,7 +169,7 @@ def test_a_query_that_failed_of_kafka_or_its_topics_is_started_again_when_kafka_
 
 
 @pytest.mark.parametrize("error", [BrokerError("timed out"), OffsetHoleError("unknown")])
-def test_what_fails_while_kafka_answers_and_topics_are_as_they_were_is_tried_five_times_and_told(
+def test_what_fails_while_kafka_answers_and_topics_are_as_they_were_is_tried_five_times_and_reported(
     running, book, starts, fails, error
 ):
     book.excluded_topics = frozenset()
@@ -181,7 +181,7 @@ def test_what_fails_while_kafka_answers_and_topics_are_as_they_were_is_tried_fiv
     assert (len(starts), book.open) == (6, False)
 
 
-def test_under_once_it_is_told_after_a_while_that_kafka_does_not_answer(running, book, starts, fails, monkeypatch):
+def test_under_once_it_is_reported_after_a_while_that_kafka_does_not_answer(running, book, starts, fails, monkeypatch):
     monkeypatch.setattr(query, "_ONCE_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(running, "_once", True)
     fails(TopicChangedError("a topic was deleted"))
@@ -205,7 +205,7 @@ def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, start
     assert (len(starts), book.open) == (1, False)
 
 
-def test_of_a_query_that_failed_of_something_else_kafka_is_asked_once_and_the_failure_told(
+def test_of_a_query_that_failed_of_something_else_kafka_is_asked_once_and_the_failure_reported(
     running, book, starts, fails, told
 ):
     fails(SessionlakeError("the disk is full"))

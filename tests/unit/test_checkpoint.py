@@ -85,7 +85,7 @@ def test_the_last_committed_batch_is_the_highest_number_in_the_log_of_commits(tm
         ([], [], {}, {}),
     ],
 )
-def test_a_stream_is_told_where_its_first_batch_ends_only_once_that_is_committed(
+def test_a_stream_is_reported_where_its_first_batch_ends_only_once_that_is_committed(
     tmp_path, planned, committed, ends, expected
 ):
     place = json.dumps({"reservoirId": "a", "reservoirVersion": 5, "isStartingVersion": False} | ends)

@@ -98,7 +98,7 @@ def test_an_unknown_environment_variable_is_named(call):
 
 
 @pytest.mark.parametrize("layers", ["bronze", "all"])
-def test_an_unreachable_broker_is_told_at_once_with_the_remedy(call, free_port, tmp_path, layers):
+def test_an_unreachable_broker_is_reported_at_once_with_the_remedy(call, free_port, tmp_path, layers):
     result = call("run", layers, "--once")
     assert result.exit_code == 1
     assert f"no Kafka broker answers at 127.0.0.1:{free_port}" in said(result)
@@ -106,7 +106,7 @@ def test_an_unreachable_broker_is_told_at_once_with_the_remedy(call, free_port, 
     assert not (tmp_path / "home" / "warehouse").exists()
 
 
-def test_a_home_that_cannot_be_made_is_told_with_the_remedy(call, tmp_path):
+def test_a_home_that_cannot_be_made_is_reported_with_the_remedy(call, tmp_path):
     (tmp_path / "file").touch()
     result = call("run", "silver", "--once", SESSIONLAKE_HOME=str(tmp_path / "file" / "home"))
     assert result.exit_code == 1
@@ -337,7 +337,7 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())
 
 
-def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_told(tmp_path, monkeypatch):
+def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_reported(tmp_path, monkeypatch):
     def run_to_end(_spark: object, _settings: object, part: str, _stop: object) -> bool:
         if part.startswith("processor-"):
             raise ProcessorError(part)

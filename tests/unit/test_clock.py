@@ -58,7 +58,7 @@ def test_a_lane_stands_where_its_last_message_left_it() -> None:
     assert behind.compute_message_times(np.array([0, 0, 0, 1]), offsets, within).tolist() == [50, 50, 50, 7]
 
 
-def test_a_lane_that_is_new_to_a_shard_goes_on_from_what_it_is_told() -> None:
+def test_a_lane_that_is_new_to_a_shard_goes_on_from_what_it_is_reported() -> None:
     clock, here = ShardClock([]), np.zeros(1, np.int64)
     told, within = cut_into_segments(here, NAMES[:1], here + 4, here + 42, NOTES)
     behind = clock.advance_clock([decode_segments(encode_segments(told))], {("t", 0)})

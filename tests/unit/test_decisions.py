@@ -118,7 +118,7 @@ def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
             act(settings, 6)
 
 
-def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
+def test_a_decision_is_withdrawn_and_made_again_as_often_as_one_likes(settings):
     stop(settings, 6)
     for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
         decide(settings, 6, decision)
@@ -142,7 +142,7 @@ def test_what_counts_is_the_last_word_though_the_clock_was_set_back(settings, mo
     assert known(settings) == {}
 
 
-def test_a_place_is_decided_anew_though_the_table_was_set_back(settings):
+def test_a_place_is_decided_again_though_the_table_was_set_back(settings):
     stop(settings, 6)
     decide(settings)
     DeltaTable(find_table_folder(Lake(settings), DECISIONS)).restore(0)

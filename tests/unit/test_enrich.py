@@ -306,7 +306,7 @@ def test_one_nan_is_like_another():
     )
 
 
-def test_moments_beyond_those_of_python_are_told_and_put_in():
+def test_moments_beyond_those_of_python_are_reported_and_put_in():
     far = 10**18  # the year 33658
     (fault,) = find_key_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
     assert fault.reason.startswith("valid_to is not after valid_from")
@@ -340,7 +340,7 @@ def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
 
 
 @pytest.mark.parametrize("rows", [pa.table({"status": ["x"], "bad": [{"is": True}]}), pa.table({"status": ["x"]})])
-def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
+def test_a_reference_table_that_cannot_be_reported_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
     lake = Lake(Settings(home=tmp_path))
     moments = pa.nulls(1, FLAGS.arrow_schema().field(FROM).type)
     write_deltalake(

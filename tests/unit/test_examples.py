@@ -106,7 +106,7 @@ def test_levels_of_one_price_add_up():
     assert tops(BOOK, message("update", 1, 1, [level("b3", "bid", 99, 4)]))[1] == (1, 99, 9, 101, 2)
 
 
-def test_an_update_that_changes_nothing_is_told_too_and_a_heartbeat_is_not():
+def test_an_update_that_changes_nothing_is_reported_too_and_a_heartbeat_is_not():
     assert tops(BOOK, message("update", 1, 1, []), message("heartbeat", 2, 2, [])) == [
         (0, 99, 5, 101, 2),
         (1, 99, 5, 101, 2),

@@ -138,7 +138,7 @@ def test_far_times_are_hinted_for_people_and_numbers_for_programs() -> None:
 
 
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
-def test_a_state_is_told_at_any_time(ms: int, text: str) -> None:
+def test_a_state_is_reported_at_any_time(ms: int, text: str) -> None:
     expected = ms if "since" in text else text.replace(" ", "T")
     assert convert_times_to_iso({"last_ts": ms, "held": [{"ts": ms}]}) == {
         "last_ts": expected,

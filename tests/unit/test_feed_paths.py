@@ -79,7 +79,7 @@ def test_a_message_that_is_an_array_has_elements_of_its_own():
         ("none[*] | data[0].levels[*]", [[1, 2], [3, 4]]),
     ],
 )
-def test_elements_come_in_order_and_what_has_none_is_told_apart(path, values):
+def test_elements_come_in_order_and_what_has_none_is_reported_apart(path, values):
     found = find_elements(parse_path(path), PLACE)
     assert (found if found is None else [element.value for element in found]) == values
 

@@ -160,7 +160,7 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.dictionaries(st.text(), inner, max_size=3)))
-def test_what_was_escaped_is_told_unescaped_and_what_is_so_is_left_alone(value: Any) -> None:
+def test_what_was_escaped_is_reported_unescaped_and_what_is_so_is_left_alone(value: Any) -> None:
     try:
         plain = encode_log_json({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
@@ -261,7 +261,7 @@ def test_keys_of_every_type_are_merged_and_found(
             assert [row["value"] for row in found] == [9]
 
 
-def test_properties_and_notes_of_commits_are_told_unescaped(tmp_path: Path) -> None:
+def test_properties_and_notes_of_commits_are_reported_unescaped(tmp_path: Path) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "false"})
     lake.set_property(NO_SPARK, TABLE, "sessionlake.note", BEYOND[0])
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")

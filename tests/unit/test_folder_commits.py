@@ -211,7 +211,7 @@ def test_files_that_were_never_to_be_committed_are_removed(lake: FolderStorage) 
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES
 
 
-def test_delta_is_told_once_to_leave_the_log_of_an_earlier_version_alone(lake: FolderStorage) -> None:
+def test_delta_is_reported_once_to_leave_the_log_of_an_earlier_version_alone(lake: FolderStorage) -> None:
     DeltaTable(lake.path(TABLE)).alter.set_table_properties({LOG_CLEANUP: "true"})
     assert (
         lake.set_changed_properties(NO_SPARK, TABLE, lake.log_properties)[LOG_CLEANUP] == "true"

@@ -140,8 +140,10 @@ def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp
     require_publications_can_send(spark, lake, ["gold.metrics_1m"])
     checkpoint(settings, "gold.metrics_1m", 4)
     there = Path(settings.checkpoint_path("publish-gold.metrics_1m-out"))
-    told = rf"metrics_1m-out must send .*because gold.change_feed does not name it.*remove its checkpoint {there}$"
-    with pytest.raises(LakeError, match=told):
+    expected_text = (
+        rf"metrics_1m-out must send .*because gold.change_feed does not name it.*remove its checkpoint {there}$"
+    )
+    with pytest.raises(LakeError, match=expected_text):
         require_publications_can_send(spark, lake, ["silver.session_rows", "gold.metrics_1m"])
     named = Lake(Settings(home=tmp_path, gold=GoldSettings(change_feed=("metrics_1m",))))
     with pytest.raises(LakeError, match="does not exist yet"):

@@ -61,7 +61,7 @@ def test_a_tested_version_is_started_by_hand_without_a_word(jvm, monkeypatch, ca
 
 
 @pytest.mark.parametrize("found", ["4.0.3", "4.1.0", "3.5.1"])
-def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_told(jvm, monkeypatch, capsys, found):
+def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_reported(jvm, monkeypatch, capsys, found):
     monkeypatch.setattr(gateway, "version", lambda _: found)
     conf, context = prepare_jvm_start(jvm)
     with context:  # starts nothing: there is no such Java

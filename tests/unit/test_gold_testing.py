@@ -102,7 +102,7 @@ def test_a_product_may_be_made_from_a_standard_one(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "expected_text"),
     [
         ("own_products:NONE", "module own_products has no NONE; its products: .*OWN, BELOW"),
         ("own_products:OTHER", "own_products:OTHER is not a `sessionlake.gold.Product`"),
@@ -114,9 +114,9 @@ def test_a_product_may_be_made_from_a_standard_one(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_product_that_cannot_be_used_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, expected_text: str
 ):
-    with pytest.raises(ConfigError, match=f"gold.products.own.python: .*{told}"):
+    with pytest.raises(ConfigError, match=f"gold.products.own.python: .*{expected_text}"):
         named(monkeypatch, tmp_path, FROM_HOURS, name="own", python=target)
 
 
@@ -126,14 +126,14 @@ def test_a_product_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize(
-    ("product", "told"),
+    ("product", "expected_text"),
     [
         ({"name": "own", "python": "a:B", "keys": ["topic"]}, "leave out keys"),
         ({"name": "own", "keys": ["topic"]}, "set keys and aggregates"),
     ],
 )
-def test_a_declaration_is_whole_and_said_once(product: dict[str, Any], told: str):
-    with pytest.raises(ValidationError, match=told):
+def test_a_declaration_is_whole_and_said_once(product: dict[str, Any], expected_text: str):
+    with pytest.raises(ValidationError, match=expected_text):
         GoldSettings.model_validate({"products": [product]})
 
 

@@ -158,7 +158,7 @@ def test_a_gap_among_held_messages_is_counted_and_applied_under_class_order() ->
 
 
 @pytest.mark.parametrize("policy", ["isolate", "record"])
-def test_the_session_timeout_sends_held_messages_to_quarantine_and_the_next_life_starts_anew(policy: str) -> None:
+def test_the_session_timeout_sends_held_messages_to_quarantine_and_the_next_life_starts_again(policy: str) -> None:
     bodies = [depth(1, 1), depth(2, 2), depth(3, 3), snapshot(2)]
     fate, silver = judged(bodies, depth_rules(policy), times=[0, 1, TIMEOUT + 2, TIMEOUT + 3])
     assert fate == "oo++"

@@ -53,7 +53,7 @@ def test_ctrl_c_itself_is_an_interruption(capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_an_error_without_ctrl_c_is_told(capsys):
+def test_an_error_without_ctrl_c_is_reported(capsys):
     def fail() -> None:
         raise LakeError("silver has stopped", fix="Run it again")
 
@@ -61,7 +61,7 @@ def test_an_error_without_ctrl_c_is_told(capsys):
     assert capsys.readouterr().err == "error: silver has stopped. Run it again\n"
 
 
-def test_an_error_of_work_that_stops_in_order_is_told(capsys):
+def test_an_error_of_work_that_stops_in_order_is_reported(capsys):
     def stop_and_fail() -> None:
         with StopFlag() as stop:
             press_ctrl_c()

@@ -288,7 +288,7 @@ def test_the_seq_after_the_last_possible_one_still_fits_a_bigint() -> None:
     assert out.events[0].expected == LAST
 
 
-def test_an_unfilled_gap_is_told_of_the_message_that_revealed_it() -> None:
+def test_an_unfilled_gap_is_reported_the_message_that_revealed_it() -> None:
     _, out, _ = run("s0@0 u5@1 u1@2 u2@3 !200", rules("once", "record"))
     event = out.events[-1]
     assert (event.offset, event.expected, event.actual, event.kafka_ts) == (1, 3, 5, 1)

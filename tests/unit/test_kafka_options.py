@@ -114,7 +114,7 @@ def test_what_is_not_host_and_port_is_named(servers):
     ("host", "expected"),
     [("localhost", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False), ("a", False)],
 )
-def test_loopback_is_told_without_a_name_server(host, expected):
+def test_loopback_is_reported_without_a_name_server(host, expected):
     assert is_loopback(host) is expected
 
 

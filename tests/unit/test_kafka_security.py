@@ -36,7 +36,7 @@ def settings(**security: str) -> Settings:
     return Settings(kafka=KafkaSettings(bootstrap_servers="a:1", security=KafkaSecurity(**security)))
 
 
-def test_java_is_told_a_login_with_its_quotes_escaped():
+def test_java_is_reported_a_login_with_its_quotes_escaped():
     options = build_java_client_options(settings(**SCRAM))
     assert options["security.protocol"] == "SASL_SSL"
     assert options["sasl.mechanism"] == "SCRAM-SHA-512"
@@ -82,7 +82,7 @@ def test_certificates_are_files_beside_the_configuration_or_their_text(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected_text"),
     [
         (
             {"protocol": "SASL_SSL", "mechanism": None},
@@ -96,8 +96,8 @@ def test_certificates_are_files_beside_the_configuration_or_their_text(tmp_path)
         ({"mechanism": "OAUTHBEARER"}, "OAUTHBEARER needs token_url and client_id and client_secret"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_what_does(change, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_does_not_go_together_is_refused_with_what_does(change, expected_text):
+    with pytest.raises(ValueError, match=expected_text):
         KafkaSecurity(**{name: value for name, value in (SCRAM | change).items() if value is not None})
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_missing_or_no_pem_is_named(tmp_path):
         build_java_client_options(settings(protocol="SSL", ca=str(tmp_path / "ca.der")))
 
 
-def test_what_a_client_says_is_told_without_the_secrets_it_was_given():
+def test_what_a_client_says_is_reported_without_the_secrets_it_was_given():
     own = settings(**TOKEN)
     assert hide_secrets(own, "hush was refused") == "(hidden) was refused"
     assert "hush" not in str(create_rejected_error(own, "hush was refused"))
@@ -148,7 +148,7 @@ def test_what_a_client_says_is_told_without_the_secrets_it_was_given():
     assert "hush" not in hide_secrets(by_options, "bad value X password=hush; for sasl.jaas.config")
 
 
-def test_a_secret_is_hidden_however_a_client_was_told_it():
+def test_a_secret_is_hidden_however_a_client_was_reported_it():
     own = settings(**SCRAM)
     login = build_java_client_options(own)["sasl.jaas.config"]
     assert 'username="lake" password="(hidden)"' in hide_secrets(own, login)
@@ -158,7 +158,7 @@ def test_a_secret_is_hidden_however_a_client_was_told_it():
 
 
 @pytest.mark.parametrize("package", ["org.apache.kafka", "kafkashaded.org.apache.kafka"])
-def test_a_stream_that_kafka_refuses_is_told_what_to_correct(package):
+def test_a_stream_that_kafka_refuses_is_reported_what_to_correct(package):
     said = f"{package}.common.errors.SaslAuthenticationException: Authentication failed"
     error = explain_layer_error(passed_on(said), "bronze", "/none")
     assert isinstance(error, AccessError)

@@ -61,7 +61,7 @@ def test_a_keys_records_follow_from_its_rows_in_their_order(found: list[tuple[st
     assert made == expected
 
 
-def test_an_order_that_leaves_two_rows_alike_is_told():
+def test_an_order_that_leaves_two_rows_alike_is_reported():
     class Firsts(Pauses):
         def on_row(self, state: Last, row: Mapping[str, Any]) -> Iterable[Record]:
             state.ts = row["n"] if state.ts is None else state.ts
@@ -114,7 +114,7 @@ def test_rows_that_the_order_does_not_tell_apart_stop_the_batch():
     assert build_groups(ORDERED)(rows)[_ERROR].to_pylist() == [said]
 
 
-def test_changes_of_two_sessions_are_told_apart_though_their_positions_are_not():
+def test_changes_of_two_sessions_are_reported_apart_though_their_positions_are_not():
     """Under `window`, what was held back is applied at positions that another session's may have, too."""
 
     def up(seq: int, ts: int, kind: str = "update") -> dict[str, Any]:

@@ -35,11 +35,11 @@ SPANS = [
         (("other", 0, 0), "bronze holds no message of it, and kafka.topic_pattern excludes it; it knows capture.a,"),
     ],
 )
-def test_a_message_that_bronze_lacks_is_told_with_what_bronze_has(place, text):
+def test_a_message_that_bronze_lacks_is_reported_with_what_bronze_has(place, text):
     assert text in explain_unread_message(SPANS, Settings(), *place)
 
 
-def test_an_empty_lake_is_told_with_the_way_to_fill_it():
+def test_an_empty_lake_is_reported_with_the_way_to_fill_it():
     assert "sessionlake run all --once" in explain_unread_message([], Settings(), "capture.a", 0, 0)
 
 
@@ -50,7 +50,7 @@ def test_of_many_topics_some_are_named_and_the_rest_counted():
 
 
 @pytest.mark.parametrize(("partition", "reach"), [(0, "judged offsets 100 to 4000"), (1, "judged none of it")])
-def test_a_message_that_silver_has_not_reached_is_told_with_how_far_it_is(partition, reach):
+def test_a_message_that_silver_has_not_reached_is_reported_with_how_far_it_is(partition, reach):
     text = explain_unjudged_message(SPANS, 12, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "capture.a", partition, 4500)
     assert text == (
         f"topic capture.a, partition {partition}: silver has {reach} so far; 4500 is in bronze "

@@ -166,7 +166,7 @@ def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now
     assert (ts < first) == are_changes_late(changes, bucket, kept)[0]
 
 
-def test_stream_times_are_told_by_topic_partition_and_of_changes_that_have_one():
+def test_stream_times_are_reported_by_topic_partition_and_of_changes_that_have_one():
     topics, partitions, applied = ["a", "b", "a", "c", "a", "b"], [0, 1, 0, 0, 1, 1], [5, None, 9, None, 12, 3]
     changes = {"topic": pa.array(topics).dictionary_encode(), "partition": pa.array(partitions, pa.int32())}
     found = find_stream_times_by_partition(pa.table(changes | {APPLIED: pa.array(applied)}))

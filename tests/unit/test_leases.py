@@ -92,7 +92,7 @@ def place(settings: Settings) -> Place:
     return Place(settings)
 
 
-def test_the_second_is_told_who_has_it_what_it_does_since_when_and_until_when(place):
+def test_the_second_is_reported_who_has_it_what_it_does_since_when_and_until_when(place):
     place.claim("rebuilds silver")
     place.clock.go_on(SECOND)
     said = r"another process rebuilds silver over .* \(.*, process \d+, since 2026-01-01 12:00:00Z\).*\. Stop it first"
@@ -100,7 +100,7 @@ def test_the_second_is_told_who_has_it_what_it_does_since_when_and_until_when(pl
         place.claim()
 
 
-def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of_a_takeover(place, caplog):
+def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_reported_a_takeover(place, caplog):
     first = place.claim()
     first.release_lease()
     second = place.claim()
@@ -162,7 +162,7 @@ def test_a_renewed_lease_lasts_from_its_renewal(place):
         place.claim()
 
 
-def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(place):
+def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_reported_who(place):
     won: list[HeldLease] = []
     place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
     with pytest.raises(ClaimedError, match="another process rebuilds silver"):
@@ -173,7 +173,7 @@ def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(p
 def test_of_two_that_find_it_stale_at_once_one_has_it(place):
     place.claim()
     place.clock.go_on(LENGTH)
-    test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(place)
+    test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_reported_who(place)
 
 
 def test_a_holder_that_renewed_lately_asks_nobody(place):
@@ -205,7 +205,7 @@ def test_one_that_stood_still_past_its_lease_goes_on_if_nobody_has_taken_it_over
         place.claim()
 
 
-def test_one_that_stood_still_is_told_who_has_it_and_never_writes_again_though_that_one_ends(place):
+def test_one_that_stood_still_is_reported_who_has_it_and_never_writes_again_though_that_one_ends(place):
     stopped = place.claim()
     place.clock.go_on(LENGTH)
     other = place.claim("rebuilds silver")
@@ -242,7 +242,7 @@ def test_one_that_stood_still_and_ends_without_asking_gives_back_nothing_of_anot
     assert not place.claim().took_over
 
 
-def test_one_whose_lease_was_had_and_given_back_meanwhile_is_told_so(place):
+def test_one_whose_lease_was_had_and_given_back_meanwhile_is_reported_so(place):
     stopped = place.claim()
     place.clock.go_on(LENGTH)
     place.claim().release_lease()
@@ -284,7 +284,7 @@ def test_an_idle_holder_renews_by_itself_and_gives_back_at_the_end_also_of_a_fai
 
 
 @pytest.mark.usefixtures("short")
-def test_what_fails_since_another_has_the_lease_is_told_as_that(settings):
+def test_what_fails_since_another_has_the_lease_is_reported_as_that(settings):
     table = Table()
 
     def work() -> None:

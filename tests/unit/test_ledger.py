@@ -41,7 +41,7 @@ def test_a_range_that_begins_at_the_last_offset_is_a_repetition() -> None:
 
 
 def test_a_message_missing_inside_a_range_is_a_hole() -> None:
-    with pytest.raises(OffsetHoleError, match=r"1 of the offsets 17 to 20 are missing"):
+    with pytest.raises(OffsetHoleError, match=r"of the offsets 17 to 20, 1 are missing"):
         check(OffsetLog({("t", 0): 16}), span(17, 20, 3))
 
 

@@ -44,7 +44,7 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again():
         ((200, b'{"device": "a"}'), "answer", 1),
     ],
 )
-def test_what_is_no_answer_is_told_by_its_kind(answer: Answer, kind: str, requests: int):
+def test_what_is_no_answer_is_reported_by_its_kind(answer: Answer, kind: str, requests: int):
     with answering(lambda _: answer) as asked:
         with pytest.raises(LookupFailedError) as error:
             lookup(asked.url).fetch(KEYS)

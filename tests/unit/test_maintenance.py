@@ -137,7 +137,7 @@ def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> N
         list_table_readers(settings, MESSAGES)
 
 
-def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
+def test_a_table_that_fails_is_reported_and_the_others_have_their_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = settings.model_copy(update={"maintain": MaintainSettings.model_construct(interval=timedelta(0))})

@@ -65,7 +65,7 @@ def test_what_a_volume_s_mount_shows_late_is_waited_for(checkpoint: Path) -> Non
     assert read_planned_ranges(checkpoint, 1) == {("a", 0): (9, 10)}
 
 
-def test_what_is_never_seen_is_waited_for_no_longer_than_told(checkpoint: Path) -> None:
+def test_what_is_never_seen_is_waited_for_no_longer_than_reported(checkpoint: Path) -> None:
     wait_for_planned_batch_files(checkpoint, 7, seconds=0.05)
     with pytest.raises(LakeError, match="offsets/7"):
         read_planned_ranges(checkpoint, 7)

@@ -54,7 +54,7 @@ def test_a_layer_says_what_it_has_done_since_the_run_began(layer: str, words: st
     assert said(layer) == words
 
 
-def test_messages_of_several_parts_are_told_with_their_parts():
+def test_messages_of_several_parts_are_reported_with_their_parts():
     entries = [entry("silver", 1, {}, messages=1, parts=5, applied=4, ignored=1)]
     assert (
         said("silver", entries)

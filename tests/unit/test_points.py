@@ -287,7 +287,7 @@ def test_a_message_s_place_is_one_number_and_taken_apart_again():
     }
 
 
-def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_holds():
+def test_a_table_that_was_made_again_begins_with_no_state_and_looks_up_what_it_holds():
     gold = Gold(1)
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
@@ -310,7 +310,7 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
 
 
 @pytest.mark.parametrize("owners", [0, 40])
-def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, owners: int):
+def test_of_what_a_table_was_made_again_each_shard_reads_its_own(tmp_path: Path, owners: int):
     settings = Settings(home=tmp_path)
     rnd = np.random.default_rng(owners)
     marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)

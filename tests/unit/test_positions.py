@@ -274,7 +274,7 @@ def test_sums_up_to_any_moment_give_the_answers_of_the_whole_ledger(seed, config
 
 
 @pytest.mark.parametrize("seed", seeds(1, 10))
-def test_a_ledger_that_went_on_is_told_by_older_sums(seed, configured, monkeypatch):
+def test_a_ledger_that_went_on_is_reported_by_older_sums(seed, configured, monkeypatch):
     rnd = random.Random(seed)
     ledger = Ledger(rnd).grow(60)
     until = ledger.now

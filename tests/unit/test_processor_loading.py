@@ -52,7 +52,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("more", "name", "said"), CASES, ids=[str(i) for i in range(len(CASES))])
-def test_a_class_that_cannot_be_used_is_told_by_its_key(tmp_path: Path, request, more, name, said):
+def test_a_class_that_cannot_be_used_is_reported_by_its_key(tmp_path: Path, request, more, name, said):
     module = f"made_{request.node.callspec.id}"
     (tmp_path / f"{module}.py").write_text(GOOD + "\n" + more)
     with pytest.raises(ConfigError, match=rf"processors\.mine\.class: .*{said}"):
@@ -84,12 +84,12 @@ def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
         ({"longest_hours": "x"}, "does not accept them: "),
     ],
 )
-def test_options_that_do_not_fit_are_told_with_those_that_do(options, said):
+def test_options_that_do_not_fit_are_reported_with_those_that_do(options, said):
     with pytest.raises(ConfigError, match=rf"processors\.mine\.options: .*{said}"):
         ClassReference("mine", LOGINS, options).load_processor()
 
 
-def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for():
+def test_a_module_that_is_not_there_is_reported_with_where_it_was_looked_for():
     with pytest.raises(ConfigError, match=r"module no_such cannot be imported .*not installed, nor in /nowhere"):
         ClassReference("mine", "no_such:Class", {}, "/nowhere").load_processor()
 
@@ -106,7 +106,7 @@ def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for():
         ("{name: a, class: x}, {name: b, class: y, table: silver.a}", "two processors have the table silver.a"),
     ],
 )
-def test_a_configuration_that_cannot_be_used_is_told_by_its_key(tmp_path, entry, said):
+def test_a_configuration_that_cannot_be_used_is_reported_by_its_key(tmp_path, entry, said):
     file = tmp_path / "sessionlake.yml"
     file.write_text(f"processors: [{entry}]")
     with pytest.raises(ConfigError) as raised:
@@ -139,7 +139,7 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
         (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
     ],
 )
-def test_a_name_that_does_not_fit_is_told(layer, name, error, said):
+def test_a_name_that_does_not_fit_is_reported(layer, name, error, said):
     with pytest.raises(error, match=said):
         choose_processor(settings_of("one", "two"), layer, name)
 
@@ -159,7 +159,7 @@ class Ended:
         raise self._error
 
 
-def test_a_processor_that_fails_among_all_is_told_once_and_a_layer_stops_them_all():
+def test_a_processor_that_fails_among_all_is_reported_once_and_a_layer_stops_them_all():
     told: list[SessionlakeError] = []
     pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)
     failure, fault = ProcessorError("one failed"), LakeError("no table")

@@ -147,7 +147,7 @@ def test_records_of_a_timer_follow_those_of_the_message_before_it(feed):
 # -- the end of a life
 
 
-def test_expiry_is_told_once_when_no_message_can_take_it_back_and_bears_the_moment_of_expiry(feed):
+def test_expiry_is_reported_once_when_no_message_can_take_it_back_and_bears_the_moment_of_expiry(feed):
     feed.says("s", 0).says("other", 2 * HOUR)
     assert feed.told() == [("snapshot", 0)]
     feed.says("other", 2 * HOUR + 1)
@@ -408,7 +408,7 @@ def test_an_old_state_is_migrated_on_read():
         ),
     ],
 )
-def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(state, version, said):
+def test_a_state_that_cannot_be_read_is_reported_with_session_version_and_remedy(state, version, said):
     with pytest.raises(LakeError, match=said):
         StateCodec("p", Migrating()).decode_stored(msgspec.msgpack.encode(state), version, "s")
 

@@ -163,7 +163,7 @@ def test_variance_merges_stably_far_from_zero(seed: int) -> None:
 @pytest.mark.parametrize(
     ("values", "told"), [((1e154, -1e154), False), ((1e153, -1e153), True), ((1e200, 1e200), False)]
 )
-def test_no_variance_is_told_where_squares_are_beyond_the_range_of_doubles(
+def test_no_variance_is_reported_where_squares_are_beyond_the_range_of_doubles(
     values: tuple[float, ...], told: bool
 ) -> None:
     changes: list[Change] = [("s", "a", i * 10, i, value, None, None) for i, value in enumerate(values)]

@@ -156,7 +156,7 @@ def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_co
     assert held == figures(one, left) == by_hand(left)
 
 
-def test_texts_are_told_apart_and_rows_without_time_or_value_need_none() -> None:
+def test_texts_are_reported_apart_and_rows_without_time_or_value_need_none() -> None:
     rows = {"venue": [1, 1, 1, 2, None], "value": ["x", "x", "y", None, "z"]}
     texts = {"keys": ["venue"], "time": None, "bucket": None, "order": [], "of": "texts"}
     found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).aggregate_rows(
@@ -181,7 +181,7 @@ def test_texts_are_told_apart_and_rows_without_time_or_value_need_none() -> None
     ],
     ids=str,
 )
-def test_keys_and_orders_are_of_any_type_whose_values_are_told_apart(kind: pa.DataType, values: list[Any]) -> None:
+def test_keys_and_orders_are_of_any_type_whose_values_are_reported_apart(kind: pa.DataType, values: list[Any]) -> None:
     one = product(keys=["customer"], time=None, bucket=None, aggregates={"n": "count", "end": "last"})
     rows = {
         "customer": [values[0], values[1], values[0]],

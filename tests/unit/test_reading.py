@@ -147,7 +147,7 @@ def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(set
     ) == ([], [], None)
 
 
-def test_a_damaged_table_is_told_by_its_name(lake):
+def test_a_damaged_table_is_reported_by_its_name(lake):
     for file in (find_table_folder(lake, LEDGER) / "_delta_log").glob("*.json"):
         file.write_text("{")
     with pytest.raises(LakeError, match=r"ops\.ledger cannot be read by delta-rs"):

@@ -121,7 +121,7 @@ def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(r
     )
 
 
-def test_a_registry_that_gives_source_text_only_is_told_apart(registry: Registry) -> None:
+def test_a_registry_that_gives_source_text_only_is_reported_apart(registry: Registry) -> None:
     registry.schemas[5] = {"schemaType": "PROTOBUF", "schema": 'syntax = "proto3";'}
     with pytest.raises(
         RegistryError, match=r"source text only; .* name descriptor sets in capture.payload.schema_files"

@@ -106,7 +106,7 @@ def test_with_a_warehouse_status_has_each_layers_batches_of_the_last_hour(worksp
     assert "FROM `main`.`ops`.`ledger`" in sent["statement"]
 
 
-def test_several_deployments_are_told_apart_by_target(workspace, remote):
+def test_several_deployments_are_reported_apart_by_target(workspace, remote):
     deployed(workspace, target="staging")
     ids = deployed(workspace, target="prod")
     result = remote("status")
@@ -135,7 +135,7 @@ def test_two_jobs_of_one_name_in_one_deployment_are_ambiguous(workspace, remote)
     assert "job 100), sessionlake-silver (deployed by no bundle, job 101)" in result.stderr
 
 
-def test_an_unknown_job_is_told_with_those_there_are(workspace, remote):
+def test_an_unknown_job_is_reported_with_those_there_are(workspace, remote):
     deployed(workspace)
     result = remote("logs", "platinum")
     assert result.exit_code == 1
@@ -166,7 +166,7 @@ def test_pause_starts_jobs_no_more_and_ends_their_runs_and_run_lets_them_go_on(w
     assert not is_paused(workspace.jobs[ids["maintenance"]])
 
 
-def test_run_starts_a_continuous_job_anew_and_once_leaves_a_paused_one_paused(workspace, remote):
+def test_run_starts_a_continuous_job_again_and_once_leaves_a_paused_one_paused(workspace, remote):
     ids = deployed(workspace)
     before = workspace.add_run(ids["silver"])
     assert "run 1010 is started" in remote("run", "silver").stderr
@@ -361,14 +361,14 @@ def test_the_warehouse_is_the_bundles_or_must_be_named_where_there_are_several(w
 # -- the workspace itself
 
 
-def test_a_wrong_token_is_told_by_the_host_and_shown_nowhere(remote):
+def test_a_wrong_token_is_reported_by_the_host_and_shown_nowhere(remote):
     result = remote("status", DATABRICKS_TOKEN="dapi-wrong")  # noqa: S106 - of no server
     assert result.exit_code == 1
     assert "rejects the request: PERMISSION_DENIED: Invalid access token" in result.stderr
     assert "dapi-wrong" not in result.output
 
 
-def test_no_configuration_and_an_unknown_profile_are_told_with_what_to_do(remote, tmp_path):
+def test_no_configuration_and_an_unknown_profile_are_reported_with_what_to_do(remote, tmp_path):
     (tmp_path / "none").write_text("[other]\nhost = https://other\n", encoding="utf-8")
     for words, environment in ((["status"], {"DATABRICKS_HOST": ""}), (["status", "--profile", "none"], {})):
         result = remote(*words, **environment)

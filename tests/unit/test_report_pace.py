@@ -63,7 +63,7 @@ def test_what_was_behind_before_the_first_batch_counts_from_it_on():
     assert lag_at(found, "silver", 10) == 0
 
 
-def test_of_a_layer_that_was_rebuilt_nothing_before_is_told_and_the_rebuild_took_in_nothing_new():
+def test_of_a_layer_that_was_rebuilt_nothing_before_is_reported_and_the_rebuild_took_in_nothing_new():
     timeline = [*TIMELINE[:3], replace(batch("silver", 30, 10), rebuilt=True), batch("silver", 40, 5)]
     (found,) = compute_lags(timeline, {})
     assert found.times[0] == NOON.timestamp() + 30

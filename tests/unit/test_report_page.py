@@ -164,7 +164,7 @@ def test_a_table_too_large_to_count_is_counted_from_a_batch_on_and_the_page_says
 
 
 @pytest.mark.parametrize("change", [{"messages": 41}, {"parts": 41}, {"offsets": []}])
-def test_messages_that_became_nothing_and_offsets_that_are_missing_are_told_first(lake, change):
+def test_messages_that_became_nothing_and_offsets_that_are_missing_are_reported_first(lake, change):
     ledger = entries(0, 40).to_pylist()
     ledger[21] |= change  # silver's batch 5
     write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))

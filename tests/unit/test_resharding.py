@@ -199,7 +199,7 @@ def told(stored: bytes) -> tuple[object, ...]:
     return state.rebuild_id, *(sorted(part) for part in (of_owner, of_row, points, gone)), state.forgotten.mark.tolist()
 
 
-def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_shard_has_no_state() -> None:
+def test_what_a_table_was_made_again_of_goes_to_the_new_shard_of_each_though_its_shard_has_no_state() -> None:
     series, names = SERIES[0], [f"capture.a{SEPARATOR}{name}" for name in "abcdefgh"]
     marks = hash_names(names)
     former, new = [[shard_of("capture.a", name[-1:].encode(), n) for name in names] for n in (3, 4)]

@@ -123,7 +123,7 @@ def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
     assert aged == {("capture.a", number): 49 for number in range(ledgers.PLACES - 1)}
 
 
-def test_when_the_last_batch_came_that_had_messages_of_a_topic_partition_is_told_by_the_ledger(
+def test_when_the_last_batch_came_that_had_messages_of_a_topic_partition_is_reported_by_the_ledger(
     settings: Settings,
 ) -> None:
     lake, rows = Lake(settings), ledgers.entries(0, 40)

@@ -189,7 +189,7 @@ def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tm
 
 
 @pytest.mark.parametrize("compared", [1, 1 << 21])
-def test_rows_of_many_files_are_told_apart_together_or_some_at_a_time(
+def test_rows_of_many_files_are_reported_apart_together_or_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: int
 ) -> None:
     monkeypatch.setattr(file_keys, "_LARGE", 1)

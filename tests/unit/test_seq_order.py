@@ -75,7 +75,7 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         }
 
 
-def test_these_streams_were_told_from_both() -> None:
+def test_these_streams_were_reported_from_both() -> None:
     assert told_from.count("snapshot") > 3
     assert told_from.count("beginning") > 3
 

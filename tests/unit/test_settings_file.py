@@ -99,7 +99,7 @@ def test_no_check_repeats_a_secret_though_its_own_text_does(read, scope, text):
     assert "hunter2" not in str(error.value).casefold()
 
 
-def test_a_check_of_something_else_is_told_though_there_are_secrets(read, scope):
+def test_a_check_of_something_else_is_reported_though_there_are_secrets(read, scope):
     scope["servers"] = "{}"
     with pytest.raises(ConfigError, match="two processors have the name x"):
         read("kafka: {options: !secret servers}\nprocessors: [{name: x, class: a}, {name: x, class: b}]")
@@ -153,7 +153,7 @@ def test_builds_of_one_version_differ_when_code_does(tmp_path, monkeypatch):
     assert all(version.startswith(f"{__version__}+") for version in found)
 
 
-def test_a_key_with_a_typing_error_is_told_with_the_one_that_is_meant(tmp_path):
+def test_a_key_with_a_typing_error_is_reported_with_the_one_that_is_meant(tmp_path):
     file = tmp_path / "sessionlake.yml"
     file.write_text("capture:\n  colums: {a: double}\n", encoding="utf-8")
     with pytest.raises(
@@ -162,7 +162,7 @@ def test_a_key_with_a_typing_error_is_told_with_the_one_that_is_meant(tmp_path):
         load_settings(file)
 
 
-def test_a_home_that_is_a_file_is_told_without_a_placeholder(tmp_path, monkeypatch):
+def test_a_home_that_is_a_file_is_reported_without_a_placeholder(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "file"))
     with pytest.raises(

@@ -126,7 +126,7 @@ def call(tables: Path, tmp_path: Path, free_port: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("what", FAILS)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_keeps_spark_from_starting_is_told_in_one_text(call, command, what):
+def test_what_keeps_spark_from_starting_is_reported_in_one_text(call, command, what):
     result = call(COMMANDS[command], what)
     assert result.exit_code == 1
     assert "Traceback" not in result.stderr

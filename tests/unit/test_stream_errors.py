@@ -110,12 +110,12 @@ EXPECTED: dict[str, tuple[type[SessionlakeError], str]] = {
 }
 
 
-def test_every_record_is_expected_to_be_told_somehow() -> None:
+def test_every_record_is_expected_to_be_reported_somehow() -> None:
     assert set(EXPECTED) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_failure_is_told_by_what_it_is(name: str) -> None:
+def test_a_failure_is_reported_by_what_it_is(name: str) -> None:
     kind, text = EXPECTED[name]
     error = explain_layer_error(recorded(name), "silver", NOWHERE)
     assert (type(error), str(error)[: len(text)]) == (kind, text)
@@ -319,5 +319,5 @@ def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> 
     assert build_operator_error(error) is None
 
 
-def test_where_in_delta_rs_a_fault_was_is_not_told() -> None:
+def test_where_in_delta_rs_a_fault_was_is_not_reported() -> None:
     assert str(parse_failure(ValueError("Json error\n   0: <unknown>\n   1: <unknown>"))) == "ValueError: Json error"

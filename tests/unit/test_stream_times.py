@@ -54,7 +54,7 @@ def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[d
     assert times.settled.num_rows <= 2 * len(NAMES)
 
 
-def test_notes_of_very_many_topic_partitions_are_not_written_anew_with_every_batch() -> None:
+def test_notes_of_very_many_topic_partitions_are_not_written_again_with_every_batch() -> None:
     many = [PartitionTime("t", number, 1, 1) for number in range(100_000)]
     times = StreamTimeNotes().add_notes(many)
     after = times.add_notes(PartitionTime("t", number, 2, 2) for number in range(6_000))

@@ -91,7 +91,7 @@ def test_a_topic_cut_exactly_at_the_next_offset_has_lost_nothing():
     assert states(after(topic((0, 4)), seen((4, 4)))) == [(0, "active", None)]
 
 
-def test_a_topic_made_anew_is_told_by_its_id_alone_even_with_the_same_offsets():
+def test_a_topic_made_again_is_reported_by_its_id_alone_even_with_the_same_offsets():
     assert states(after(topic((0, 4)), seen((0, 4), topic_id="Y"))) == [(0, "recreated", None)]
 
 
@@ -127,7 +127,7 @@ def test_what_was_forgotten_stays_forgotten_whatever_the_rule(rule):
     assert states(after(forgotten, None, rule)) == [(0, "forgotten", 5)]
 
 
-def test_another_topic_of_a_forgotten_name_is_decided_anew():
+def test_another_topic_of_a_forgotten_name_is_decided_again():
     forgotten = topic((0, 4), state=TopicState.FORGOTTEN)
     assert after(forgotten, seen((0, 2), topic_id="Y")).refusals
     assert states(after(forgotten, seen((0, 2), topic_id="Y"), RESTART)) == [(1, "active", None)]

@@ -49,7 +49,7 @@ def text(found: Trace) -> str:
         (trace(LATE), "judgement  late (class window)"),
     ],
 )
-def test_what_class_window_does_is_told(found, said):
+def test_what_class_window_does_is_reported(found, said):
     assert said in text(found)
 
 

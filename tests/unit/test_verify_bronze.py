@@ -145,7 +145,7 @@ def test_compared_is_from_the_later_first_to_the_earlier_last_offset(kafka, expe
     assert both(topic(), kafka) == both(None, kafka) == expected
 
 
-def test_a_topic_that_was_made_anew_is_compared_once_bronze_has_begun_to_read_it():
+def test_a_topic_that_was_made_again_is_compared_once_bronze_has_begun_to_read_it():
     assert both(topic(), (0, 10), topic_id="Y") == KafkaOverlap({}, 0, (), ("t",))
     next_one = topic(generation=1, topic_id="Y", offset_shift=10, partitions=(PartitionOffsets(0, 10, 10, 13),))
     assert both(next_one, (0, 3), topic_id="Y") == KafkaOverlap({}, 3, (), ())
