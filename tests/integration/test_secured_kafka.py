@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
     "a certificate that the broker does not know": (
         foreign,
         AccessError,
-        r"requires a client certificate .*Correct certificate and key in kafka\.security",
+        r"requires a client certificate.*Correct certificate and key in kafka\.security",
     ),
     "no TLS where there is": (
         without_tls,
