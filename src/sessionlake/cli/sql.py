@@ -50,7 +50,8 @@ def query(
         if batch is not None or arguments:
             raise UsageError(
                 "query: --as-of-batch and --param do not work with a SQL warehouse",
-                fix="Write the values into the statement itself, or run it in a notebook",
+                fix="Write the values into the statement. For a batch, write TABLE VERSION AS OF N, with the version "
+                "that the column `outputs` of ops.ledger has for the batch",
             )
         from sessionlake.cli.remote import show_remote_query
 
