@@ -98,7 +98,7 @@ class FeedDecoder:
         reasons, of_feed = self._classify_messages(raw)
         chunks, messages = [], []
         if len(erased := self._find_erased_of_chains(raw, reasons, of_feed)):
-            chunk, message = _chunk_of_erased(raw, erased, self.columns)
+            chunk, message = _build_chunk_of_erased(raw, erased, self.columns)
             chunks.append(chunk)
             messages.append(message)
         for number, feed in enumerate(self.feeds):
@@ -112,15 +112,15 @@ class FeedDecoder:
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
             if feed.has_chains:
-                _drop_needless_events(lists)
+                _drop_repeated_chain_events(lists)
             ignored = np.ones(len(mine), np.bool_)
             ignored[lists.message] = False
             reasons[mine[ignored & (reasons[mine] == 0)]] = IGNORED
             own = mine[np.array(lists.message, np.int64)]
-            chunks.append(_chunk_of_events(raw, own, lists, self.columns))
+            chunks.append(_build_chunk_of_events(raw, own, lists, self.columns))
             messages.append(own)
         without = np.setdiff1d(np.flatnonzero(reasons), erased)
-        chunks.append(_chunk_without_events(raw, without, reasons[without], self.columns))
+        chunks.append(_build_chunk_without_events(raw, without, reasons[without], self.columns))
         messages.append(without)
         message = np.concatenate(messages)
         chunk = pa.concat_tables(chunks)
@@ -155,9 +155,9 @@ class FeedDecoder:
         has_value = pc.is_valid(raw["value"]).to_numpy()[erased]
         return erased[has_chains[of_feed[erased]] & (of_feed[erased] >= 0) & has_value]
 
-    def _drop_future_events(self, lists: EventLists, raw: pa.Table, mine: Int64s, reasons: Int8s) -> None:
-        """Removes the events of messages of which an event time is too far ahead, and sets the messages' reasons."""
-        own = mine[np.array(lists.message, np.int64)]
+    def _drop_future_events(self, lists: EventLists, raw: pa.Table, indices: Int64s, reasons: Int8s) -> None:
+        """Removes the events of messages with one too far ahead. `indices` has the row in `raw` of each message."""
+        own = indices[np.array(lists.message, np.int64)]
         latest = compute_latest_event_times(raw["kafka_ts"].to_numpy(), self.max_future_skew)
         wrong = np.array(lists.ts, np.int64) > latest[own]
         if wrong.any():
@@ -191,7 +191,7 @@ class FeedDecoder:
         return shard
 
 
-def _drop_needless_events(lists: EventLists) -> None:
+def _drop_repeated_chain_events(lists: EventLists) -> None:
     """Removes events that only advance a chain from messages that have another event in the same chain."""
     advanced = {
         (message, chain)
@@ -232,7 +232,9 @@ def _compute_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
     return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
 
 
-def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]) -> pa.Table:
+def _build_chunk_without_events(
+    raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]
+) -> pa.Table:
     """Returns a row for each message that has no event, with its reason code."""
     count, heads = len(message), _select_places(raw, message)
     schema = build_chunk_schema(columns)
@@ -251,7 +253,7 @@ def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, column
     )
 
 
-def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
+def _build_chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
     """Returns a row for each event. `message` has the index of its raw message."""
     count, heads = len(message), _select_places(raw, message)
     types = np.fromiter(map(_TYPES.__getitem__, lists.kind), np.int8, count)
@@ -279,7 +281,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
     return pa.Table.from_arrays(arrays, schema=build_chunk_schema(columns))
 
 
-def _chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...]) -> tuple[pa.Table, Int64s]:
+def _build_chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...]) -> tuple[pa.Table, Int64s]:
     """Returns a row for each place in a chain that erased messages keep, and the index of its raw message."""
     lists = EventLists(())
     for number, value in zip(erased.tolist(), raw["value"].take(pa.array(erased)).to_pylist(), strict=True):
@@ -288,7 +290,7 @@ def _chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...])
             event = Event("", kind, 0, place.seq, place.after, place.is_link, place.chain, place.restart)
             lists.add_event(number, event)
     message = np.array(lists.message, np.int64)
-    chunk = _chunk_of_events(raw, message, lists, columns)
+    chunk = _build_chunk_of_events(raw, message, lists, columns)
     for name, value in (("session_id", None), ("reason", ERASED)):
         index = chunk.schema.get_field_index(name)
         field = chunk.schema.field(index)

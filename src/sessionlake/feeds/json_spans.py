@@ -107,11 +107,13 @@ class JsonParts:
 
 
 def _skip_spaces(text: bytes, start: int) -> int:
+    """Returns the offset of the first byte from `start` on that is no whitespace."""
     found = _SPACES.match(text, start)
     return start if found is None else found.end()
 
 
 def _read_value(text: bytes, start: int) -> _Value:
+    """Returns the JSON value that begins at `start`."""
     if text[start] in b"{[":
         return _read_members(text, start)
     found = (_STRING if text[start] == ord('"') else _SCALAR).match(text, start)
@@ -177,6 +179,10 @@ def _find_parts(
 
 
 def _follow_step(value: _Value, step: Step, hidden: set[int]) -> _Value | None:
+    """Returns the value that a step leads to; None if there is none.
+
+    `hidden` gets the starts of fields that have no effect, because their name occurs again.
+    """
     match step:
         case Field(name) if value.kind == _OBJECT:
             found = [one for one in value.members if one.name == name]

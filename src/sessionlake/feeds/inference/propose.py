@@ -56,14 +56,14 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
         settings, seen, notes = captured
         return Proposal(head | settings, seen, notes)
     kinds = group_by_kind(sample.messages)
-    parts = _find_parts(kinds)
+    parts = _find_table_and_session(kinds)
     if parts is None:
         return None
     table, session, messages = parts
     order = _choose_order(table, messages, sample.messages, session)
-    if not _tells_numbered_kinds(kinds, order):
+    if not _can_separate_numbered_messages(kinds, order):
         order = Choice(None)
-    rules = _rules(kinds, table, order, session.setting)
+    rules = _build_rules(kinds, table, order, session.setting)
     found = _build_proposal(sample, table, session, order, rules)
     found.settings = head | found.settings
     without = [group for group in kinds if not any(group is one for one in table.kinds)]
@@ -87,7 +87,7 @@ def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Ite
             continue
         parts, others = taken
         kinds = group_by_kind(parts.messages)
-        found = _find_parts(kinds)
+        found = _find_table_and_session(kinds)
         if found is None or not all("each" in part for rows in found[0].rows for part in rows):
             continue
         table, session, messages = found
@@ -98,7 +98,8 @@ def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Ite
             continue
         order = _choose_order(table, messages, sample.messages, session, is_split=True)
         rules = [
-            _split_rule(rule, split, has_others=bool(others)) for rule in _rules(kinds, table, order, session.setting)
+            _build_rule_of_parts(rule, split, has_others=bool(others))
+            for rule in _build_rules(kinds, table, order, session.setting)
         ]
         rules += _ignore_messages_without_parts(split, others, order.setting)
         proposal = _build_proposal(sample, table, session, order, rules)
@@ -107,8 +108,14 @@ def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Ite
         yield replace(proposal, parts=parts)
 
 
-def _split_rule(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict[str, Any]:
-    """Returns a rule of parts for messages with parts."""
+def _build_rule_of_parts(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict[str, Any]:
+    """Returns a rule that reads each part of a message as a message.
+
+    Args:
+        rule: The rule for a part.
+        split: Where messages have parts.
+        has_others: True if there are messages without parts, which the rule must not read.
+    """
     path, value = split.condition
     when = ({path: value} if has_others else {}) | rule.get("when", {})
     rest = {key: setting for key, setting in rule.items() if key not in ("when", "rows")}
@@ -129,10 +136,10 @@ def _ignore_messages_without_parts(
     return [{"when": {split.path: "absent", seq: "absent"}, "is": "ignore", "order": "none"}, rule]
 
 
-def _tells_numbered_kinds(kinds: Sequence[KindGroup], order: Choice) -> bool:
-    """Returns False if a kind has messages with a number of a chain, and others without one.
+def _can_separate_numbered_messages(kinds: Sequence[KindGroup], order: Choice) -> bool:
+    """Returns True if rules can separate messages with a number of a chain from those without one.
 
-    Then no rule can say which of its messages are part of the chain.
+    They cannot if a kind of message has both.
     """
     if order.setting is None or "chain" not in order.setting:
         return True
@@ -168,6 +175,7 @@ def _build_proposal(
 def _choose_order(
     table: Table, messages: Sequence[Sampled], every: Sequence[Sampled], session: Choice, *, is_split: bool = False
 ) -> Choice:
+    """Chooses the setting `order`. `messages` have rows, and `every` are all messages."""
     snapshots = {
         id(one)
         for number, group in enumerate(table.kinds)
@@ -184,7 +192,7 @@ def propose_feed_name(name: str) -> str:
     return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
 
 
-def _find_parts(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled]] | None:
+def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled]] | None:
     """Finds the table that the messages describe and the field with the session id.
 
     The session id is a field of messages with rows, and which messages have rows can depend on the session. So the
@@ -211,6 +219,7 @@ def _sort_sampled(table: Table) -> list[Sampled]:
 
 
 def _create_session_reader(setting: Any) -> Callable[[Sampled], Any]:
+    """Returns a function that returns the session of a message, given the setting `session`."""
     if isinstance(setting, str) and setting != "kafka.key":
         return lambda one: one.scalars.get(setting, _find_in_first_row(one, setting))
     if setting == "kafka.key":
@@ -225,7 +234,7 @@ def _find_in_first_row(one: Sampled, path: str) -> Any:
     return rows[0].get(name) if rows and isinstance(rows[0], dict) else None
 
 
-def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any) -> list[dict[str, Any]]:
+def _build_rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any) -> list[dict[str, Any]]:
     """Returns the rules. Kinds without rows are ignored, all of one field in one rule."""
     rules: list[dict[str, Any]] = []
     ignored: list[KindGroup] = []
