@@ -70,9 +70,14 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
 def _find_forms(
     compared: Sequence[tuple[Groups, Any]], sides: Sequence[str], columns: Sequence[str]
 ) -> list[tuple[int, Crc32]]:
-    """Returns the first usual form that all checksums have, with each number of rows that fits; none if no form does.
+    """Returns the first usual form of a text whose CRC32 is each checksum, with each number of rows that fits.
 
-    Several numbers fit if no side of the sample's books has more rows.
+    Several numbers fit if no side of the sample's books has more rows. The list is empty if no form fits.
+
+    Args:
+        compared: Pairs of the best rows of each side, and the checksum that was sent with them.
+        sides: The values of the column `side`.
+        columns: Columns whose values may be in the text.
     """
     fitting: list[tuple[int, Crc32]] = []
     for rows, crc32 in _list_forms(sides, columns):
@@ -112,7 +117,7 @@ def _may_be_checksums(path: str, texts: Sequence[str]) -> bool:
 
 
 def _list_values_from_end(value: Any) -> dict[str, Any]:
-    """Returns the values of objects in a message that is an array, by paths that count from its end."""
+    """Returns the fields of objects in a message that is an array, by paths such as `[-1].c`. Empty for others."""
     if not isinstance(value, list):
         return {}
     return {
@@ -177,7 +182,7 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
 
 
 def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32]]:
-    """Yields the usual forms, each with the number of rows of a side."""
+    """Yields usual forms of a text whose CRC32 is a checksum, each with the number of rows of a side in it."""
     for groups, is_mixed, between, digits_only, rows in product(
         (sides, sides[::-1]), (True, False), _SEPARATORS, (False, True), _ROWS
     ):

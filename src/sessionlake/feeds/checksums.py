@@ -39,7 +39,7 @@ class Crc32:
     digits_only: bool = False
 
     def load(self) -> Callable[[Groups, Any], bool]:
-        """Returns the function that compares a checksum with rows, as `feeds.feed.LoadCode` describes it."""
+        """Returns the function `(groups, checksum) -> bool` that is true if the rows have the checksum."""
         return self.fits
 
     def fits(self, groups: Groups, sent: Any) -> bool:

@@ -43,7 +43,7 @@ _BLOCK = 2000
 
 
 class ManyReader:
-    """Reads messages of one feed into lists.
+    """Reads messages of one feed by its decoder class into lists.
 
     Args:
         feed: The feed.
@@ -65,9 +65,15 @@ class ManyReader:
         unusual: list[int],
         rules: list[int],
     ) -> None:
-        """Adds the events of all messages to `out`, which is empty, and the indices of unusual ones to `unusual`.
+        """Adds the events of messages to lists.
 
-        A decoder has no rules, so nothing is added to `rules`.
+        Args:
+            numbers: Indices of the messages, from 0.
+            records: The messages.
+            max_bytes: Longest value allowed.
+            out: Gets the events; empty before.
+            unusual: Gets the indices of messages that `feeds.decode` must read.
+            rules: Gets nothing, because a decoder has no rules.
 
         Raises:
             ConfigError: The decoder cannot be loaded.

@@ -28,12 +28,12 @@ CheckFunction = Callable[[Mapping[tuple[Any, ...], Sequence[Row]], Any], bool]
 
 
 class AppliedChanges(NamedTuple):
-    """What the changes of one message did beyond themselves.
+    """What the changes of one message caused, other than the changes themselves.
 
     Attributes:
         removed_before: Ids of the rows that a snapshot with a scope removes before its own rows are set.
         removed_after: Ids of the rows that exceed the limit of `keep`, and are removed after the changes.
-        checks: Number of checksums and expectations that were compared, and of these failures.
+        checks: Number of checksums and expectations that were compared, and of failures of `complete` and `narrow`.
         checksum_failed: True if the checksum does not fit the rows.
         presence_failed: Number of changes whose row was present although the feed expects it absent, or the reverse,
             and of failures of the decoder's `complete` and `narrow`.

@@ -175,8 +175,9 @@ def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[A
         yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 
-def _make_sort_key(rows: Mapping[str, Row], column: str, name: str) -> tuple[Any, str]:
-    return rows[name][column], name
+def _make_sort_key(rows: Mapping[str, Row], column: str, row_id: str) -> tuple[Any, str]:
+    """Returns a key that sorts rows by the value of a column, then by row id."""
+    return rows[row_id][column], row_id
 
 
 def _find_excess_rows(keep: Keep, rows: Mapping[str, Row]) -> list[str]:

@@ -103,6 +103,10 @@ def _can_continue(settings: Settings, session: Row) -> bool:
 
 
 def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
+    """Adds a rule, and sends two late updates of the session.
+
+    `line` has the points of its longest series, in order of event time.
+    """
     point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
     limit = _round_to_tick(1.05 * highest)
     _apply_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
@@ -125,6 +129,7 @@ def _round_to_tick(value: float) -> float:
 
 
 def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
+    """Adds a rule, the text of a rules file, to running gold."""
     written, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")

@@ -200,10 +200,12 @@ def _make_variants(
 def _break_value(
     build_value: Callable[[ValidMessage, bytes], bytes], text: bytes, valid_message: ValidMessage
 ) -> KeyAndValue:
+    """Returns a valid key, and the value that `build_value` makes from the valid message and a text."""
     return valid_message.key, build_value(valid_message, text)
 
 
 def _break_key(key: bytes | None, valid_message: ValidMessage) -> KeyAndValue:
+    """Returns the key, which is not allowed, and a valid value."""
     return key, _format_message(valid_message)
 
 

@@ -58,6 +58,7 @@ class TableCutter:
         self.schedule_check(partition, terms, session)
 
     def _check_session(self, partition: PartitionState, terms: TopicRules, session: SessionState) -> None:
+        """Records a cut of the session if one is due, and expires it or schedules its next check."""
         expiry = session.compute_expiry_time(terms.rules.session_timeout_ms)
         due = session.compute_next_cut_time(terms.rules.snapshot_interval_ms)
         if due is not None and due <= min(expiry, partition.stream_time):
@@ -80,6 +81,7 @@ class TableCutter:
             heapq.heappush(partition.checks, (time, self._scheduled, session))
 
     def _expire_session(self, terms: TopicRules, session: SessionState, at: int, cause: ApplyCause) -> None:
+        """Judges the held messages of an expired session, and records a cut unless nothing has changed."""
         self._release(terms, session, cause)
         settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:

@@ -18,7 +18,11 @@ _Found = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
 def propose_change_capture(sample: Sample) -> _Found | None:
-    """Returns settings, what was seen, and notes for change messages; None if the messages have another form."""
+    """Proposes a feed for messages of change data capture; None if the messages have another form.
+
+    Returns:
+        The feed's settings, what the sample shows about each by its name, and notes for the user.
+    """
     prefix = next((prefix for prefix in ("", "payload.") if _are_change_messages(sample, prefix)), None)
     if prefix is None:
         return None

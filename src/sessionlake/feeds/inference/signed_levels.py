@@ -20,7 +20,11 @@ _Found = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
 def propose_signed_levels(sample: Sample) -> _Found | None:
-    """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
+    """Proposes a feed for books whose levels have the side as the sign of the amount; None for other messages.
+
+    Returns:
+        The feed's settings, what the sample shows about each by its name, and notes for the user.
+    """
     arrays = [one.value for one in sample.messages if isinstance(one.value, list)]
     if not arrays or not all(len(value) > 1 and type(value[0]) in (int, str) for value in arrays):
         return None
