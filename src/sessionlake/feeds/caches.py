@@ -31,7 +31,7 @@ class RowIds(dict[tuple[Any, ...], str]):
 
     Attributes:
         columns: The key columns.
-        has_odd_decimals: True if the text of a decimal had other signs than digits, a minus and a point.
+        has_odd_decimals: True if a decimal was a text in an unusual form, such as with an exponent.
     """
 
     def __init__(self, columns: tuple[FeedColumn, ...]) -> None:

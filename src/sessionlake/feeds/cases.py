@@ -91,6 +91,7 @@ def _convert_to_texts(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Difference]:
+    """Yields how the reading of a message differs from what its frame expects."""
     found = outcome.found
     if found is None:
         yield Difference(where, f"no feed matches topic {outcome.record.topic}")
@@ -110,6 +111,7 @@ def _describe_rules(found: Decoded) -> str:
 
 
 def _compare_tables(where: str, expected: Tables, trial: Trial) -> Iterator[Difference]:
+    """Yields how the tables of sessions differ from the expected rows."""
     for session, rows in expected.items():
         tables = [table for (_, _, name), table in trial.tables.items() if name == str(session)]
         if not tables:
@@ -120,6 +122,7 @@ def _compare_tables(where: str, expected: Tables, trial: Trial) -> Iterator[Diff
 
 
 def _compare_rows(where: str, expected: Sequence[Mapping[str, Any]], table: SessionTable) -> Iterator[Difference]:
+    """Yields how the table of a session differs from the expected rows."""
     left = dict(table.rows)
     keys = [column.name for column in table.feed.key]
     for row in expected:

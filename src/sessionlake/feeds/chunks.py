@@ -134,7 +134,7 @@ class FeedDecoder:
         return DecodedParts(chunk, message, self._compute_shards(chunk))
 
     def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
-        """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""
+        """Returns for each message a reason code that is known without its value, or 0; and the index of its feed, or -1."""
         code, names = encode_as_codes(raw["topic"])
         found = [find_feed_of_topic(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
@@ -148,7 +148,7 @@ class FeedDecoder:
         return reasons, of_feed
 
     def _find_erased_of_chains(self, raw: pa.Table, reasons: Int8s, of_feed: Int64s) -> Int64s:
-        """Returns the indices of erased messages that keep places in chains, if their feed has chains."""
+        """Returns the indices of erased messages of feeds with chains, in which their places are kept."""
         if not (erased := np.flatnonzero(reasons == ERASED)).size:
             return erased
         has_chains = np.array([feed.has_chains for feed in self.feeds])
@@ -228,14 +228,14 @@ def _select_places(raw: pa.Table, message: Int64s) -> list[pa.Array]:
     ]
 
 
-def _compute_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
+def _compute_value_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
     return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
 
 
 def _build_chunk_without_events(
     raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]
 ) -> pa.Table:
-    """Returns a row for each message that has no event, with its reason code."""
+    """Returns a chunk with a row for each message, given by its index, that has no event. `reasons` has reason codes."""
     count, heads = len(message), _select_places(raw, message)
     schema = build_chunk_schema(columns)
     arrays = {
@@ -243,7 +243,7 @@ def _build_chunk_without_events(
         "type": pa.array(np.full(count, MessageType.MALFORMED, np.int8)),
         "ts": pa.array(np.zeros(count, np.int64)),
         "reason": pa.array(reasons),
-        "size": _compute_sizes(raw, message),
+        "size": _compute_value_sizes(raw, message),
         "clock": heads[3],
         "link": pa.array(np.full(count, Link.INTERVAL, np.int8)),
         "changes": pa.array([[]] * count, schema.field("changes").type),
@@ -254,7 +254,7 @@ def _build_chunk_without_events(
 
 
 def _build_chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns a row for each event. `message` has the index of its raw message."""
+    """Returns a chunk with a row for each event in `lists`. `message` has the index in `raw` of its message."""
     count, heads = len(message), _select_places(raw, message)
     types = np.fromiter(map(_TYPES.__getitem__, lists.kind), np.int8, count)
     types[[number for number, scope in enumerate(lists.scope) if scope]] = MessageType.UPDATE
@@ -267,7 +267,7 @@ def _build_chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, co
         pa.array(np.array(seq, np.int64), mask=np.array(seq, np.int64) == NO_SEQ),
         pa.array(lists.ts, pa.int64()),
         pa.array(np.where(types == MessageType.MALFORMED, IGNORED, 0).astype(np.int8)),
-        _compute_sizes(raw, message),
+        _compute_value_sizes(raw, message),
         heads[3],
         pa.array(lists.after, pa.int64()),
         pa.array(link),

@@ -354,7 +354,7 @@ def _read_time(time: Time, place: Place) -> int:
 
 
 def _read_interval(order: Order, place: Place) -> tuple[int | None, int | None]:
-    """Returns seq and after of a message. after is None if the message follows any seq, and seq if it has none."""
+    """Returns seq and after. The seq is None if the message has none, and after if it may follow any seq."""
     if order.kind is Ordering.NONE:
         return None, None
     if order.kind is Ordering.ARRIVAL or order.seq is None:

@@ -179,11 +179,13 @@ def _select_columns(columns: Sequence[str], rows: Iterator[Row]) -> list[list[ob
 
 
 def _describe_correction(row: Row) -> Row:
+    """Returns the row of a correction with further fields, as the demo shows it."""
     at = datetime.fromtimestamp(row["ts"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-5]
     return row | {"at": at, "before": round(row["average_before"], 3), "after": round(row["average"], 3)}
 
 
 def _describe_alert(row: Row) -> Row:
+    """Returns the row of an alert with further fields, as the demo shows it."""
     values = [round(value, 3) for _, value in row["values"] or ()]
     times = {"from": f"{row['window_start']:%H:%M}", "until": f"{row['window_end']:%H:%M}"}
     return row | times | {"value": values[0] if values else None}

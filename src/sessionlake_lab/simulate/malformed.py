@@ -43,6 +43,7 @@ class ValidMessage:
 
 KeyAndValue = tuple[bytes | None, bytes]
 Variant = tuple[str, Callable[[ValidMessage], KeyAndValue]]
+"""A way to break a message: the quarantine reason, and a function that returns the malformed key and value."""
 
 
 def list_malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
@@ -82,7 +83,7 @@ def list_unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
 
 
 def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Variant]:
-    """Orders variants: the first one of every reason, then the second one of every reason, and so on."""
+    """Returns variants in another order: the first one of every reason, then the second one of every reason, …."""
     seen: dict[str, int] = {}
     ranked = []
     for variant in variants_by_reason:
@@ -92,7 +93,7 @@ def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Varian
 
 
 def _list_bad_keys() -> list[Variant]:
-    """Returns variants with a key that is missing, empty, too long, not UTF-8, or has control characters."""
+    """Returns ways to break a message by its key: missing, empty, too long, not UTF-8, or with control characters."""
     keys: tuple[bytes | None, ...] = (
         None,
         b"",
@@ -106,7 +107,7 @@ def _list_bad_keys() -> list[Variant]:
 
 
 def _list_bad_texts() -> list[Variant]:
-    """Returns variants with a value that is not UTF-8, is not JSON, nests too deep, or is not an object."""
+    """Returns ways to break a message by a value that is not UTF-8 or JSON, nests too deep, or is no object."""
     deep = (b'"x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b'"x":' + b'{"y":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     wrong = (
         b'"x":NaN',
@@ -133,7 +134,7 @@ def _list_bad_texts() -> list[Variant]:
 
 
 def _list_bad_headers() -> list[Variant]:
-    """Returns variants with an invalid type, seq or ts."""
+    """Returns ways to break a message by an invalid type, seq or ts."""
     kinds = (b"", b'"type":"Update"', b'"type":"delete"', b'"type":null', b'"type":1', b'"type":["update"]')
     # A missing seq is invalid only for some classes, so it is the last variant.
     seqs = (
@@ -165,7 +166,7 @@ def _list_bad_headers() -> list[Variant]:
 
 
 def _list_bad_rows() -> list[Variant]:
-    """Returns variants with invalid `rows`, `deleted` or row ids."""
+    """Returns ways to break a message by invalid `rows`, `deleted` or row ids."""
     lists = (b'"rows":null', b'"rows":{}', b'"rows":"r0"', b'"rows":[null]', b'"rows":[[]]')
     deletions = (b"null", b'"r0"', b"[1]", b'[""]', b'["%b"]' % (b"d" * (MAX_ROW_ID + 1)))
     ids = (b"{}", b'{"id":null}', b'{"id":7}', b'{"id":""}', b'{"id":"%b"}' % (b"r" * (MAX_ROW_ID + 1)), b'{"ID":"r0"}')
@@ -179,7 +180,7 @@ def _list_bad_rows() -> list[Variant]:
 
 
 def _list_bad_columns(columns: Sequence[Column]) -> list[Variant]:
-    """Returns variants with a row that has a value of the wrong type in one column."""
+    """Returns ways to break a message by a value of the wrong type in one column of a row."""
     cells = [
         b"%b:%b" % (to_json_name(column.name), text)
         for column in columns
@@ -193,7 +194,7 @@ def _list_bad_columns(columns: Sequence[Column]) -> list[Variant]:
 def _make_variants(
     reason: str, texts: Sequence[bytes], build_value: Callable[[ValidMessage, bytes], bytes]
 ) -> list[Variant]:
-    """Returns one variant per text: its key is valid, and `build_value(valid_message, text)` returns its value."""
+    """Returns a way to break a message for each text: `build_value(valid_message, text)` returns the value."""
     return [(reason, partial(_break_value, build_value, text)) for text in texts]
 
 

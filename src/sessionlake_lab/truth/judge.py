@@ -108,7 +108,7 @@ class GroundTruth:
     def _advance_time(self, partition: PartitionState, time: int, topic: str, partition_number: int) -> None:
         """Advances the stream time of a topic-partition to `time` (ms), if it is later.
 
-        The first known time counts as the time of everything before it. `topic` and `partition_number` name it.
+        The first known time counts as the time of everything before it. `topic` and `partition_number` are its names.
         """
         if partition.is_timed:
             partition.stream_time = max(partition.stream_time, time)
@@ -182,7 +182,7 @@ class GroundTruth:
         return session
 
     def _is_expired(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
-        """Returns True if the session expired before this message, by its timestamp or as its state was dropped."""
+        """Returns True if the session expired before this message, or its state was dropped."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
         now = self._outcomes.find_partition_state(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)

@@ -40,7 +40,13 @@ def propose_change_capture(sample: Sample) -> _Found | None:
 def declare_columns(
     names: Sequence[str], rows: Sequence[dict[str, Any]], key: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the settings `key` and `columns` for fields of rows, and what was seen of the columns."""
+    """Returns the settings `key` and `columns`, and what the values of each column show, by its name.
+
+    Args:
+        names: Fields of rows that become columns.
+        rows: Rows of the sample.
+        key: Names of the fields that identify a row.
+    """
     columns = {name: infer_type(name, [row.get(name) for row in rows], is_key=name in key) for name in names}
     seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
     return {"key": key, "columns": {name: column.setting for name, column in columns.items()}}, seen

@@ -240,7 +240,7 @@ def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str
 
 
 def _propose_counted_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the order by a number that rises by one from message to message; None if there is none."""
+    """Returns the order by a number that rises by one from each message to the next; None if there is none."""
     steps = [
         path
         for path in moving
@@ -252,7 +252,7 @@ def _propose_counted_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] 
 
 
 def _propose_rising_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the order by a number with a usual name that always rises; None if there is none."""
+    """Returns the order by the number with the best name that always rises; None if none has a usual name."""
     rising = [path for path in moving if _compute_share(pairs, lambda one, two, p=path: two[p] > one[p]) == 1]
     best = max(rising, key=lambda path: rank(get_field_name(path), SEQS), default=None)
     if best is None or not rank(get_field_name(best), SEQS):
