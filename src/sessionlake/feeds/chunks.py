@@ -134,7 +134,7 @@ class FeedDecoder:
         return DecodedParts(chunk, message, self._compute_shards(chunk))
 
     def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
-        """Returns for each message a reason code that is known without its value, or 0; and the index of its feed, or -1."""
+        """Returns two values per message: a reason code known without its value, or 0; and the index of its feed, or -1."""
         code, names = encode_as_codes(raw["topic"])
         found = [find_feed_of_topic(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
@@ -235,7 +235,7 @@ def _compute_value_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
 def _build_chunk_without_events(
     raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]
 ) -> pa.Table:
-    """Returns a chunk with a row for each message, given by its index, that has no event. `reasons` has reason codes."""
+    """Returns a chunk with a row for each of some messages without events, given by their indices in `raw`."""
     count, heads = len(message), _select_places(raw, message)
     schema = build_chunk_schema(columns)
     arrays = {

@@ -30,7 +30,7 @@ class Completer:
 
     @classmethod
     def of(cls, feed: Feed) -> Completer:
-        """Returns the completer of a feed."""
+        """Returns the completer of a feed, whose decoder class is loaded."""
         return cls(feed, None if feed.decoder is None else feed.decoder.load())
 
     def _create_finder(self, rows: Mapping[str, Row]) -> Callable[[Mapping[str, Any]], Row | None]:

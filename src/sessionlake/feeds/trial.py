@@ -161,7 +161,7 @@ class Trial:
         return Outcome(record, feed, found, tuple(findings))
 
     def _apply_event(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
-        """Applies an event to its session's table. Returns what is wrong with it."""
+        """Applies an event to its session's table. Returns texts that say what is wrong; none if nothing is."""
         findings = (
             [] if event.chain is None else self._follow_chain(event, (record.topic, record.partition, event.chain))
         )

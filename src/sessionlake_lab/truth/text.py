@@ -59,7 +59,7 @@ _DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_re
 def _require_paired_surrogates(text: str) -> None:
     """Raises NotJsonError if a JSON text has half of a surrogate pair.
 
-    This checks the text, not the parsed value, so that a field which a later one of the same name overwrites counts too.
+    The text is checked, not its value, so that a field counts even if a later one of the same name overwrites it.
     """
     if "\\u" in text and any(escape["lone"] for escape in _ESCAPE.finditer(text)):
         raise NotJsonError("half of a surrogate pair")

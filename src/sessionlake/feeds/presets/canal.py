@@ -10,7 +10,7 @@ from sessionlake.feeds.decoder import Delete, Event, Message, Put
 
 
 class Canal:
-    """The decoder of the preset `canal`."""
+    """The decoder class of the preset `canal`, for changes of rows of a MySQL table."""
 
     def decode(self, message: Message) -> Iterable[Event]:
         """Yields one event, or none for tombstones and changes of schemas."""

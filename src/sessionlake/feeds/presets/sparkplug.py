@@ -180,6 +180,7 @@ def _require_unique_aliases(metrics: list[dict[str, Any]]) -> None:
 
 
 def _read_row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
+    """Returns the row of a metric."""
     name, alias = metric.get("name"), metric.get("alias")
     if name is None and alias is None:
         raise ValueError("a metric has neither a name nor an alias")
@@ -296,7 +297,7 @@ def _read_nested(one: dict[str, Any], kind: str) -> Any:
 
 
 def _read_integer(field: str, value: int, kind: str) -> int:
-    """Returns an integer with its sign. It is sent without a sign."""
+    """Returns the integer, with its sign, that is sent as an unsigned `value` in a field. `kind` is its data type."""
     bits = _SIGNED_BITS.get(kind)
     if bits is None:
         if kind not in _UNSIGNED and any(1 << (width - 1) <= value < 1 << width for width in _SIGNED_IN[field]):
@@ -312,6 +313,7 @@ def _read_integer(field: str, value: int, kind: str) -> int:
 
 
 def _read_bytes(value: bytes, kind: str) -> Any:
+    """Returns the value of a metric that is sent as bytes: bytes, or the elements of an array."""
     if kind in {"Bytes", "File"}:
         return value
     if kind.endswith("Array"):
@@ -323,6 +325,7 @@ def _read_bytes(value: bytes, kind: str) -> Any:
 
 
 def _read_array(value: bytes, kind: str) -> Iterator[Any]:
+    """Yields the elements of an array that is sent as bytes. `kind` is its data type, such as `Int8Array`."""
     if kind == "StringArray":
         *texts, rest = value.split(b"\0")
         if rest:
