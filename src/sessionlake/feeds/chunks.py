@@ -134,7 +134,7 @@ class FeedDecoder:
         return DecodedParts(chunk, message, self._compute_shards(chunk))
 
     def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
-        """Returns per message: a reason code that is known without its value, or 0; and the index of its feed, or -1."""
+        """Returns per message: a reason code that is known without its value, or 0; the index of its feed, or -1."""
         code, names = encode_as_codes(raw["topic"])
         found = [find_feed_of_topic(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)

@@ -129,7 +129,10 @@ def _create_writer(feed: Feed, payload: PayloadReader | None, *, rescues: bool) 
 
 
 def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
-    """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
+    """Adds the fields that depend only on the rule of an event, or are the same for all events and rows.
+
+    `rules` has the number of the rule of each event.
+    """
     of_rule = {rule.number: rule for rule in feed.rules}
     for name, one in (("kind", _get_kind_name), ("restart", _restarts_order), ("is_link", partial(_is_link, feed))):
         found = {number: one(of_rule[number]) for number in set(rules)}

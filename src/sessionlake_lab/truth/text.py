@@ -21,7 +21,7 @@ class NotJsonError(Exception):
 
 
 class TooDeepError(Exception):
-    """Brackets outside strings nest deeper than `MAX_DEPTH`, whether or not the text is JSON."""
+    """Brackets outside strings nest deeper than 64 levels, whether or not the text is JSON."""
 
 
 def parse_json(text: str) -> object:
@@ -66,7 +66,7 @@ def _require_paired_surrogates(text: str) -> None:
 
 
 def _is_too_deep(text: str) -> bool:
-    """Returns True if brackets outside strings nest deeper than `MAX_DEPTH`. The text need not be JSON."""
+    """Returns True if brackets outside strings nest deeper than 64 levels. The text need not be JSON."""
     level = 0
     for part in _BRACKET_OR_STRING.finditer(text):
         if part[1]:
