@@ -49,7 +49,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Erasure:
-    """The receipt for one forgotten session: a row of `ops.erasures`. It does not contain the session's id.
+    """The receipt for one forgotten session: a row of `bronze.erasures`. It does not contain the session's id.
 
     Attributes:
         receipt: the receipt's number.
@@ -123,7 +123,7 @@ def read_receipts_to_apply(lake: Lake, spark: SparkSession) -> list[Erasure]:
 
 
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
-    """Writes a receipt to `ops.erasures`, in place of a stored receipt with the same number.
+    """Writes a receipt to `bronze.erasures`, in place of a stored receipt with the same number.
 
     The caller must hold `CLAIM`.
     """

@@ -45,12 +45,12 @@ ERASED = (b"\0erased", None)
 
 
 class GroundTruth:
-    """Computes the expected tables.
+    """Computes the expected silver tables from Kafka messages.
 
     Call `judge_message` for each message in offset order, then `finish_and_return_tables`.
 
     Args:
-        rules: How to judge.
+        rules: Rules by which messages are judged.
         keep_changes: False leaves `session_changes`, `session_cuts` and `session_snapshots` empty, which saves about
             1 KB of memory per change.
     """
@@ -65,11 +65,11 @@ class GroundTruth:
         self._finished = False
 
     def judge_message(self, message: KafkaMessage) -> None:
-        """Judges one message.
+        """Judges one message, and writes the result into the expected tables.
 
         Raises:
-            Violation: The message breaks its class under `fail`. This object must not be used any more.
-            UsageError: `finish` was called before.
+            TruthViolationError: The message breaks its class under `fail`. This object must not be used any more.
+            UsageError: `finish_and_return_tables` was called before.
         """
         if self._finished:
             raise UsageError(
@@ -97,7 +97,7 @@ class GroundTruth:
         """Applies a silence: the topic-partition has no further messages until the stream time `until` (ms).
 
         Raises:
-            Violation: Under `fail`, if an expiry releases a violating message, or a gap was not filled in time.
+            TruthViolationError: Under `fail`: an expiry releases a violating message, or a gap was not filled in time.
         """
         found, terms = self._outcomes.partitions.get((topic, partition)), self._find_rules_of_topic(topic)
         if found is not None:
@@ -105,13 +105,16 @@ class GroundTruth:
             self._judge.judge_due_gaps(found, terms)
             self._snapshots.run_due_checks(found, terms)
 
-    def _advance_time(self, partition: PartitionState, time: int, topic: str, number: int) -> None:
-        """Advances stream time. The first known time counts as the time of everything before it."""
+    def _advance_time(self, partition: PartitionState, time: int, topic: str, partition_number: int) -> None:
+        """Advances the stream time of a topic-partition to `time` (ms), if it is later.
+
+        The first known time counts as the time of everything before it. `topic` and `partition_number` are its names.
+        """
         if partition.is_timed:
             partition.stream_time = max(partition.stream_time, time)
             return
         partition.stream_time, partition.is_timed = time, True
-        mine = [s for s in self._sessions.values() if (s.topic, s.partition) == (topic, number)]
+        mine = [s for s in self._sessions.values() if (s.topic, s.partition) == (topic, partition_number)]
         for session in mine:
             session.life.last_timestamp = None if session.life.last_timestamp is None else time
             session.changed_at = None if session.changed_at is None else time
@@ -125,8 +128,8 @@ class GroundTruth:
         """Expires idle sessions up to the last stream time, and returns the expected tables.
 
         Raises:
-            Violation: Under `fail`, if an expiry releases a violating message, or a gap was not filled in time.
-            UsageError: `finish` was called before.
+            TruthViolationError: Under `fail`: an expiry releases a violating message, or a gap was not filled in time.
+            UsageError: `finish_and_return_tables` was called before.
         """
         if self._finished:
             raise UsageError("the ground truth is finished already", fix="Use the tables that finish returned")
@@ -179,12 +182,13 @@ class GroundTruth:
         return session
 
     def _is_expired(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
-        """Returns True if the session expired before this message, by its timestamp or as its state was dropped."""
+        """Returns True if the session expired before this message, or its state was dropped."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
         now = self._outcomes.find_partition_state(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)
 
     def _handle_arrival(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Drops a duplicate, holds back a message of class `window`, and judges any other."""
         integrity, life = terms.rules.integrity, session.life
         if _is_duplicate(integrity, life, parsed.seq):
             self._drop_duplicate(life, parsed)
@@ -205,6 +209,7 @@ class GroundTruth:
                 self._judge.judge_message(terms, session, parsed, cause)
 
     def _drop_duplicate(self, life: LifeState, parsed: ParsedMessage) -> None:
+        """Counts a message as a duplicate, and records the event."""
         life.duplicates += 1
         self._outcomes.count_messages(parsed.kafka, "duplicates")
         self._outcomes.record_event(parsed, "duplicate", "dropped", life.next_seq)
@@ -212,6 +217,10 @@ class GroundTruth:
     # -- class `window`: messages are held back until the watermark passes them
 
     def _hold_back(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Holds back a message until the watermark (highest `ts` minus lateness) has passed its `ts`.
+
+        A message that is late or leaves too many gaps is quarantined instead.
+        """
         life, lateness = session.life, terms.rules.lateness_ms
         life.highest_ts = parsed.ts if life.highest_ts is None else max(life.highest_ts, parsed.ts)
         if parsed.ts < life.highest_ts - lateness:
@@ -228,6 +237,10 @@ class GroundTruth:
         self._limit_held_messages(terms, session, parsed)
 
     def _limit_held_messages(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Judges the violation `held_limit` if, with this message, the session holds back too many messages or bytes.
+
+        If the message is kept, the oldest ones are released. Otherwise it is removed.
+        """
         rules, held = terms.rules, session.life.held
 
         def exceeds_limit() -> bool:
@@ -240,21 +253,24 @@ class GroundTruth:
             held.remove(parsed)
 
     def _release_due_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+        """Judges the held messages whose `ts` the watermark (highest `ts` minus lateness) has passed, in order."""
         life = session.life
         while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
             self._judge.judge_message(terms, session, life.held.pop(0), cause)
 
     def _release_all_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+        """Judges all held messages in order, and quarantines those that wait for a snapshot."""
         self._judge.stop_waiting(terms, session)
         while session.life.held:
             self._judge.judge_message(terms, session, session.life.held.pop(0), cause)
 
     def _make_cause_of_arrival(self, parsed: ParsedMessage) -> ApplyCause:
+        """Returns the cause of applying messages when this one arrives."""
         offset = parsed.kafka.offset
         return ApplyCause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
 
     def _handle_applied_message(self, terms: TopicRules, session: SessionState, kind: str, cause: ApplyCause) -> None:
-        """Handles an applied message: notes that it changed the table, or records the final table if it is an end."""
+        """Notes that a message has changed the session's table, or records a cut of the table if `kind` is `end`."""
         if kind == "end":
             self._snapshots.cut_table(terms, session, "end", cause.at, cause.by)
         elif kind in {"snapshot", "update"} and session.changed_at is None:
@@ -263,6 +279,7 @@ class GroundTruth:
     # -- the end
 
     def _expire_if_idle(self, session: SessionState) -> None:
+        """Sets the status of a session to expired if stream time has passed its timeout, unless it has ended."""
         terms, life = self._find_rules_of_topic(session.topic), session.life
         partition = self._outcomes.partitions[session.topic, session.partition]
         if life.last_timestamp is None:
@@ -275,6 +292,7 @@ class GroundTruth:
 
 
 def _is_duplicate(integrity: str, life: LifeState, seq: int | None) -> bool:
+    """Returns True if the seq was received before in this life. Class `none` has no duplicates."""
     if integrity == "none" or seq is None:
         return False
     if integrity in {"once", "window"}:

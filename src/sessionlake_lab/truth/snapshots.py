@@ -1,16 +1,16 @@
-"""Cuts tables at a session's end, at its expiry, and at multiples of the snapshot interval of stream time.
+"""Records cuts: moments in a session's history at which its table may be stored as a snapshot.
 
-A cut is a place in a session's history at which its table may be stored as a snapshot.
+There is a cut at a session's end, at its expiry, and at multiples of the snapshot interval of stream time.
 
-A table cut at an end or at expiry is always stored as a snapshot. A table cut at an interval is stored if more changes
-were applied since the session's last stored snapshot than that snapshot has rows.
+At an end or expiry, the table is always stored as a snapshot. At an interval, it is stored if more changes were applied
+since the session's last stored snapshot than that snapshot has rows.
 
 Where the protocol leaves a choice, these rules apply:
 
-- A changed table is cut at the next multiple of the interval, with all changes applied before it. An unchanged table
-  is not cut at an interval. Only a snapshot or an update changes a table.
-- The table is cut at expiry when stream time passes it, including the messages that expiry releases. The cut stays even
-  if a later message reverts the expiry. There is no cut if the session has ended and not changed since, or if nothing
+- A changed table has a cut at the next multiple of the interval, with all changes applied before it. An unchanged table
+  has none. Only a snapshot or an update changes a table.
+- There is a cut at expiry when stream time passes it, after the messages that expiry releases. The cut stays even if a
+  later message reverts the expiry. There is no cut if the session has ended and not changed since, or if nothing
   was applied since its last cut at expiry.
 - Messages released by expiry count as applied one millisecond after it, the first moment past it.
 """
@@ -29,11 +29,11 @@ Release = Callable[[TopicRules, SessionState, ApplyCause], None]
 
 
 class TableCutter:
-    """Cuts tables when stream time advances.
+    """Records cuts of tables, and stores tables as snapshots, when stream time advances.
 
     Args:
         tables: The expected tables to write to.
-        release: Judges all messages that a session holds back.
+        release: Function that judges all messages that a session holds back.
         keep: False to leave the tables of cuts and snapshots empty.
     """
 
@@ -42,7 +42,7 @@ class TableCutter:
         self._scheduled = 0
 
     def run_due_checks(self, partition: PartitionState, terms: TopicRules) -> None:
-        """Checks the sessions whose next check is due."""
+        """Checks the sessions whose next check is due: records their cuts, and expires them."""
         while partition.checks and partition.checks[0][0] <= partition.stream_time:
             time, _, session = heapq.heappop(partition.checks)
             if time == session.next_check:
@@ -58,6 +58,7 @@ class TableCutter:
         self.schedule_check(partition, terms, session)
 
     def _check_session(self, partition: PartitionState, terms: TopicRules, session: SessionState) -> None:
+        """Records a cut of the session if one is due, and expires it or schedules its next check."""
         expiry = session.compute_expiry_time(terms.rules.session_timeout_ms)
         due = session.compute_next_cut_time(terms.rules.snapshot_interval_ms)
         if due is not None and due <= min(expiry, partition.stream_time):
@@ -80,6 +81,7 @@ class TableCutter:
             heapq.heappush(partition.checks, (time, self._scheduled, session))
 
     def _expire_session(self, terms: TopicRules, session: SessionState, at: int, cause: ApplyCause) -> None:
+        """Judges the held messages of an expired session, and records a cut unless nothing has changed."""
         self._release(terms, session, cause)
         settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:
@@ -87,7 +89,15 @@ class TableCutter:
             session.expired_at = session.position
 
     def cut_table(self, terms: TopicRules, session: SessionState, reason: str, at: int, offset: int | None) -> None:
-        """Records a cut of the session's table, and stores the table as a snapshot if the rules above require it."""
+        """Records a cut of the session's table, and stores the table as a snapshot if it changed enough.
+
+        Args:
+            terms: Rules of the session's topic.
+            session: The session.
+            reason: `end`, `expiry` or `interval`.
+            at: Stream time of the cut in ms.
+            offset: Offset of the last message in the cut; None at an expiry.
+        """
         found = {
             "topic": session.topic,
             "session_id": session.session_id,
@@ -112,7 +122,7 @@ class TableCutter:
 
 
 def read_current_table(session: SessionState, terms: TopicRules) -> dict[str, Row]:
-    """Returns the session's current table."""
+    """Returns the rows of the session's current table by row id."""
     if not session.log:
         return dict(session.rows)
     rows = dict(session.rows)
