@@ -50,8 +50,7 @@ def query(
         if batch is not None or arguments:
             raise UsageError(
                 "query: --as-of-batch and --param do not work with a SQL warehouse",
-                fix="Write the values into the statement. For a batch, write TABLE VERSION AS OF N, with the version "
-                "that the column `outputs` of ops.ledger has for the batch",
+                fix="Write values into the statement; for a batch, TABLE VERSION AS OF N (N: see ops.ledger.outputs)",
             )
         from sessionlake.cli.remote import show_remote_query
 

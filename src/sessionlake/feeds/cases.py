@@ -56,7 +56,7 @@ class Difference:
     actual: Mapping[str, Any] | None = None
 
     def lines(self) -> Iterator[str]:
-        """Yields the difference as lines for a reader."""
+        """Yields lines of text: what is different, then the expected and the actual row if there are such."""
         yield f"{self.where}: {self.what}"
         for name, row in (("expected", self.expected), ("actual  ", self.actual)):
             if row is not None:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.feed import Feed, KeyFormat
-from sessionlake.feeds.paths import MISSING, Access, Constant, Field, Index, Path, Slice, Start, Step
+from sessionlake.feeds.paths import MISSING, Access, ArrayIndex, Constant, Field, Path, Slice, Start, Step
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -227,7 +227,7 @@ class CodeWriter:
             case Field(field):
                 self._shapes[name] = shape.find_field(field)
                 found, is_there = f"{value}.get({field!r}, M)", f"type({value}) is dict"
-            case Index(number):
+            case ArrayIndex(number):
                 self._shapes[name] = shape.find_place(number)
                 has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
                 found, is_there = f"{value}[{number}]", f"type({value}) is list and {has}"
@@ -238,7 +238,7 @@ class CodeWriter:
             case _:
                 raise NoCodeError
         is_checked = value in self._checked and (shape.kind is not None or isinstance(step, Field))
-        if shape.kind is not None and isinstance(step, Field | Index):
+        if shape.kind is not None and isinstance(step, Field | ArrayIndex):
             found = f"{value}.{shape.get_attribute_name(step[0])}"
             is_there = f"type({value}) is {self._name_type(shape.kind)}"
         self._add_line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")

@@ -158,13 +158,13 @@ def _require_integer(value: Any, name: str, least: int) -> int:
     return value
 
 
-def read_event_session(feed: Feed, message: Message, given: Any) -> str:
-    """Returns the session id of a decoder's event: what the decoder gives, or if that is None the feed's `session`.
+def read_event_session(feed: Feed, message: Message, yielded_session: Any) -> str:
+    """Returns the session id of a decoder's event: what the decoder yields, or if that is None the feed's `session`.
 
     Raises:
         RefusedError: There is no session, or it cannot be used.
     """
-    if given is None:
+    if yielded_session is None:
         if not feed.session:
             raise _make_refused_error("an event without a session, and the feed has no `session`")
         headers = {
@@ -173,11 +173,13 @@ def read_event_session(feed: Feed, message: Message, given: Any) -> str:
         of_record = message.topic, message.partition, message.offset, message.timestamp
         place = Place(MISSING, *of_record, decode_text(message.key), headers)
         return read_session(feed.session, place)
-    texts = given if isinstance(given, tuple) and given else (given,)
+    texts = yielded_session if isinstance(yielded_session, tuple) and yielded_session else (yielded_session,)
     session = format_session_id(texts) if all(isinstance(text, str) for text in texts) else None
     if session is None:
         why = f"1 to {MAX_KEY_BYTES} bytes without control characters"
-        raise _make_refused_error(f"the session {_show_value(given)}, which is no text or tuple of texts of {why}")
+        raise _make_refused_error(
+            f"the session {_show_value(yielded_session)}, which is no text or tuple of texts of {why}"
+        )
     return session
 
 

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sessionlake.feeds.paths import Access, EachElement, Field, Index, Path, Slice, Start, Step
+from sessionlake.feeds.paths import Access, ArrayIndex, EachElement, Field, Path, Slice, Start, Step
 
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -44,8 +44,8 @@ class _Member(NamedTuple):
 
     Attributes:
         name: Name of the field; None for an element.
-        start: Offset of its first byte: that of the name, if it has one.
-        value: Its value.
+        start: Offset in the text, in bytes, at which the field (its name) or the element begins.
+        value: The value, with its own offsets.
     """
 
     name: str | None
@@ -189,7 +189,7 @@ def _follow_step(value: _Value, step: Step, hidden: set[int]) -> _Value | None:
             found = [one for one in value.members if one.name == name]
             hidden.update(one.start for one in found[:-1])
             return found[-1].value if found else None
-        case Index(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
+        case ArrayIndex(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
             return value.members[number].value
         case Slice(first, end) if value.kind == _ARRAY:
             return replace(value, members=value.members[first:end])

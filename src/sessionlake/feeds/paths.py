@@ -59,7 +59,7 @@ class Field(NamedTuple):
     name: str
 
 
-class Index(NamedTuple):
+class ArrayIndex(NamedTuple):
     """The step from an array to one of its elements. 0 is the first, -1 the last."""
 
     number: int
@@ -76,7 +76,7 @@ class EachElement(NamedTuple):
     """The step `[*]` from an array to every element of it. Allowed only in paths that give several elements."""
 
 
-Step = Field | Index | Slice | EachElement
+Step = Field | ArrayIndex | Slice | EachElement
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _parse_bracket(text: str, inside: str, index: int) -> Step:
     if inside == "*":
         return EachElement()
     if _NUMBER.fullmatch(inside):
-        return Index(int(inside))
+        return ArrayIndex(int(inside))
     if found := re.fullmatch(r"(-?\d+)?\s*:\s*(-?\d+)?", inside):
         return Slice(*(None if part is None else int(part) for part in found.groups()))
     raise PathError(f"{text!r}: [{inside}] at character {index + 1} is none of [*], [2], [-1] and [1:-2]")
@@ -348,7 +348,7 @@ def _follow_step(value: Any, step: Step) -> Any:
             if isinstance(value, dict):
                 return value.get(name, MISSING)
             return getattr(value, name, MISSING) if isinstance(value, Entry) and name in {"key", "value"} else MISSING
-        case Index(number):
+        case ArrayIndex(number):
             has = isinstance(value, list) and -len(value) <= number < len(value)
             return value[number] if has else MISSING
         case Slice(first, end):

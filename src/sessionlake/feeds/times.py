@@ -124,24 +124,24 @@ def convert_to_milliseconds(value: Any, how: str, *, from_text: bool = False) ->
     return int(_convert_to_exact_microseconds(number, how).to_integral_value(ROUND_FLOOR)) // 1000
 
 
-def parse_iso_to_milliseconds(value: Any, minutes: dict[str, int]) -> int:
+def parse_iso_to_milliseconds(value: Any, minute_cache: dict[str, int]) -> int:
     """Converts an ISO 8601 text with a time zone to milliseconds since 1970, rounded down.
 
     Args:
         value: The time in the message.
-        minutes: A cache of the milliseconds of each minute, by its text up to the seconds.
+        minute_cache: A cache of the milliseconds of each minute, by its text up to the seconds.
 
     Raises:
         ValueError: The value is not such a time.
     """
     if type(value) is str and len(value) in (24, 27) and value[19] == "." and value[-1] == "Z":
         digits = value[17:19] + value[20:-1]
-        minute = minutes.get(value[:17])
+        minute = minute_cache.get(value[:17])
         if minute is not None and digits < "60" and digits.isdigit() and digits.isascii():
             return minute + int(digits[:5])
     found = convert_to_milliseconds(value, "iso")
-    if value[-1] == "Z" and value[16:17] == ":" and len(minutes) < _MOST_MINUTES:
-        minutes[value[:17]] = convert_to_milliseconds(value[:17] + "00Z", "iso")
+    if value[-1] == "Z" and value[16:17] == ":" and len(minute_cache) < _MOST_MINUTES:
+        minute_cache[value[:17]] = convert_to_milliseconds(value[:17] + "00Z", "iso")
     return found
 
 

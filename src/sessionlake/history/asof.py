@@ -38,13 +38,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts
 from sessionlake.silver.stream_times import open_stored_times
-from sessionlake.silver.tables.as_of import (
-    SessionHistory,
-    SessionMoment,
-    are_all_seqs_above_cut,
-    compute_table,
-    to_epoch_ms,
-)
+from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, are_seqs_past_cut, compute_table, to_epoch_ms
 from sessionlake.silver.tables.snapshots import build_rows_schema, list_columns_of_session_changes
 
 if TYPE_CHECKING:
@@ -230,10 +224,10 @@ class _AsOfQuery:
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not are_all_seqs_above_cut(base, seen):
+            if seen is not None and not are_seqs_past_cut(base, seen):
                 continue
             seen = self._read_changes_after(base)
-            if not self._session.in_seq_order or are_all_seqs_above_cut(base, seen):
+            if not self._session.in_seq_order or are_seqs_past_cut(base, seen):
                 return base, compute_table(self._read_stored_table(base), seen, self._columns, self._history)
         seen = self._read_changes_after(None)
         if not seen.num_rows:

@@ -339,10 +339,9 @@ def _refuse_processed_message(
 def _refuse_message_in_unfinished_batch(
     batch: BatchRecord | None, layer: str, topic: str, partition: int, offset: int
 ) -> None:
-    """Refuses a decision about a message in an unfinished batch: some tables may already have the message's result."""
-    spans = [] if batch is None else batch.offsets
+    """Refuses a decision about a message in an unfinished batch."""
+    spans, target = [] if batch is None else batch.offsets, layer.replace("-", " ")
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
-        target = layer.replace("-", " ")
         raise UsageError(
             f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}",
             why="Some tables may already have the message's result",

@@ -25,14 +25,15 @@ Elements = dict[Place, tuple[Source, list[Any]]]
 
 
 @dataclass
-class Table:
-    """The rows of a sample.
+class ProposedTable:
+    """The table that inference proposes for a sample: its columns and key, and where its rows are in messages.
 
     Attributes:
         kinds: Kinds of messages that have rows.
-        columns: The columns of the rows.
-        key: Columns that identify a row; empty if none is known.
-        rows: For each kind, by its index in `kinds`, the entries of `rows` in its rule.
+        columns: The columns of the rows, by name.
+        key: Names of the columns that identify a row; empty if none is known.
+        rows: For each kind, in the order of `kinds`: what the setting `rows` of its rule lists, one mapping for each
+            place that has rows.
     """
 
     kinds: list[KindGroup]

@@ -11,7 +11,7 @@ from sessionlake.feeds.inference.arrays import (
     Elements,
     Fields,
     Place,
-    Table,
+    ProposedTable,
     find_empty_sides,
     has_side,
     paths_of,
@@ -37,7 +37,7 @@ class Roles:
     numbers: list[int] = field(default_factory=list)
 
 
-def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: dict[Place, Roles]) -> Table:
+def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: dict[Place, Roles]) -> ProposedTable:
     """Returns the table whose rows are arrays.
 
     Args:
@@ -60,7 +60,7 @@ def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: di
         values = [item[roles[place].numbers[index]] for place in chosen for item in elements[place][1]
                   if index < len(roles[place].numbers) and len(item) > roles[place].numbers[index]]  # fmt: skip
         columns[name] = infer_type("price" if sided else name, values, is_key=True, is_level=True)
-    table = Table([], columns, ["side", "price"] if sided else ["c0"])
+    table = ProposedTable([], columns, ["side", "price"] if sided else ["c0"])
     for number, group in enumerate(kinds):
         paths = paths_of(group, {path for kind, path in chosen | empty | objects.keys() if kind == number})
         parts = []

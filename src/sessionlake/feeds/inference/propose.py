@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sessionlake.feeds.inference.arrays import Table
+from sessionlake.feeds.inference.arrays import ProposedTable
 from sessionlake.feeds.inference.change_capture import propose_change_capture
 from sessionlake.feeds.inference.kinds import KindGroup, group_by_kind
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
@@ -159,7 +159,7 @@ def _build_name_and_topics(name: str, topics: Sequence[str]) -> dict[str, Any]:
 
 
 def _build_proposal(
-    sample: Sample, table: Table, session: Choice, order: Choice, rules: list[dict[str, Any]]
+    sample: Sample, table: ProposedTable, session: Choice, order: Choice, rules: list[dict[str, Any]]
 ) -> Proposal:
     """Returns the feed with these settings and rules, its time, and what the sample shows about them."""
     time = choose_time(_sort_sampled(table))
@@ -182,7 +182,12 @@ def _build_proposal(
 
 
 def _choose_order(
-    table: Table, messages: Sequence[Sampled], every: Sequence[Sampled], session: Choice, *, is_split: bool = False
+    table: ProposedTable,
+    messages: Sequence[Sampled],
+    every: Sequence[Sampled],
+    session: Choice,
+    *,
+    is_split: bool = False,
 ) -> Choice:
     """Chooses the setting `order`. `messages` have rows, and `every` are all messages."""
     snapshots = {
@@ -201,7 +206,7 @@ def propose_feed_name(name: str) -> str:
     return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
 
 
-def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled]] | None:
+def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[ProposedTable, Choice, list[Sampled]] | None:
     """Finds the table that the messages describe and the field with the session id.
 
     The session id is a field of messages with rows, and which messages have rows can depend on the session. So the
@@ -222,7 +227,7 @@ def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, 
     return table, session, _sort_sampled(table)
 
 
-def _sort_sampled(table: Table) -> list[Sampled]:
+def _sort_sampled(table: ProposedTable) -> list[Sampled]:
     messages = [one for group in table.kinds for one in group.messages]
     return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
 
@@ -243,7 +248,7 @@ def _get_value_of_first_row(one: Sampled, path: str) -> Any:
     return rows[0].get(name) if rows and isinstance(rows[0], dict) else None
 
 
-def _build_rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any) -> list[dict[str, Any]]:
+def _build_rules(kinds: Sequence[KindGroup], table: ProposedTable, order: Choice, session: Any) -> list[dict[str, Any]]:
     """Returns the rules for all kinds of messages. Kinds without rows are ignored, all of one field in one rule.
 
     Args:
@@ -310,7 +315,7 @@ def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
     )
 
 
-def _is_snapshot(group: KindGroup, number: int, table: Table) -> bool:
+def _is_snapshot(group: KindGroup, number: int, table: ProposedTable) -> bool:
     """Returns True if messages of a kind are snapshots, by their name, or because they have many more rows than others.
 
     `number` is the index of the kind in `table.kinds`.

@@ -129,12 +129,12 @@ def _list_wrapping_arrays(messages: list[Sampled]) -> set[str]:
     longest: dict[str, int] = {}
     for one in messages:
         for path, items in _find_arrays(one.value, "", 0):
-            if has_rows_inside(items):
+            if has_element_with_rows(items):
                 longest[path] = max(longest.get(path, 0), len(items))
     return {path for path, most in longest.items() if most == 1}
 
 
-def has_rows_inside(items: list[Any]) -> bool:
+def has_element_with_rows(items: list[Any]) -> bool:
     """Returns True if an element of an array is an object with an array that may have rows."""
     return any(isinstance(item, dict) and any(_may_be_rows(inner) for inner in item.values()) for item in items)
 
@@ -182,7 +182,7 @@ def _add_values_below(
             below = path_of(path, inner)
             if below is not None:
                 _add_values_below(sampled, item, below, inner, wrapping_arrays, depth + 1)
-    elif path in wrapping_arrays and has_rows_inside(value):
+    elif path in wrapping_arrays and has_element_with_rows(value):
         _add_values_below(sampled, value[0], f"{path}[0]", name, wrapping_arrays, depth)
     elif _may_be_rows(value):
         sampled.sources.append(Source(f"{path}[*]", name, value))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionlake.feeds.inference.sample import Sample, Sampled, has_rows_inside, path_of, take_part_apart
+from sessionlake.feeds.inference.sample import Sample, Sampled, has_element_with_rows, path_of, take_part_apart
 from sessionlake.feeds.inference.words import OF_SNAPSHOT, OF_UPDATE, SIDES
 
 _DEPTH = 3
@@ -83,7 +83,7 @@ def _are_tables(split: Split, messages: Sequence[_Parts]) -> bool:
     if max(map(len, messages)) <= _MOST_FORMS or not all(isinstance(value, dict) for value in values):
         return False
     every = {name for value in values for name in value}
-    if not all(has_rows_inside([value]) and len(value.keys() & every) >= _ALIKE * len(every) for value in values):
+    if not all(has_element_with_rows([value]) and len(value.keys() & every) >= _ALIKE * len(every) for value in values):
         return False
     return not split.is_object or _are_names([str(name) for parts in messages for name, _ in parts])
 

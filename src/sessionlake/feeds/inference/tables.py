@@ -12,7 +12,7 @@ from sessionlake.feeds.inference.arrays import (
     Elements,
     Fields,
     Place,
-    Table,
+    ProposedTable,
     find_elements,
     find_empty_sides,
     has_side,
@@ -46,7 +46,9 @@ _NUMBERS = ("bigint", "decimal", "double")
 _LOCAL = re.compile(r"\w+")
 
 
-def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None) -> Table | None:
+def find_table(
+    kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None
+) -> ProposedTable | None:
     """Returns the table to which most rows belong; None if the sample has no rows.
 
     Args:
@@ -70,7 +72,7 @@ def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], se
     return _choose_usable_key(_find_table_of_messages(kinds, session, session_path))
 
 
-def _choose_usable_key(table: Table | None) -> Table | None:
+def _choose_usable_key(table: ProposedTable | None) -> ProposedTable | None:
     """Returns the table with a key of columns whose type allows it, or None if there is none. Changes the table."""
     if table is None:
         return None
@@ -79,7 +81,7 @@ def _choose_usable_key(table: Table | None) -> Table | None:
     return table if table.key else None
 
 
-def _find_table_of_objects(kinds: Sequence[KindGroup], elements: Elements, objects: set[Place]) -> Table:
+def _find_table_of_objects(kinds: Sequence[KindGroup], elements: Elements, objects: set[Place]) -> ProposedTable:
     """Returns the table whose rows are the objects in some arrays. `objects` are the places of arrays of objects."""
     forms = {place: {name for item in elements[place][1] for name in item} for place in objects}
     sided = {place for place in objects if has_side(elements[place][0])}
@@ -93,7 +95,7 @@ def _find_table_of_objects(kinds: Sequence[KindGroup], elements: Elements, objec
         columns = {"side": Inferred("string"), **columns}
         key = ["side", *key]
     columns |= {name: _infer_key_type(name, fields, columns, items) for name in key if name in fields}
-    table = Table([], columns, key)
+    table = ProposedTable([], columns, key)
     single = _find_single_rows(kinds, fields) if sided else {}
     words = {str(one.scalars["side"]) for group in single.values() for one in group.messages}
     for number, group in enumerate(kinds):
@@ -234,7 +236,7 @@ def _are_distinct(names: Sequence[str], items: Sequence[Any]) -> bool:
 
 def _find_table_of_messages(
     kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None
-) -> Table | None:
+) -> ProposedTable | None:
     """Returns the table whose rows are the messages of the most frequent kind, and of similar ones."""
     objects = [group for group in kinds if isinstance(group.messages[0].value, dict)]
     if not objects:
@@ -251,7 +253,7 @@ def _find_table_of_messages(
     key = _find_key_of_messages(fields, messages, session, session_path)
     columns |= {name: _infer_key_type(name, fields, columns, [one.value for one in messages]) for name in key}
     row = propose_row_setting(fields, {})
-    return Table(chosen, columns, key, [[{"row": row}] for _ in chosen])
+    return ProposedTable(chosen, columns, key, [[{"row": row}] for _ in chosen])
 
 
 def _find_key_of_messages(
@@ -277,7 +279,9 @@ def _find_key_of_messages(
     return (named or identifying or complete or [*fields])[:1]
 
 
-def find_deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | bool:
+def find_deleting_values(
+    table: ProposedTable, kind: KindGroup, parts: Sequence[dict[str, Any]]
+) -> dict[str, Any] | bool:
     """Returns the setting `delete` for updates of a kind: values that mark a deleted row; False if there are none."""
     if OF_DELETE.search(kind.label):
         return True

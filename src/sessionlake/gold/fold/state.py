@@ -178,9 +178,7 @@ class GoldShardState:
         if missing:
             raise LakeError(
                 f"gold's state has points of {', '.join(missing)}, which capture.columns no longer declares as numbers",
-                why="A stored state can only be read with the columns with which it was written",
-                fix="Declare the columns again as before. Or run `sessionlake rebuild silver`, which empties gold; its "
-                "next start computes it again without them",
+                fix="Declare the columns as before. Or run `sessionlake rebuild silver`, which also rebuilds gold",
             )
         place = np.array([metrics.index(name) if name in metrics else -1 for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))

@@ -141,7 +141,7 @@ def _to_numbers(column: pa.ChunkedArray) -> Int64s:
     return found
 
 
-def are_all_seqs_above_cut(cut: pa.Table, changes: pa.Table) -> bool:
+def are_seqs_past_cut(cut: pa.Table, changes: pa.Table) -> bool:
     """Returns True if all changes have higher seqs than everything that a cut contains.
 
     Args:
