@@ -35,7 +35,7 @@ book.require("silver.sessions", "silver.quarantine", "silver.integrity_events", 
 # COMMAND ----------
 
 statuses = pd.DataFrame(
-    [layer.to_row() for layer in layer_statuses(book.reader, book.settings)], columns=STATUS_COLUMNS
+    [layer.to_tuple() for layer in layer_statuses(book.reader, book.settings)], columns=STATUS_COLUMNS
 )
 balance = ["layer", "batches", "messages", "duplicates", "quarantined", "held", "unaccounted", "behind"]
 book.show(statuses[balance])

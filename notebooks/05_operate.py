@@ -37,7 +37,7 @@ book.require("silver.sessions", "silver.session_rows", "ops.ledger")
 # COMMAND ----------
 
 layers = layer_statuses(book.reader, book.settings)
-statuses = pd.DataFrame([layer.to_row() for layer in layers], columns=STATUS_COLUMNS)
+statuses = pd.DataFrame([layer.to_tuple() for layer in layers], columns=STATUS_COLUMNS)
 progress = ["layer", "batches", "last_batch", "messages", "rows", "behind", "committed_at", "age_seconds"]
 book.show(statuses[progress])
 

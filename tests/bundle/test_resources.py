@@ -118,7 +118,10 @@ def test_schemas_are_named_only_through_their_resource(files):
 
 
 def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
-    beside, schemas = create_storage(told(bundle)).build_staging_settings().schemas, bundle.resources_of_kind("schemas")
+    beside, schemas = (
+        create_storage(told(bundle)).build_staging_settings().schemas,
+        bundle.list_resources_of_kind("schemas"),
+    )
     named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
     assert (beside.silver, beside.ops) == named
 

@@ -187,7 +187,7 @@ def test_a_topic_that_would_lose_rows_is_refused(broker_settings: Settings, tmp_
 
 
 def test_a_missing_topic_is_made_compacted_at_first_and_reported_later(broker_settings: Settings, tmp_path: Path):
-    with pytest.raises(BrokerError, match=r"is gone.*start over"):
+    with pytest.raises(BrokerError, match=r"does not exist any more.*start over"):
         prepare_topic(broker_settings, tmp_path.name, is_first_run=False, restart_hint="start over")
     assert prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="") == 0
     resource = ConfigResource(ConfigResource.Type.TOPIC, tmp_path.name)

@@ -117,7 +117,7 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     assert show_query_result_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "silver.session_rows", "rows": rows}
     for batch in (2, -1):
-        with pytest.raises(LakeError, match="committed batches 0 to 1"):
+        with pytest.raises(LakeError, match="committed the batches 0 to 1"):
             as_of_batch(spark, settings, batch)
     with pytest.raises(UsageError, match=r"bronze\.messages cannot be read as of a batch"):
         show_query_result_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
@@ -167,7 +167,7 @@ def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monke
         (["--seq", "0"], "its table begins at seq", 1),
         (["--ts", "yesterday"], "Write it in ISO 8601, as in", 2),
         (["--ts", "0", "--seq", "1"], "exactly one moment is needed, but these were given: --ts, --seq", 2),
-        ([], "Give one of --ts, --seq and --offset", 2),
+        ([], "Give one of --ts TIME, --seq SEQ and --offset OFFSET", 2),
     ],
 )
 def test_a_moment_that_is_not_known_is_reported_with_what_is(

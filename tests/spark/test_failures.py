@@ -244,7 +244,7 @@ def test_a_jvm_that_is_killed_is_reported_with_its_signal(tmp_path, when):
         process.kill()
     assert (process.returncode, out) == (1, "")
     assert "Traceback" not in said
-    assert said.startswith("error: Spark's JVM ")
+    assert said.startswith("error: Spark's Java process ")
     assert "killed by signal 9" in said or "did not start" in said
 
 

@@ -103,7 +103,7 @@ def test_a_changed_mapping_is_refused_until_a_rebuild_which_brings_quarantined_m
     sent += arrive(spark, corrected, message_of_books(1, part_of("A", bids=[["1", "5"]])), first=1)
     with pytest.raises(LakeError, match=r"topic p\.books\.a .* feed 'books' has changed in: time.*rebuild silver"):
         job.start(spark, corrected, once=True)
-    with pytest.raises(LakeError, match="rebuild silver: the messages of topic"):
+    with pytest.raises(LakeError, match="rebuild silver: the feeds in the configuration read the messages of topic"):
         rebuild_silver_tables(spark, corrected, selection=SessionSelection(TOPIC, ("A",)))
     rebuild_silver_tables(spark, corrected)
     assert_rows_are_the_definition(spark, corrected, sent, ledger=False)

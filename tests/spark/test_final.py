@@ -160,7 +160,7 @@ def test_made_again_emptied_new_and_otherwise_declared_it_has_all_that_is_final(
     feed.run()
     assert appended(feed) == by_hand(changes)
     with_gold(feed, products=[OWN | {"output": "update"}])
-    with pytest.raises(LakeError, match=r"own was computed by another declaration.*rebuild gold.own"):
+    with pytest.raises(LakeError, match=r"own was computed with another declaration.*rebuild gold.own"):
         feed.run()
 
 

@@ -338,7 +338,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
         for start in (job.start, gold.start):
             with pytest.raises(LakeError, match="Run `sessionlake forget --resume`"):
                 start(spark, settings, once=True)
-        with pytest.raises(UsageError, match="the forgetting of another session was interrupted"):
+        with pytest.raises(UsageError, match="another session is not forgotten completely yet"):
             Forgetting(spark, settings).forget_session(OTHERS[0])
         found = None
         while found is None:

@@ -478,7 +478,7 @@ def test_other_numbers_of_points_and_of_shards_than_before_are_refused(feed: Fee
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points).run()
     for gold, expected_text in (
-        (GoldSettings(rolling_points=4, shards=4), r"by another declaration.*rebuild gold.rolling_average"),
+        (GoldSettings(rolling_points=4, shards=4), r"with another declaration.*rebuild gold.rolling_average"),
         (GoldSettings(rolling_points=3, shards=5), r"gold.shards is 5.*written for 4"),
     ):
         feed.settings = feed.settings.model_copy(update={"gold": gold})
@@ -498,7 +498,7 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
     gold = GoldSettings(rolling_points=4, shards=4, averages=own, products=(counts,))
     feed.settings = feed.settings.model_copy(update={"gold": gold})
     with pytest.raises(
-        LakeError, match=r"rolling_average was computed by another declaration.*rebuild gold.rolling_average"
+        LakeError, match=r"rolling_average was computed with another declaration.*rebuild gold.rolling_average"
     ):
         feed.run()
     job.rebuild_tables(
@@ -533,7 +533,7 @@ def test_a_product_that_is_new_or_made_again_holds_all_that_gold_has_read(feed: 
     feed.write(changes[10:]).run().require_exact(STANDARD[1].table_name)  # what died while it was made is made again
     monkeypatch.setattr(job, "list_declared_gold_tables", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(
-        LakeError, match=r"metrics_1m was computed by another declaration.*sessionlake rebuild gold.metrics_1m"
+        LakeError, match=r"metrics_1m was computed with another declaration.*sessionlake rebuild gold.metrics_1m"
     ):
         job.start(feed.spark, feed.settings, once=True)
 

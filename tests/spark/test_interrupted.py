@@ -180,7 +180,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
     with pytest.raises(LakeError, match=rf"already erased .* cannot be undone. Run {RESUME}"):
         Forgetting(spark, settings).cancel_forgetting()
-    with pytest.raises(UsageError, match=rf"another session was interrupted .*{RESUME}"):
+    with pytest.raises(UsageError, match=rf"another session is not forgotten completely yet .*{RESUME}"):
         Forgetting(spark, settings).forget_session(OTHERS[0])
 
     def refused() -> None:

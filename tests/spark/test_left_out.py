@@ -124,7 +124,7 @@ def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
         patch.setattr("sessionlake.operations.rebuild.endings.fault_point", Dying(place, 1))
         with pytest.raises(MachineError, match="power cut"):
             recover.empty_gold(feed.spark, feed.settings)
-    with pytest.raises(LossError, match="is new, but the gold tables already hold data"):
+    with pytest.raises(LossError, match="of gold is new or was removed, but the layer's tables already hold data"):
         feed.run()
     assert recover.recover_gold(feed.spark, feed.settings)
     feed.run().require_exact(METRICS_1H, DISTINCT_VALUES)

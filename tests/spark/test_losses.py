@@ -280,7 +280,9 @@ def test_gold_without_its_checkpoint_and_files_is_computed_again(
         dying.setattr("sessionlake.operations.rebuild.endings.delete_all_rows", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, RecoverableLayer.GOLD)
-    with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
+    with pytest.raises(
+        LakeError, match=r"is new or was removed, but the layer's tables already.*sessionlake recover gold"
+    ):
         gold.start(spark, run.settings, once=True)
     set_clock_back(monkeypatch, hours=1)  # so it is emptied before what it has was committed
     assert "gold is emptied" in recovered(run, RecoverableLayer.GOLD)

@@ -113,7 +113,7 @@ def latest() -> Any:
 
 
 def refused(spark: Any, lake: Lake) -> bool:
-    with pytest.raises(LakeError, match="the silver tables already hold data"):
+    with pytest.raises(LakeError, match="the layer's tables already hold data"):
         refuse_fresh_checkpoint(spark, lake, lake.settings, "silver")
     return True
 

@@ -191,7 +191,7 @@ def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is
 
     fills.declare(BY_CUSTOMER | {"keys": ["customer", "session_id"], "bucket": None})
     with pytest.raises(
-        LakeError, match=r"by another declaration.*`sessionlake rebuild gold\.by_customer`, which computes it again"
+        LakeError, match=r"with another declaration.*`sessionlake rebuild gold\.by_customer`, which computes it again"
     ):
         fills.run()
     assert fills.verify()

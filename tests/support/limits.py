@@ -95,7 +95,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "bronze.query._MAX_ATTEMPTS",
         "bronze.topic_book._MAX_LOOKS",
         "operations.forgetting.publications._TRIGGERS",
-        "operations.forgetting.messages._SHOWN",
         "operations.retention.removal._TIMEOUTS",
         "bronze.topic_rules._DELETED_AFTER_LOOKS",
         "gold.references.lookups._MAX_DOUBLINGS",

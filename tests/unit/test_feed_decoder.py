@@ -384,7 +384,7 @@ def test_fast_json_is_the_same_as_exact_json(text):
     ("target", "why"),
     [
         ("support.no_such_module:X", "module support.no_such_module cannot be imported"),
-        ("support.feed_decoders:Nobody", "has no Nobody; its classes: Meters, Channels, Given"),
+        ("support.feed_decoders:Nobody", "has no Nobody; its classes: Meters, Both, Channels, Given"),
         (
             "support.feed_decoders:NeedsArguments",
             r"NeedsArguments cannot be created without arguments: TypeError.*needs no arguments",

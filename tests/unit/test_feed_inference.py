@@ -139,7 +139,7 @@ def test_a_kafka_key_that_is_a_number_is_read_as_json():
     ("given", "said"),
     [
         ([], "t.jsonl has no messages"),
-        (records([1, "x", None]), "no rows were found in 3 messages; 0 are JSON objects or arrays"),
+        (records([1, "x", None]), "no rows were found in 3 messages, of which 0 are JSON objects or arrays"),
         ([KafkaRecord("t", 0, 0, 0, None, b"\xff")], "no rows were found in 1 messages"),
         ([KafkaRecord("t", 0, 0, 0, None, b"[" * 100_000)], "no rows were found in 1 messages"),
     ],

@@ -105,7 +105,7 @@ GAP = CHANGE | {"u": 9, "pu": 8, "bids": [["2", "1"]]}
 AFTER = CHANGE | {"u": 10, "pu": 9, "bids": [["3", "1"]]}
 
 
-def test_a_session_that_breaks_is_named_and_its_further_rows_are_not_shown(call: Call) -> None:  # noqa: F811 - fixture
+def test_a_session_that_breaks_is_named_and_its_further_rows_are_not_shown(call: Call) -> None:  # noqa: F811 - the fixture of another module
     with_policy("isolate")
     result = call("try", "messages.jsonl", content=lines(SNAPSHOT, GAP, AFTER))
     assert "; in quarantine: gap" in result.stdout
@@ -120,7 +120,7 @@ def test_a_session_that_breaks_is_named_and_its_further_rows_are_not_shown(call:
     assert [(one["session_id"], one["offset"]) for one in last["broken"]] == [("A", 1)]
 
 
-def test_where_silver_stops_is_said_and_the_tables_are_as_before(call: Call) -> None:  # noqa: F811 - fixture
+def test_where_silver_stops_is_said_and_the_tables_are_as_before(call: Call) -> None:  # noqa: F811 - the fixture of another module
     with_policy("fail")
     result = call("try", "messages.jsonl", content=lines(SNAPSHOT, GAP, AFTER))
     assert "  tables: sessions 1, rows 1" in result.stdout

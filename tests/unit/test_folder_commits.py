@@ -142,7 +142,7 @@ def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: Folder
         seen.submit(lambda: (time.sleep(0.05), unseen.rename(commit)))
         assert open_table(folder).version() == 50
     commit.rename(unseen)
-    with pytest.raises(LakeError, match="cannot be read by delta-rs"):
+    with pytest.raises(LakeError, match="cannot be read without Spark, by delta-rs"):
         list(lake.reader(NO_SPARK).read_batches(TABLE))
 
 

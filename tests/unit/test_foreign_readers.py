@@ -150,7 +150,9 @@ def test_the_command_rewrites_a_table_once_without_spark_and_says_what_is_wrong(
     assert sorted(DeltaTable(lake.path(ROWS)).to_pandas()["row_id"]) == ["a", "b"]
     refused = purged(tmp_path, "silver.sessions")
     assert refused.exit_code == 2
-    assert f"there is no table 'silver.sessions'. Name one of the tables: {ROWS}" in " ".join(refused.stderr.split())
+    assert f"there is no table 'silver.sessions'. Name one of the tables of this lake: {ROWS}" in " ".join(
+        refused.stderr.split()
+    )
     with pytest.raises(UsageError, match="DROP FEATURE deletionVectors"):
         CatalogStorage(Settings(home=tmp_path, catalog="main")).purge_vectors(ROWS)
 

@@ -135,7 +135,9 @@ def test_tables_can_be_made_from_bronze_once_a_session_is_erased_there(settings)
 def test_a_file_that_cannot_be_read_stops_layers_and_is_named_with_what_to_do(settings, operation):
     operation.find_journal_file(settings).parent.mkdir(parents=True)
     operation.find_journal_file(settings).write_bytes(b'{"step"')
-    with pytest.raises(LossError, match=rf"{operation.name}.json cannot be read .*sessionlake|command that moves them"):
+    with pytest.raises(
+        LossError, match=rf"{operation.name}.json of .* cannot be read .*sessionlake|command that moves them"
+    ):
         Journal.read_journal(settings, operation, dict[str, str])
     with pytest.raises(InterruptedOperationError, match="Run `sessionlake"):
         refuse_interrupted_operations(settings)

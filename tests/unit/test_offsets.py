@@ -83,5 +83,5 @@ def test_a_torn_file_is_an_error_that_names_it(checkpoint: Path, content: str) -
 @pytest.mark.parametrize("version", ["v2", "v11", "1"])
 def test_a_file_of_another_version_is_refused_by_its_version(checkpoint: Path, version: str) -> None:
     (checkpoint / "offsets" / "0").write_text(f'{version}\n{{}}\n{{"a":{{"0":9,"1":0}}}}')
-    with pytest.raises(LakeError, match=rf"offsets/0 is of version '{version}'.*reads 'v1'"):
+    with pytest.raises(LakeError, match=rf"offsets/0 has the format '{version}'.*writes 'v1'"):
         read_planned_ranges(checkpoint, 0)

@@ -228,7 +228,7 @@ def test_an_argument_without_a_parameter_is_refused(lake: Lake):
 def test_a_parameter_is_given_as_name_and_value():
     assert _parse_param_options(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     for wrong in ("a", "=1"):
-        with pytest.raises(UsageError, match="is not of the form NAME=VALUE"):
+        with pytest.raises(UsageError, match="is not NAME=VALUE"):
             _parse_param_options([wrong])
 
 

@@ -150,7 +150,7 @@ def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(set
 def test_a_damaged_table_is_reported_by_its_name(lake):
     for file in (find_table_folder(lake, LEDGER) / "_delta_log").glob("*.json"):
         file.write_text("{")
-    with pytest.raises(LakeError, match=r"ops\.ledger cannot be read by delta-rs"):
+    with pytest.raises(LakeError, match=r"ops\.ledger cannot be read without Spark, by delta-rs"):
         read_layer_offsets(lake.reader())
 
 

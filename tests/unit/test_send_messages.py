@@ -35,7 +35,7 @@ def test_a_file_is_sent_as_it_is_and_in_order(own, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS", own.kafka.bootstrap_servers)
     monkeypatch.chdir(tmp_path)
     refused = CliRunner().invoke(cli.app, ["feed", "send", "a.jsonl"])
-    assert (refused.exit_code, "line 4 names no topic" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "line 4 of the messages names no topic" in refused.stderr) == (2, True)
     result = CliRunner().invoke(cli.app, ["feed", "send", "a.jsonl", "--topic", "md.b"])
     assert (result.exit_code, result.stderr) == (0, "messages sent: 3\n")
     named = [(one.key, one.value, one.headers, one.timestamp) for one in read_last_messages(own, "md.a", 2)]

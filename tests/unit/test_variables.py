@@ -53,7 +53,7 @@ def test_variables_that_fit_together_with_the_file_have_no_fault(
 @pytest.mark.parametrize(
     ("text", "variables", "name", "why"),
     [
-        ("", ARCHIVE, "SESSIONLAKE_BRONZE__SOURCE", "bronze: source is archive, so bronze.archive must be set"),
+        ("", ARCHIVE, "SESSIONLAKE_BRONZE__SOURCE", "source is archive, but bronze.archive says nothing about it"),
         ("", {"SESSIONLAKE_SILVER__SHARDS": "many"}, "SESSIONLAKE_SILVER__SHARDS", "silver.shards = 'many': must be a"),
         ("silver: {shards: x}", {"SESSIONLAKE_SILVER__SHARDS": "y"}, "SESSIONLAKE_SILVER__SHARDS", "shards = 'y'"),
         ("", {"SESSIONLAKE_PROCESSORS": "x"}, "SESSIONLAKE_PROCESSORS", "must be JSON.*found 'x'"),

@@ -156,7 +156,7 @@ def require_broker(settings: Settings) -> None:
     if greeting == "certificate":
         raise AccessError(
             f"Kafka at {host}:{port} requires a client certificate, and does not trust the one that is configured",
-            fix=f"Correct the certificate and its key in {join_setting_names(settings, 'certificate', 'key')}",
+            fix=f"Correct {join_setting_names(settings, 'certificate', 'key')}",
         )
     raise BrokerError(
         f"a program listens at {host}:{port}, but does not answer as Kafka does",

@@ -24,7 +24,6 @@ from sessionlake.silver.stream_times import list_stream_times_after_batch
 from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.rows_in_memory import SessionKey, apply_net_changes
 
-_MICROSECONDS = 1000
 _RAW = pa.schema(
     [
         ("shard", pa.int32()),
@@ -146,7 +145,7 @@ def _build_raw_table(records: Iterable[KafkaRecord]) -> pa.Table:
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
-            "timestamp": record.timestamp * _MICROSECONDS,
+            "timestamp": record.timestamp * 1000,
             "key": record.key,
             "value": record.value,
             "headers": [{"key": name, "value": value} for name, value in record.headers.items()],
