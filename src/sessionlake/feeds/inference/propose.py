@@ -128,7 +128,7 @@ def _build_rules_for_unsplit_messages(
 ) -> list[dict[str, Any]]:
     """Returns the rules that ignore messages without parts.
 
-    Messages without the chain's number get a rule of their own, because they have no place in the chain.
+    Messages without the chain's number get a separate rule, because they have no place in the chain.
 
     Args:
         split: Where the other messages have parts.
