@@ -19,13 +19,13 @@ from sessionlake.ledger.books import read_stored_sums
 from sessionlake.ledger.erasures import Erasure
 from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.ledger.progress import read_layer_offsets
-from sessionlake.ledger.retained import RemovedRows
+from sessionlake.ledger.retained import RemovalRecord
 from sessionlake.operations.retention.ledger import remove_ledger_entries
 from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
 SECONDS = 3.0
-OLD = RemovedRows(LEDGER, NOON)
+OLD = RemovalRecord(LEDGER, NOON)
 RECEIPT = Erasure("a", "capture.a", "", "00", datetime.now(UTC))
 
 
@@ -90,7 +90,7 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
 
     def writes() -> None:
         if table == RETAINED:
-            retained.record_removed_rows(spark, lake, OLD)
+            retained.store_removal_record(spark, lake, OLD)
         else:
             erasures.store_receipt(spark, lake, RECEIPT)
 

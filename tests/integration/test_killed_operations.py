@@ -19,7 +19,7 @@ from sessionlake.cli.doctor import _check_row_counts
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, RETAINED
 from sessionlake.delta.storage.faults import VARIABLE
-from sessionlake.ledger.retained import read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
 from spark.test_forgetting import GONE, run, stream
@@ -173,7 +173,7 @@ def test_rows_that_a_killed_retention_was_removing_are_removed_and_counted_once_
     assert again.returncode == 0, again.stderr
 
     left = len(rows_of(spark, Lake(settings), table))
-    noted = read_removed_rows_without_limits(Lake(settings).reader(spark))[table]
+    noted = read_removal_records_without_limits(Lake(settings).reader(spark))[table]
     assert (noted.pending, noted.removed) == (0, before - left)
     assert 0 < left < before
     assert _check_row_counts(spark, Lake(settings)).startswith("hold what the ledger says")

@@ -20,7 +20,7 @@ from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.query import metrics
 from sessionlake.gold.tables.expiry import drop_expired_arrow_rows, drop_expired_spark_rows, read_expiry_times
 from sessionlake.history.explain import explain
-from sessionlake.ledger.retained import CLAIM, read_removed_rows
+from sessionlake.ledger.retained import CLAIM, read_removal_records
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
@@ -146,10 +146,10 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
             patch.setattr("sessionlake.gold.tables.expiry.fault_point", Dying(point, 1))
             with pytest.raises(MachineError, match="power cut"):
                 feed.run()
-        assert read_removed_rows(reader)[METRICS_1M].pending
+        assert read_removal_records(reader)[METRICS_1M].pending
         feed.run()
         assert_left(feed, changes[: 60 * number + 60])
-    known = read_removed_rows(reader)[METRICS_1M]
+    known = read_removal_records(reader)[METRICS_1M]
     assert known.pending == 0
     assert known.removed <= len(by_hand(changes, METRICS_1M)) - len(held(feed, METRICS_1M))
     assert known.removed >= len(by_hand(changes[:60], METRICS_1M)) - len(held(feed, METRICS_1M))

@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "recover ledger": (lambda spark, own: recover.recover_layer(spark, own, LAYER.LEDGER, _say), False, False),
     "reshard": (lambda spark, own: reshard_all_layers(spark, own, 2, 0), False, False),
     "forget": (lambda spark, own: forget_session(spark, own, "none", None, 0, shorten=False), False, True),
-    "rules list": (lambda spark, own: rules.show_rules(Lake(own).reader(spark), own, FORM), False, True),
+    "rules list": (lambda spark, own: rules.show_alert_rules(Lake(own).reader(spark), own, FORM), False, True),
     "status": (lambda spark, own: layer_statuses(Lake(own).reader(spark), own), True, True),
     "session show": (lambda spark, own: session.show_session(_reader(spark, own), own, "x", None, FORM), True, True),
     "trace": (lambda spark, own: trace(Lake(own).reader(spark), own, "capture.depth-00", 0, 0), True, True),

@@ -52,15 +52,15 @@ from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    RemovedRows,
+    RemovalRecord,
     build_selection_of_expired_rows,
-    delete_records_of_removed_rows,
+    delete_removal_records,
     read_last_changed_limits,
     read_last_removed_position,
     read_partition_starts,
-    read_removed_rows,
-    read_removed_rows_without_limits,
-    record_removed_rows,
+    read_removal_records,
+    read_removal_records_without_limits,
+    store_removal_record,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.rows import remove_from_operations_tables
@@ -112,7 +112,7 @@ def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging:
         table: RetentionRunner(spark, aging.settings).remove_expired_rows(table, aging.moments[1]) for table in CUT
     }
     assert {table: (done.rows, done.waits) for table, done in found.items()} == dict.fromkeys(CUT, (0, ""))
-    assert read_removed_rows(aging.reader) == {}
+    assert read_removal_records(aging.reader) == {}
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +142,14 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     assert _check_row_counts(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
-    known = read_removed_rows(cut.reader)
-    record_removed_rows(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
+    known = read_removal_records(cut.reader)
+    store_removal_record(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
     with pytest.raises(
         LakeError, match=r"has 17 rows, but by the ledger it should have 23, less 5 that maintain\.retention or"
     ):
         _check_row_counts(cut.spark, cut.lake)
-    record_removed_rows(cut.spark, cut.lake, known[MESSAGES])
-    assert read_removed_rows(cut.reader) == known
+    store_removal_record(cut.spark, cut.lake, known[MESSAGES])
+    assert read_removal_records(cut.reader) == known
 
 
 def test_a_session_is_reported_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Aging) -> None:
@@ -254,7 +254,7 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     rebuilt = rebuild_silver_tables(spark, aging.settings)
     assert rebuilt.comparison is not None
     assert rebuilt.comparison.is_exact
-    assert read_removed_rows(aging.reader) == {}
+    assert read_removal_records(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
     unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
     assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
@@ -350,7 +350,7 @@ class Events:
         return RetentionRunner(self.spark, self.settings).remove_expired_rows(EVENTS, self.moments[batch] + SPAN).rows
 
     def noted(self) -> tuple[int, int]:
-        found = read_removed_rows(self.lake.reader(self.spark))[EVENTS]
+        found = read_removal_records(self.lake.reader(self.spark))[EVENTS]
         return found.removed, found.pending
 
     def left(self) -> int:
@@ -431,11 +431,11 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
         for table in cut:
             with pytest.raises(StoppedError):
                 aging.cut(1, table)
-            assert read_removed_rows_without_limits(aging.reader)[table].pending
+            assert read_removal_records_without_limits(aging.reader)[table].pending
     aging.cut(2, *cut)
-    assert read_removed_rows_without_limits(aging.reader).keys() == {*cut}
+    assert read_removal_records_without_limits(aging.reader).keys() == {*cut}
     left = {table: aging.reader.read_arrow_table(table).num_rows for table in before}
-    for table, found in read_removed_rows_without_limits(aging.reader).items():
+    for table, found in read_removal_records_without_limits(aging.reader).items():
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
         assert found.removed
@@ -450,7 +450,7 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         die_removing(patch, gone=False)
         with pytest.raises(StoppedError):
             aging.cut(1, CHANGES)
-    (first, *_) = read_last_changed_limits(aging.reader, read_removed_rows_without_limits(aging.reader)[CHANGES])[
+    (first, *_) = read_last_changed_limits(aging.reader, read_removal_records_without_limits(aging.reader)[CHANGES])[
         "session_id"
     ].to_pylist()
     with monkeypatch.context() as patch:
@@ -459,7 +459,7 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         )  # counted, and not yet removed
         with pytest.raises(StoppedError):
             Forgetting(spark, aging.settings, shorten=True).forget_session(first)
-    assert not read_removed_rows_without_limits(aging.reader)[CHANGES].pending
+    assert not read_removal_records_without_limits(aging.reader)[CHANGES].pending
     waits = RetentionRunner(spark, aging.settings).remove_expired_rows(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
     Forgetting(spark, aging.settings, shorten=True).forget_session(first)
@@ -476,23 +476,25 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
 
     def noted(table: str = CHANGES) -> dict[str, int]:
         return {
-            row["session_id"]: row["limit"] for row in read_removed_rows(lake.reader(spark))[table].limits.to_pylist()
+            row["session_id"]: row["limit"]
+            for row in read_removal_records(lake.reader(spark))[table].limits.to_pylist()
         }
 
-    record_removed_rows(spark, lake, RemovedRows(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
-    record_removed_rows(spark, lake, RemovedRows(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
-    done = RemovedRows(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
-    record_removed_rows(spark, lake, done)
+    store_removal_record(spark, lake, RemovalRecord(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
+    store_removal_record(spark, lake, RemovalRecord(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
+    done = RemovalRecord(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
+    store_removal_record(spark, lake, done)
     assert noted() == {"a": 1, "b": 5, "c": 4}
     assert noted(SNAPSHOTS) == {"a": 7}
     assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in "abx"] == [1, 5, None]
     assert {
-        table: found.max_missing_rows for table, found in read_removed_rows_without_limits(lake.reader(spark)).items()
+        table: found.max_missing_rows
+        for table, found in read_removal_records_without_limits(lake.reader(spark)).items()
     } == {CHANGES: 9, SNAPSHOTS: 4}
     last = read_last_changed_limits(lake.reader(spark), done)
     assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
-    delete_records_of_removed_rows(spark, lake, [SNAPSHOTS, MESSAGES])
-    assert [*read_removed_rows(lake.reader(spark))] == [CHANGES]
+    delete_removal_records(spark, lake, [SNAPSHOTS, MESSAGES])
+    assert [*read_removal_records(lake.reader(spark))] == [CHANGES]
     assert noted() == {"a": 1, "b": 5, "c": 4}
 
 
@@ -531,7 +533,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
             found = rules[table](spark, lake, batch)
             assert {tuple(row[key] for key in SESSION): row["limit"] for row in found.to_pylist()} == expected
             assert found.schema == LIMITS
-            record_removed_rows(spark, lake, RemovedRows(table, datetime.now(UTC), batch, limits=found))
+            store_removal_record(spark, lake, RemovalRecord(table, datetime.now(UTC), batch, limits=found))
             noted |= {(table, *name): limit for name, limit in expected.items()}
     assert {table for table, *_ in noted} == {CHANGES, SNAPSHOTS}
 
@@ -565,9 +567,9 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
 ) -> None:
     lake, now = Lake(Settings(**location)), datetime.now(UTC)
     rows = [{"topic": TOPIC, "partition": 0, "session_id": name, "limit": 4} for name in ("somebody", "other")]
-    record_removed_rows(spark, lake, RemovedRows(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
+    store_removal_record(spark, lake, RemovalRecord(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
     places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
-    record_removed_rows(spark, lake, RemovedRows(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
+    store_removal_record(spark, lake, RemovalRecord(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
     lake.set_property(spark, RETAINED, "delta.enableDeletionVectors", "true")
     lake.storage.open_delta_table(spark, RETAINED).update(
         "session_id = 'somebody'", {"limit": "5"}

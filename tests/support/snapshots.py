@@ -18,7 +18,7 @@ from sessionlake.silver.tables.snapshots import (
     build_snapshots_schema,
     compute_snapshots,
     count_table_rows,
-    list_change_columns,
+    list_columns_of_session_changes,
     select_last_cuts,
 )
 from sessionlake.silver.tables.weights import build_snapshot_weights, mark_cuts_of_storing_sessions
@@ -65,7 +65,7 @@ class Cutter:
         base = last["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(last)))
         since = pc.greater(changes["_position"], pc.fill_null(base, NO_OFFSET))
         changes = changes.filter(pc.or_(since, find_rows_of_sessions(changes, remade))).select(
-            list_change_columns(self._columns)
+            list_columns_of_session_changes(self._columns)
         )
         rows = self.found.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         rows = rows.filter(pc.invert(find_rows_of_sessions(rows, remade)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.history.fate import DecidedFate, Evidence, Fate, MessageContent, decide_fate
+from sessionlake.history.fate import Evidence, Fate, MessageContent, MessageFate, decide_fate
 from sessionlake.settings.section import Integrity
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
@@ -38,20 +38,20 @@ CHANGED = [{"change": "upsert", "_batch": TAKEN_IN}]
         (
             MALFORMED,
             {"quarantine": [{"reason": "not_json", "_batch": 7}]},
-            DecidedFate(Fate.QUARANTINED, "not_json", 7),
+            MessageFate(Fate.QUARANTINED, "not_json", 7),
         ),
-        (UPDATE, {"quarantine": QUARANTINED, "events": [event("gap")]}, DecidedFate(Fate.QUARANTINED, "gap", 7)),
-        (UPDATE, {"quarantine": [{"reason": "late", "_batch": 7}]}, DecidedFate(Fate.LATE, "late", 7)),
-        (UPDATE, {"changes": CHANGED}, DecidedFate(Fate.APPLIED, None, 7)),
+        (UPDATE, {"quarantine": QUARANTINED, "events": [event("gap")]}, MessageFate(Fate.QUARANTINED, "gap", 7)),
+        (UPDATE, {"quarantine": [{"reason": "late", "_batch": 7}]}, MessageFate(Fate.LATE, "late", 7)),
+        (UPDATE, {"changes": CHANGED}, MessageFate(Fate.APPLIED, None, 7)),
         (
             UPDATE,
             {"changes": CHANGED, "events": [event("gap"), event("gap", LATER)]},
-            DecidedFate(Fate.APPLIED, None, 7),
+            MessageFate(Fate.APPLIED, None, 7),
         ),
-        (UPDATE, {"changes": [{"_batch": LATER}]}, DecidedFate(Fate.APPLIED, None, LATER)),
-        (UPDATE, {"events": [event("duplicate")]}, DecidedFate(Fate.DUPLICATE, None, 7)),
-        (HEARTBEAT, {"events": [event("duplicate")]}, DecidedFate(Fate.DUPLICATE, None, 7)),
-        (HEARTBEAT, {"events": [event("healed")]}, DecidedFate(Fate.APPLIED, None, 7)),
+        (UPDATE, {"changes": [{"_batch": LATER}]}, MessageFate(Fate.APPLIED, None, LATER)),
+        (UPDATE, {"events": [event("duplicate")]}, MessageFate(Fate.DUPLICATE, None, 7)),
+        (HEARTBEAT, {"events": [event("duplicate")]}, MessageFate(Fate.DUPLICATE, None, 7)),
+        (HEARTBEAT, {"events": [event("healed")]}, MessageFate(Fate.APPLIED, None, 7)),
     ],
 )
 def test_what_a_table_of_silver_says_decides_in_every_class(content, rows, verdict, integrity):
@@ -63,7 +63,7 @@ EAGER = [integrity for integrity in Integrity if integrity is not Integrity.WIND
 
 @pytest.mark.parametrize("integrity", EAGER)
 def test_a_message_without_rows_that_nothing_is_said_of_was_applied_at_once(integrity):
-    assert decide_fate(HEARTBEAT, found(), integrity) == DecidedFate(Fate.APPLIED, None, TAKEN_IN)
+    assert decide_fate(HEARTBEAT, found(), integrity) == MessageFate(Fate.APPLIED, None, TAKEN_IN)
 
 
 @pytest.mark.parametrize("integrity", EAGER)
@@ -78,23 +78,23 @@ def test_a_malformed_message_that_is_not_in_quarantine_contradicts_the_ledger(in
 
 WAITING = {"status": "open", "first_offset": 0, "last_ts": None, "epoch": -1, "next_seq": None}
 BROKEN = {"status": "broken", "first_offset": 0, "last_ts": 1, "epoch": 3, "next_seq": 5}
-APPLIED_SOME_TIME = DecidedFate(Fate.APPLIED)
+APPLIED_SOME_TIME = MessageFate(Fate.APPLIED)
 
 
 @pytest.mark.parametrize(
     ("content", "rows", "verdict"),
     [
-        (UPDATE, {"session": WAITING}, DecidedFate(Fate.HELD)),
-        (UPDATE, {"session": BROKEN, "events": [event("gap")]}, DecidedFate(Fate.HELD)),
-        (UPDATE, {"session": BROKEN, "events": [event("duplicate", LATER)]}, DecidedFate(Fate.DUPLICATE, None, LATER)),
-        (UPDATE, {"quarantine": [{"reason": "orphan", "_batch": 9}]}, DecidedFate(Fate.QUARANTINED, "orphan", LATER)),
-        (HEARTBEAT, {"session": WAITING}, DecidedFate(Fate.HELD)),
-        (HEARTBEAT, {"session": BROKEN}, DecidedFate(Fate.HELD)),
+        (UPDATE, {"session": WAITING}, MessageFate(Fate.HELD)),
+        (UPDATE, {"session": BROKEN, "events": [event("gap")]}, MessageFate(Fate.HELD)),
+        (UPDATE, {"session": BROKEN, "events": [event("duplicate", LATER)]}, MessageFate(Fate.DUPLICATE, None, LATER)),
+        (UPDATE, {"quarantine": [{"reason": "orphan", "_batch": 9}]}, MessageFate(Fate.QUARANTINED, "orphan", LATER)),
+        (HEARTBEAT, {"session": WAITING}, MessageFate(Fate.HELD)),
+        (HEARTBEAT, {"session": BROKEN}, MessageFate(Fate.HELD)),
         (HEARTBEAT, {"session": BROKEN | {"next_seq": 6}}, APPLIED_SOME_TIME),
         (HEARTBEAT, {"session": BROKEN | {"status": "open"}}, APPLIED_SOME_TIME),
         (HEARTBEAT, {"session": BROKEN | {"status": "expired"}}, APPLIED_SOME_TIME),
         (HEARTBEAT, {"session": WAITING | {"first_offset": OFFSET + 1}}, APPLIED_SOME_TIME),
-        (MessageContent("end", 5, 1_000, "s"), {"session": BROKEN}, DecidedFate(Fate.APPLIED, None, TAKEN_IN)),
+        (MessageContent("end", 5, 1_000, "s"), {"session": BROKEN}, MessageFate(Fate.APPLIED, None, TAKEN_IN)),
         (MessageContent("snapshot", 5, 1_000, "s", changes=1), {"session": BROKEN}, None),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_feed_with_hold_holds_back_what_its_session_cannot_apply_without_a_sna
 
 
 def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
-    assert decide_fate(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == DecidedFate(Fate.HELD)
+    assert decide_fate(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == MessageFate(Fate.HELD)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
 def test_window_has_released_a_message_without_rows_once_its_session_s_applied_times_reach_it_or_its_life_is_over(
     of_session, fate
 ):
-    assert decide_fate(HEARTBEAT, found(session=of_session), Integrity.WINDOW) == DecidedFate(fate)
+    assert decide_fate(HEARTBEAT, found(session=of_session), Integrity.WINDOW) == MessageFate(fate)
 
 
 def test_window_judges_gaps_at_release_so_their_event_names_the_releasing_batch():
     rows = found(events=[event("gap", LATER)], session=session(999))
-    assert decide_fate(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.APPLIED, None, LATER)
+    assert decide_fate(HEARTBEAT, rows, Integrity.WINDOW) == MessageFate(Fate.APPLIED, None, LATER)
 
 
 def test_window_s_limit_is_met_on_arrival_and_says_nothing_of_the_release():
     rows = found(events=[event("held_limit")], session=session(999))
-    assert decide_fate(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.HELD)
+    assert decide_fate(HEARTBEAT, rows, Integrity.WINDOW) == MessageFate(Fate.HELD)

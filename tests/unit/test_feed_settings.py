@@ -93,7 +93,7 @@ def test_a_feed_has_links_if_an_order_of_one_of_its_rules_has():
     plain = {"name": "a", "topics": "a", "session": "s", "key": ["id"], "columns": {"id": "string"}}
     link = {"seq": "n", "after": "p"}
     found = [
-        FeedSettings.model_validate(plain | given).has_links
+        FeedSettings.model_validate(plain | given).has_links_to_previous_seq
         for given in (
             {"order": {"seq": "n"}, "messages": [rule]},
             {"order": link, "messages": [rule]},

@@ -156,7 +156,7 @@ def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: py
         ({"until": moment(0)}, "the range of time is empty"),
         ({"until": datetime(2026, 1, 1)}, "until 2026-01-01 00:00:00 has no time zone"),  # noqa: DTZ001 - that is it
         ({"by": ["topic", "colour"]}, "metrics have no key colour. Choose from topic, session_id, row_id, metric"),
-        ({"by": ["topic", "topic"]}, "a key is named twice"),
+        ({"by": ["topic", "topic"]}, "names a key twice"),
         ({"step": timedelta(seconds=90)}, "is not a number of whole minutes"),
         ({"step": timedelta(0)}, "is not a number of whole minutes"),
     ],

@@ -32,7 +32,7 @@ from sessionlake.ledger.progress import (
     read_last_offsets,
     read_layer_offsets,
 )
-from sessionlake.ledger.retained import RemovedRows
+from sessionlake.ledger.retained import RemovalRecord
 from sessionlake.operations.retention.ledger import find_end_of_removable_entries
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _read_followed_decisions
@@ -371,8 +371,8 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
 
 
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
-    cut = {LEDGER: RemovedRows(LEDGER, NOON)}
-    patch.setattr(batch_as_of, "read_removed_rows_without_limits", lambda _: cut)
+    cut = {LEDGER: RemovalRecord(LEDGER, NOON)}
+    patch.setattr(batch_as_of, "read_removal_records_without_limits", lambda _: cut)
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
     return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)

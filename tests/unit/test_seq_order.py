@@ -16,7 +16,7 @@ from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, build_changes_schema
 from sessionlake.silver.merge.seq_history import read_seq_history
 from sessionlake.silver.tables.net_changes import fold_in_seq_order
-from sessionlake.silver.tables.snapshots import ROW_KEY, list_change_columns
+from sessionlake.silver.tables.snapshots import ROW_KEY, list_columns_of_session_changes
 from support.folding import Folder
 from support.seeds import seeds
 from support.snapshots import Cutter, Tables
@@ -63,7 +63,7 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
         rows, changes = read_seq_history(Tables(found).read_arrow_table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
-        whole = whole.filter(find_rows_of_sessions(whole, sessions)).select(list_change_columns(columns))
+        whole = whole.filter(find_rows_of_sessions(whole, sessions)).select(list_columns_of_session_changes(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")
         expected = fold_in_seq_order(whole, columns).to_pylist()
         made = fold_in_seq_order(changes, columns, rows).to_pylist()

@@ -357,7 +357,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
 
 
 def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
-    """Returns the current versions of `ops.erasures` and `ops.retained`, which `forget` and retention write.
+    """Returns the current versions of `bronze.erasures` and `ops.retained`, which `forget` and retention write.
 
     The first ledger entry after a start records them, so that an older copy of these tables is noticed later.
     """

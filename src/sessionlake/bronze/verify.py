@@ -29,7 +29,7 @@ from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.absent import NO_END, AbsenceReason, count_offsets_in_runs, read_absent_runs
 from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
-from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removed_rows_without_limits
+from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removal_records_without_limits
 from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.erased import ERASED_KEY, PARTS_ERASED_HEADER
 from sessionlake.protocol.types import TopicPartition
@@ -79,7 +79,7 @@ def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> Verifi
             "verify bronze: bronze holds no messages yet, so there is nothing to compare with Kafka",
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
-    cut = read_removed_rows_without_limits(lake.reader(spark)).get(MESSAGES)
+    cut = read_removal_records_without_limits(lake.reader(spark)).get(MESSAGES)
     taken = _subtract_removed_messages(taken, read_partition_starts(lake.reader(spark)))
     known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch

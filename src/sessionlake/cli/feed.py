@@ -280,9 +280,9 @@ def _read_messages_file(
 
     Args:
         file: The open file.
-        topic: Topic of messages whose line names none.
-        feed_of_bare_lines: The feed of such messages if `topic` is None; None if that feed is not known.
-        max_bytes: Largest size of a message's value.
+        topic: Topic of bare lines: these have only a message's value, and name no topic.
+        feed_of_bare_lines: If `topic` is None, the feed that gives bare lines their topic; None if it is not known.
+        max_bytes: Largest size of a message's value in bytes. The rest of a much longer line is not read.
 
     Raises:
         UsageError: A line names no topic, and neither `topic` nor `feed_of_bare_lines` is given.

@@ -44,7 +44,7 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
         records: The messages.
     """
     paths = _list_checksums(sample)
-    settings = _add_texts(proposal.settings) if paths else None
+    settings = _add_text_columns(proposal.settings) if paths else None
     if settings is None:
         return proposal
     columns = [*settings["columns"]][-2:]
@@ -62,7 +62,7 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
                 note = f"the checksums fit with check.rows {counts} alike; set the number that their sender documents"
                 return replace(proposal, settings=settings, notes=[*proposal.notes, *[note] * (len(forms) > 1)])
             why = "of none of the usual forms"
-        if _is_named(path):
+        if _is_named_as_checksum(path):
             notes.append(f"{path} may be a checksum, {why}; add it as check, if its sender documents it")
     return replace(proposal, notes=[*proposal.notes, *notes[:1]])
 
@@ -70,9 +70,14 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
 def _find_forms(
     compared: Sequence[tuple[Groups, Any]], sides: Sequence[str], columns: Sequence[str]
 ) -> list[tuple[int, Crc32]]:
-    """Returns the first usual form that all checksums have, with each number of rows that fits; none if no form does.
+    """Returns the first usual form of a text whose CRC32 is each checksum, with each number of rows that fits.
 
-    Several numbers fit if no side of the sample's books has more rows.
+    Several numbers fit if no side of the sample's books has more rows. The list is empty if no form fits.
+
+    Args:
+        compared: Pairs of the best rows of each side, and the checksum that was sent with them.
+        sides: The values of the column `side`.
+        columns: Columns whose values may be in the text.
     """
     fitting: list[tuple[int, Crc32]] = []
     for rows, crc32 in _list_forms(sides, columns):
@@ -90,28 +95,29 @@ def _list_checksums(sample: Sample) -> list[str]:
     """
     values: defaultdict[str, list[str]] = defaultdict(list)
     for one in sample.messages:
-        for path, value in {**one.scalars, **_list_from_end(one.value)}.items():
+        for path, value in {**one.scalars, **_list_values_from_end(one.value)}.items():
             if type(value) is int or isinstance(value, str):
                 values[path].append(str(value))
     found = [path for path, texts in values.items() if len(texts) >= _FEWEST and _may_be_checksums(path, texts)]
-    return sorted(found, key=lambda path: (not _is_named(path), -len(values[path])))[:_TRIED]
+    return sorted(found, key=lambda path: (not _is_named_as_checksum(path), -len(values[path])))[:_TRIED]
 
 
-def _is_named(path: str) -> bool:
+def _is_named_as_checksum(path: str) -> bool:
     return get_field_name(path).lower() in CHECKSUMS
 
 
 def _may_be_checksums(path: str, texts: Sequence[str]) -> bool:
+    """Returns True if the values at a path, as texts, can be checksums by their size, order and name."""
     is_number = all(len(text) <= len(str(-_MODULO)) and text.removeprefix("-").isdecimal() for text in texts)
     if not is_number or len({*texts}) <= len(texts) // 2:
         return False
     rises = sum(int(one) < int(two) for one, two in pairwise(texts)) / (len(texts) - 1)
     is_mixed = _FEWEST_RISES <= rises <= 1 - _FEWEST_RISES and max(map(int, texts)) > _MODULO // 8
-    return _is_named(path) or is_mixed
+    return _is_named_as_checksum(path) or is_mixed
 
 
-def _list_from_end(value: Any) -> dict[str, Any]:
-    """Returns the values of objects in a message that is an array, by paths that count from its end."""
+def _list_values_from_end(value: Any) -> dict[str, Any]:
+    """Returns the fields of objects in a message that is an array, by paths such as `[-1].c`. Empty for others."""
     if not isinstance(value, list):
         return {}
     return {
@@ -123,7 +129,7 @@ def _list_from_end(value: Any) -> dict[str, Any]:
     }
 
 
-def _add_texts(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _add_text_columns(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the settings with `keep`, and columns with the digits as they were sent; None if it is no order book."""
     found = deepcopy(dict(settings))
     if "uses" in found:
@@ -176,7 +182,7 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
 
 
 def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32]]:
-    """Yields the usual forms, each with the number of rows of a side."""
+    """Yields usual forms of a text whose CRC32 is a checksum, each with the number of rows of a side in it."""
     for groups, is_mixed, between, digits_only, rows in product(
         (sides, sides[::-1]), (True, False), _SEPARATORS, (False, True), _ROWS
     ):

@@ -113,7 +113,7 @@ def _try_feed(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
 def _write_comments(
     proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
 ) -> list[str]:
-    """Returns what the feed does with the messages, and what a reader should know."""
+    """Returns lines of comments: what the feed does with the messages, and what a reader should know."""
     trial = _try_feed(settings, records)
     totals, tables = trial.totals, trial.tables
     checks = f" Checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}."

@@ -360,7 +360,7 @@ def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli import rules
 
-    with_reader(settings, lambda reader: rules.show_rules(reader, settings, form))
+    with_reader(settings, lambda reader: rules.show_alert_rules(reader, settings, form))
 
 
 @broker_app.command("up")

@@ -94,7 +94,7 @@ def _get_text_and_enabled(row: dict[str, object] | None) -> tuple[object, object
     return None if row is None else (row["text"], row["enabled"])
 
 
-def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
+def show_alert_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """Prints the rules in `gold.rules`, and whether gold evaluates each."""
     declared = get_value_columns(settings)
     evaluated = (

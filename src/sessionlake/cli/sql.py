@@ -50,7 +50,7 @@ def query(
         if batch is not None or arguments:
             raise UsageError(
                 "query: --as-of-batch and --param do not work with a SQL warehouse",
-                fix="Write the values into the statement itself, or run it in a notebook",
+                fix="Write values into the statement; for a batch, TABLE VERSION AS OF N (N: see ops.ledger.outputs)",
             )
         from sessionlake.cli.remote import show_remote_query
 

@@ -89,18 +89,18 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
     fault_point(f"after:{table}")
 
 
-def replace_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
+def replace_rows_of_claimed_table(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
     """Replaces all rows of a table that only the holder of its claim writes (`names.CLAIMED_TABLES`)."""
     lake.prepare_tables(spark, [table])
     replace_rows(spark, lake, table, rows, _create_claimed_txn(spark, lake, table))
 
 
-def merge_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
+def merge_into_claimed_table(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
     """MERGEs rows into an existing table that only the holder of its claim writes (`names.CLAIMED_TABLES`)."""
     merge_rows(spark, lake, table, rows, upsert, _create_claimed_txn(spark, lake, table))
 
 
-def delete_with_claim(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
+def delete_rows_of_claimed_table(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
     """Deletes the rows that meet `where` from an existing table that only the holder of its claim writes.
 
     The table is one of `names.CLAIMED_TABLES`.

@@ -13,10 +13,10 @@ from sessionlake.protocol.message import MAX_ID_BYTES
 
 
 class SessionIds(dict[Any, str]):
-    """Session ids by their text, or by a tuple of texts and integers."""
+    """A cache of session ids, by the text, or the tuple of texts and integers, of which each is made."""
 
     def compute(self, texts: Any) -> str:
-        """Computes and adds a session id. Raises UnusualError if it cannot be used."""
+        """Returns the session id made of a text or a tuple, and adds it. Raises UnusualError if it is not valid."""
         session = format_session_id([str(text) for text in (texts if type(texts) is tuple else (texts,))])
         if session is None:
             raise UnusualError
@@ -27,11 +27,11 @@ class SessionIds(dict[Any, str]):
 
 
 class RowIds(dict[tuple[Any, ...], str]):
-    """Row ids by key. A key has the values of the key columns; a decimal may be its text as sent.
+    """A cache of row ids by key. A key has the values of the key columns; a decimal may be its text as sent.
 
     Attributes:
         columns: The key columns.
-        has_odd_decimals: True if a text was no plain decimal: digits with an optional sign and point.
+        has_odd_decimals: True if a decimal was a text in an unusual form, such as with an exponent.
     """
 
     def __init__(self, columns: tuple[FeedColumn, ...]) -> None:
@@ -44,7 +44,7 @@ class RowIds(dict[tuple[Any, ...], str]):
         ]
 
     def compute(self, key: tuple[Any, ...]) -> str:
-        """Computes and adds the row id of a key.
+        """Returns the row id of a key, and adds it.
 
         Raises:
             UnusualError: The id may be too long.

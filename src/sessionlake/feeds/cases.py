@@ -56,7 +56,7 @@ class Difference:
     actual: Mapping[str, Any] | None = None
 
     def lines(self) -> Iterator[str]:
-        """Yields the difference as lines for a reader."""
+        """Yields lines of text: what is different, then the expected and the actual row if there are such."""
         yield f"{self.where}: {self.what}"
         for name, row in (("expected", self.expected), ("actual  ", self.actual)):
             if row is not None:
@@ -75,7 +75,7 @@ def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame]
     trial = Trial(feeds, only=only)
     for number, frame in enumerate(frames, 1):
         failed = trial.totals.checks_failed + trial.totals.presence_failed
-        outcome = trial.read(parse_message_object(_with_text(frame.fields), number - 1))
+        outcome = trial.read(parse_message_object(_convert_to_texts(frame.fields), number - 1))
         where = f"frame {number}"
         yield from _compare_outcome(where, frame, outcome)
         if trial.totals.checks_failed + trial.totals.presence_failed > failed:
@@ -84,13 +84,14 @@ def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame]
     yield from _compare_tables("after the last frame", rows, trial)
 
 
-def _with_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_to_texts(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields with value and key as text. A text is sent as it is; any other value as its JSON."""
     texts = {name: fields[name] for name in ("value", "key") if fields.get(name) is not None}
     return {**fields, **{name: text if type(text) is str else format_json(text) for name, text in texts.items()}}
 
 
 def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Difference]:
+    """Yields how the reading of a message differs from what its frame expects."""
     found = outcome.found
     if found is None:
         yield Difference(where, f"no feed matches topic {outcome.record.topic}")
@@ -100,16 +101,17 @@ def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Dif
     elif isinstance(found, Refusal) and frame.refused != found.reason.value:
         yield Difference(where, f"it was refused as {found.reason}, expected {frame.refused}: {found.why}")
     elif isinstance(found, Decoded) and frame.refused is not None:
-        yield Difference(where, f"it was read by {_rules(found)}, expected to be refused as {frame.refused}")
+        yield Difference(where, f"it was read by {_describe_rules(found)}, expected to be refused as {frame.refused}")
     elif isinstance(found, Decoded) and frame.ignored and any(one.kind is not Kind.IGNORE for one in found.events):
-        yield Difference(where, f"it was read by {_rules(found)}, expected to be ignored")
+        yield Difference(where, f"it was read by {_describe_rules(found)}, expected to be ignored")
 
 
-def _rules(found: Decoded) -> str:
+def _describe_rules(found: Decoded) -> str:
     return " and ".join(f"rule {number}" for number in found.rules) or "the decoder"
 
 
 def _compare_tables(where: str, expected: Tables, trial: Trial) -> Iterator[Difference]:
+    """Yields how the tables of sessions differ from the expected rows."""
     for session, rows in expected.items():
         tables = [table for (_, _, name), table in trial.tables.items() if name == str(session)]
         if not tables:
@@ -120,6 +122,7 @@ def _compare_tables(where: str, expected: Tables, trial: Trial) -> Iterator[Diff
 
 
 def _compare_rows(where: str, expected: Sequence[Mapping[str, Any]], table: SessionTable) -> Iterator[Difference]:
+    """Yields how the table of a session differs from the expected rows."""
     left = dict(table.rows)
     keys = [column.name for column in table.feed.key]
     for row in expected:

@@ -39,7 +39,7 @@ class Crc32:
     digits_only: bool = False
 
     def load(self) -> Callable[[Groups, Any], bool]:
-        """Returns the function that compares a checksum with rows, as `feeds.feed.LoadCode` describes it."""
+        """Returns the function `(groups, checksum) -> bool` that is true if the rows have the checksum."""
         return self.fits
 
     def fits(self, groups: Groups, sent: Any) -> bool:
@@ -49,7 +49,7 @@ class Crc32:
             groups: The best rows of each group, by the values that its rows have in common.
             sent: The checksum as a whole number, signed or unsigned, also as text. Anything else fits no rows.
         """
-        number = _integer_of(sent)
+        number = _convert_to_integer(sent)
         if number is None or not -_MODULO // 2 <= number < _MODULO:
             return False
         text = self.join_values(groups)
@@ -75,7 +75,7 @@ class Crc32:
         return self.between_values.join(values)
 
 
-def _integer_of(sent: Any) -> int | None:
+def _convert_to_integer(sent: Any) -> int | None:
     value = number_of(sent)
     if isinstance(value, str) and len(value) <= len(str(-_MODULO)) and INTEGER.fullmatch(value):
         value = int(value)

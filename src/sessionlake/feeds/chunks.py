@@ -98,7 +98,7 @@ class FeedDecoder:
         reasons, of_feed = self._classify_messages(raw)
         chunks, messages = [], []
         if len(erased := self._find_erased_of_chains(raw, reasons, of_feed)):
-            chunk, message = _chunk_of_erased(raw, erased, self.columns)
+            chunk, message = _build_chunk_of_erased(raw, erased, self.columns)
             chunks.append(chunk)
             messages.append(message)
         for number, feed in enumerate(self.feeds):
@@ -112,15 +112,15 @@ class FeedDecoder:
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
             if feed.has_chains:
-                _drop_needless_events(lists)
+                _drop_repeated_chain_events(lists)
             ignored = np.ones(len(mine), np.bool_)
             ignored[lists.message] = False
             reasons[mine[ignored & (reasons[mine] == 0)]] = IGNORED
             own = mine[np.array(lists.message, np.int64)]
-            chunks.append(_chunk_of_events(raw, own, lists, self.columns))
+            chunks.append(_build_chunk_of_events(raw, own, lists, self.columns))
             messages.append(own)
         without = np.setdiff1d(np.flatnonzero(reasons), erased)
-        chunks.append(_chunk_without_events(raw, without, reasons[without], self.columns))
+        chunks.append(_build_chunk_without_events(raw, without, reasons[without], self.columns))
         messages.append(without)
         message = np.concatenate(messages)
         chunk = pa.concat_tables(chunks)
@@ -134,7 +134,7 @@ class FeedDecoder:
         return DecodedParts(chunk, message, self._compute_shards(chunk))
 
     def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
-        """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""
+        """Returns per message: a reason code that is known without its value, or 0; the index of its feed, or -1."""
         code, names = encode_as_codes(raw["topic"])
         found = [find_feed_of_topic(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
@@ -148,16 +148,16 @@ class FeedDecoder:
         return reasons, of_feed
 
     def _find_erased_of_chains(self, raw: pa.Table, reasons: Int8s, of_feed: Int64s) -> Int64s:
-        """Returns the indices of erased messages that keep places in chains, if their feed has chains."""
+        """Returns the indices of erased messages of feeds with chains, in which their places are kept."""
         if not (erased := np.flatnonzero(reasons == ERASED)).size:
             return erased
         has_chains = np.array([feed.has_chains for feed in self.feeds])
         has_value = pc.is_valid(raw["value"]).to_numpy()[erased]
         return erased[has_chains[of_feed[erased]] & (of_feed[erased] >= 0) & has_value]
 
-    def _drop_future_events(self, lists: EventLists, raw: pa.Table, mine: Int64s, reasons: Int8s) -> None:
-        """Removes the events of messages of which an event time is too far ahead, and sets the messages' reasons."""
-        own = mine[np.array(lists.message, np.int64)]
+    def _drop_future_events(self, lists: EventLists, raw: pa.Table, indices: Int64s, reasons: Int8s) -> None:
+        """Removes the events of messages with one too far ahead. `indices` has the row in `raw` of each message."""
+        own = indices[np.array(lists.message, np.int64)]
         latest = compute_latest_event_times(raw["kafka_ts"].to_numpy(), self.max_future_skew)
         wrong = np.array(lists.ts, np.int64) > latest[own]
         if wrong.any():
@@ -191,7 +191,7 @@ class FeedDecoder:
         return shard
 
 
-def _drop_needless_events(lists: EventLists) -> None:
+def _drop_repeated_chain_events(lists: EventLists) -> None:
     """Removes events that only advance a chain from messages that have another event in the same chain."""
     advanced = {
         (message, chain)
@@ -228,12 +228,14 @@ def _select_places(raw: pa.Table, message: Int64s) -> list[pa.Array]:
     ]
 
 
-def _compute_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
+def _compute_value_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
     return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
 
 
-def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns a row for each message that has no event, with its reason code."""
+def _build_chunk_without_events(
+    raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]
+) -> pa.Table:
+    """Returns a chunk with a row for each of some messages without events, given by their indices in `raw`."""
     count, heads = len(message), _select_places(raw, message)
     schema = build_chunk_schema(columns)
     arrays = {
@@ -241,7 +243,7 @@ def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, column
         "type": pa.array(np.full(count, MessageType.MALFORMED, np.int8)),
         "ts": pa.array(np.zeros(count, np.int64)),
         "reason": pa.array(reasons),
-        "size": _compute_sizes(raw, message),
+        "size": _compute_value_sizes(raw, message),
         "clock": heads[3],
         "link": pa.array(np.full(count, Link.INTERVAL, np.int8)),
         "changes": pa.array([[]] * count, schema.field("changes").type),
@@ -251,8 +253,8 @@ def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, column
     )
 
 
-def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns a row for each event. `message` has the index of its raw message."""
+def _build_chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
+    """Returns a chunk with a row for each event in `lists`. `message` has the index in `raw` of its message."""
     count, heads = len(message), _select_places(raw, message)
     types = np.fromiter(map(_TYPES.__getitem__, lists.kind), np.int8, count)
     types[[number for number, scope in enumerate(lists.scope) if scope]] = MessageType.UPDATE
@@ -265,7 +267,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.array(np.array(seq, np.int64), mask=np.array(seq, np.int64) == NO_SEQ),
         pa.array(lists.ts, pa.int64()),
         pa.array(np.where(types == MessageType.MALFORMED, IGNORED, 0).astype(np.int8)),
-        _compute_sizes(raw, message),
+        _compute_value_sizes(raw, message),
         heads[3],
         pa.array(lists.after, pa.int64()),
         pa.array(link),
@@ -279,7 +281,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
     return pa.Table.from_arrays(arrays, schema=build_chunk_schema(columns))
 
 
-def _chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...]) -> tuple[pa.Table, Int64s]:
+def _build_chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...]) -> tuple[pa.Table, Int64s]:
     """Returns a row for each place in a chain that erased messages keep, and the index of its raw message."""
     lists = EventLists(())
     for number, value in zip(erased.tolist(), raw["value"].take(pa.array(erased)).to_pylist(), strict=True):
@@ -288,7 +290,7 @@ def _chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column, ...])
             event = Event("", kind, 0, place.seq, place.after, place.is_link, place.chain, place.restart)
             lists.add_event(number, event)
     message = np.array(lists.message, np.int64)
-    chunk = _chunk_of_events(raw, message, lists, columns)
+    chunk = _build_chunk_of_events(raw, message, lists, columns)
     for name, value in (("session_id", None), ("reason", ERASED)):
         index = chunk.schema.get_field_index(name)
         field = chunk.schema.field(index)

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.feed import Feed, KeyFormat
-from sessionlake.feeds.paths import MISSING, Access, Constant, Field, Index, Path, Slice, Start, Step
+from sessionlake.feeds.paths import MISSING, Access, ArrayIndex, Constant, Field, Path, Slice, Start, Step
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -29,18 +29,21 @@ class NoCodeError(Exception):
 
 
 def is_decimal_text(column: FeedColumn) -> bool:
-    """Returns True if the column is a decimal that messages send as a text, so that all digits arrive unchanged."""
+    """Returns True if the column is a decimal whose values are texts in messages (`from: text`)."""
     return column.sql.startswith("decimal") and column.how == "text"
 
 
 def list_columns_of_deletes(feed: Feed) -> set[str]:
-    """Returns the names of the columns whose values decide whether a row is deleted."""
+    """Returns the names of the columns that the setting `delete` of rules compares with a value."""
     parts = [part for rule in feed.rules for part in rule.rows]
     return {column.name for part in parts if not isinstance(part.delete, bool) for column, _ in part.delete}
 
 
 def build_plain_decimal_pattern(sql: str) -> str:
-    """Returns a pattern of texts of digits, with an optional sign and point, that fit a decimal type."""
+    """Returns a regular expression for texts of decimals that fit a type such as `decimal(20,10)`.
+
+    Digits, a minus sign and a point are allowed, but no exponent.
+    """
     precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
     before_point, fraction = precision - scale, rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
     return rf"-?[0-9]{{1,{before_point}}}{fraction}" if before_point else rf"-?0{fraction}"
@@ -92,6 +95,7 @@ class CodeWriter:
         return f"v{self._temporary}"
 
     def _name_constant(self, value: Any) -> str:
+        """Makes a value available to the generated code; returns the name that it has there."""
         name = f"k{len(self.names)}"
         self.names[name] = value
         return name
@@ -147,7 +151,7 @@ class CodeWriter:
         return name
 
     def _is_text(self, column: FeedColumn) -> bool:
-        """Returns True if the column's values are kept as the texts that messages have."""
+        """Returns True if values of the column are added to the lists as the texts that messages have."""
         return column.sql == "string" or is_decimal_text(column)
 
     def _add_lookup(self, path: Path, element: str | None, *, is_read: bool = True) -> str:
@@ -183,14 +187,15 @@ class CodeWriter:
             self._depth -= bool(number)
         return found
 
-    def _name_start(self, one: Access, element: str | None) -> str:
-        match one.start:
+    def _name_start(self, access: Access, element: str | None) -> str:
+        """Returns the variable in which a path begins. May add lines that set it."""
+        match access.start:
             case Start.MESSAGE:
                 return "d"
             case Start.ELEMENT if element is not None:
                 return element
             case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
-                return self._name_record_field(one.start.value)
+                return self._name_record_field(access.start.value)
             case Start.KEY if self._key_format is not KeyFormat.TEXT:
                 return "key_value"
             case Start.KEY:
@@ -198,9 +203,9 @@ class CodeWriter:
                 key = self._name_record_field("key")
                 self._add_line(f"{name} = M if {key} is None else {key}.decode()")
                 return name
-            case Start.HEADERS if isinstance(one.steps[0], Field):
+            case Start.HEADERS if isinstance(access.steps[0], Field):
                 name = self._create_variable_name()
-                self._add_line(f"{name} = {self._name_record_field('headers')}.get({one.steps[0].name!r}, M)")
+                self._add_line(f"{name} = {self._name_record_field('headers')}.get({access.steps[0].name!r}, M)")
                 self._add_line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
                 return name
             case _:
@@ -222,7 +227,7 @@ class CodeWriter:
             case Field(field):
                 self._shapes[name] = shape.find_field(field)
                 found, is_there = f"{value}.get({field!r}, M)", f"type({value}) is dict"
-            case Index(number):
+            case ArrayIndex(number):
                 self._shapes[name] = shape.find_place(number)
                 has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
                 found, is_there = f"{value}[{number}]", f"type({value}) is list and {has}"
@@ -233,7 +238,7 @@ class CodeWriter:
             case _:
                 raise NoCodeError
         is_checked = value in self._checked and (shape.kind is not None or isinstance(step, Field))
-        if shape.kind is not None and isinstance(step, Field | Index):
+        if shape.kind is not None and isinstance(step, Field | ArrayIndex):
             found = f"{value}.{shape.get_attribute_name(step[0])}"
             is_there = f"type({value}) is {self._name_type(shape.kind)}"
         self._add_line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")
@@ -244,6 +249,7 @@ class CodeWriter:
         return next((name for name, value in self.names.items() if value is kind), None) or self._name_constant(kind)
 
     def _add_split(self, value: str, separator: str, part: int) -> str:
+        """Adds lines that choose a part of the text in a variable; returns the variable that has the part."""
         name = self._create_variable_name()
         self._add_line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
         has = f"len({name}) > {part}" if part >= 0 else f"len({name}) >= {-part}"

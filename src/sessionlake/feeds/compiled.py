@@ -71,7 +71,7 @@ class Compiled:
         return cls(feed, sources, functions, payload, [one for writer in writers for one in writer.row_ids])
 
     def read(self, records: KafkaRecords, *, max_bytes: int = MAX_BYTES) -> EventLists:
-        """Reads messages. The result for each message is the same as that of `reader.read`."""
+        """Returns the events and faults of messages: for each message the same as `feeds.reader.read` returns."""
         out = EventLists.of(self.feed)
         unusual, rules = [*range(len(records.value))], list[int]()
         for function in self._functions:
@@ -91,7 +91,7 @@ class Compiled:
         return out
 
     def _finish_columns(self, out: EventLists) -> list[int]:
-        """Converts the columns that the generated code adds as they are in messages.
+        """Converts values that the generated code has added unchanged: texts of times, and of unusual decimals.
 
         Returns:
             The indices of messages that the slow reader `feeds.interpret` must read. Their events are removed.
@@ -103,7 +103,7 @@ class Compiled:
             bad |= {out.message[number] for number in wrong}
         compared, bad_rows = list_columns_of_deletes(feed), list[int]()
         for column, cells in zip(feed.columns.values(), out.values, strict=True):
-            if not is_decimal_text(column) or (column in feed.key and not self._has_odd_keys()):
+            if not is_decimal_text(column) or (column in feed.key and not self._has_keys_with_odd_decimals()):
                 continue
             for row in find_odd_decimals(cells, column):
                 try:
@@ -116,12 +116,12 @@ class Compiled:
         out.remove_messages(bad)
         return sorted(bad)
 
-    def _has_odd_keys(self) -> bool:
+    def _has_keys_with_odd_decimals(self) -> bool:
         return any(one.has_odd_decimals for one in self._row_ids)
 
 
 def _create_writer(feed: Feed, payload: PayloadReader | None, *, rescues: bool) -> FeedWriter:
-    """Returns a writer of a function that decodes only the parts of JSON messages that the function reads."""
+    """Returns a writer for the code that reads a feed, which decodes only those parts of JSON that it uses."""
     message = Shape()
     FeedWriter(feed, payload, message, rescues=rescues).function()  # finds out which parts of a message are read
     kind = message.create_type() if feed.format is PayloadFormat.JSON else Any
@@ -129,9 +129,12 @@ def _create_writer(feed: Feed, payload: PayloadReader | None, *, rescues: bool) 
 
 
 def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
-    """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
+    """Adds the fields that depend only on the rule of an event, or are the same for all events and rows.
+
+    `rules` has the number of the rule of each event.
+    """
     of_rule = {rule.number: rule for rule in feed.rules}
-    for name, one in (("kind", _kind_of), ("restart", _starts_again), ("is_link", partial(_is_link, feed))):
+    for name, one in (("kind", _get_kind_name), ("restart", _restarts_order), ("is_link", partial(_is_link, feed))):
         found = {number: one(of_rule[number]) for number in set(rules)}
         is_same = len(set(found.values())) == 1
         getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
@@ -145,19 +148,20 @@ def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
 
 
 def _fill_rescued(out: EventLists) -> None:
-    """Adds what a function leaves out that reads no row with undeclared fields."""
+    """Adds None to `out.rescued` for rows read by a function that reads no row with undeclared fields."""
     out.rescued += [None] * (len(out.row_id) - len(out.rescued))
 
 
-def _kind_of(rule: Rule) -> str:
+def _get_kind_name(rule: Rule) -> str:
     return rule.kind.value
 
 
-def _starts_again(rule: Rule) -> bool:
+def _restarts_order(rule: Rule) -> bool:
     return rule.restart
 
 
 def _is_link(feed: Feed, rule: Rule) -> bool:
+    """Returns True if the events of a rule name the seq of the message before them."""
     return (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
 
 

@@ -30,11 +30,14 @@ class Completer:
 
     @classmethod
     def of(cls, feed: Feed) -> Completer:
-        """Returns the completer of a feed."""
+        """Returns the completer of a feed, whose decoder class is loaded."""
         return cls(feed, None if feed.decoder is None else feed.decoder.load())
 
     def _create_finder(self, rows: Mapping[str, Row]) -> Callable[[Mapping[str, Any]], Row | None]:
-        """Returns a function that finds a row by the values of its key, among others."""
+        """Returns the function `find` for decoder classes.
+
+        It returns the row with the values of a key, which may have other columns too; None if there is none.
+        """
         names = [column.name for column in self.feed.key]
         return lambda key: rows.get(create_row_id(tuple(key.get(name) for name in names)))
 
@@ -83,9 +86,15 @@ class Completer:
         except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
             return None, True
 
-    def _has_same_key(self, values: Row, found: Row) -> bool:
-        return all(found.get(column.name, values[column.name]) == values[column.name] for column in self.feed.key)
+    def _has_same_key(self, values: Row, replacements: Row) -> bool:
+        """Returns True if the replacements do not change the key of a row with these values."""
+        return all(
+            replacements.get(column.name, values[column.name]) == values[column.name] for column in self.feed.key
+        )
 
-    def _convert_values(self, found: Row) -> Row:
+    def _convert_values(self, replacements: Row) -> Row:
+        """Returns values by column, converted to the types of their columns."""
         columns = self.feed.columns
-        return {name: None if value is None else columns[name].convert_python(value) for name, value in found.items()}
+        return {
+            name: None if value is None else columns[name].convert_python(value) for name, value in replacements.items()
+        }

@@ -73,19 +73,20 @@ def _make_refused_error(why: str) -> RefusedError:
     return RefusedError(Reason.BAD_VALUE, "", f"the decoder yields {why}")
 
 
-def _read_all_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> tuple[FeedEvent, ...]:
-    events = tuple(_read_events(feed, use, message, given))
+def _read_all_events(feed: Feed, use: DecoderUse, message: Message, yielded: Any) -> tuple[FeedEvent, ...]:
+    """Returns the converted events that a decoder yielded for a message. Raises RefusedError if one is wrong."""
+    events = tuple(_read_events(feed, use, message, yielded))
     if several := find_chain_of_several_seqs(events):
         raise _make_refused_error(f"several seqs of the chain {several}")
     return events
 
 
-def _read_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> Iterator[FeedEvent]:
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
-        raise _make_refused_error(f"{_show_value(given)}, where events are expected")
+def _read_events(feed: Feed, use: DecoderUse, message: Message, yielded: Any) -> Iterator[FeedEvent]:
+    if not isinstance(yielded, Iterable) or isinstance(yielded, str | bytes | dict):
+        raise _make_refused_error(f"{_show_value(yielded)}, where events are expected")
     rows, sessions = _RowReader(feed, use), set()
     holds_rows = feed.holds_rows
-    for number, event in enumerate(given):
+    for number, event in enumerate(yielded):
         if number == MAX_EVENTS:
             raise _make_refused_error(f"more than {MAX_EVENTS} events")
         if not isinstance(event, Event):
@@ -101,6 +102,7 @@ def _read_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> I
 
 
 def _read_event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> FeedEvent:
+    """Returns an event with converted fields and rows. Raises RefusedError if anything in it is wrong."""
     kind = _read_kind(event)
     seq = event.seq if event.seq is None else _require_integer(event.seq, "seq", 0)
     after = event.after if event.after is None else _require_integer(event.after, "after", INT64_MIN + 1)
@@ -133,8 +135,8 @@ def _read_event(feed: Feed, message: Message, event: Event, rows: _RowReader) ->
         is_link=event.is_link is True and not restart,
         chain=chain,
         restart=restart,
-        rows=tuple(rows.read(event.rows)),
-        scope=rows.scope(event.scope),
+        rows=tuple(rows.read_rows(event.rows)),
+        scope=rows.convert_scope(event.scope),
         sent=event.sent,
     )
     if found.rows and kind not in {Kind.SNAPSHOT, Kind.UPDATE}:
@@ -156,13 +158,13 @@ def _require_integer(value: Any, name: str, least: int) -> int:
     return value
 
 
-def read_event_session(feed: Feed, message: Message, given: Any) -> str:
-    """Returns the session id of a decoder's event: what the decoder gives, or if that is None the feed's `session`.
+def read_event_session(feed: Feed, message: Message, yielded_session: Any) -> str:
+    """Returns the session id of a decoder's event: what the decoder yields, or if that is None the feed's `session`.
 
     Raises:
         RefusedError: There is no session, or it cannot be used.
     """
-    if given is None:
+    if yielded_session is None:
         if not feed.session:
             raise _make_refused_error("an event without a session, and the feed has no `session`")
         headers = {
@@ -171,11 +173,13 @@ def read_event_session(feed: Feed, message: Message, given: Any) -> str:
         of_record = message.topic, message.partition, message.offset, message.timestamp
         place = Place(MISSING, *of_record, decode_text(message.key), headers)
         return read_session(feed.session, place)
-    texts = given if isinstance(given, tuple) and given else (given,)
+    texts = yielded_session if isinstance(yielded_session, tuple) and yielded_session else (yielded_session,)
     session = format_session_id(texts) if all(isinstance(text, str) for text in texts) else None
     if session is None:
         why = f"1 to {MAX_KEY_BYTES} bytes without control characters"
-        raise _make_refused_error(f"the session {_show_value(given)}, which is no text or tuple of texts of {why}")
+        raise _make_refused_error(
+            f"the session {_show_value(yielded_session)}, which is no text or tuple of texts of {why}"
+        )
     return session
 
 
@@ -191,34 +195,35 @@ class _RowReader:
         self._columns, self._key, self._rescue = feed.columns, feed.key, use.rescue
         self._count = 0
 
-    def read(self, given: Any) -> Iterator[PutRow | DeleteRow]:
-        """Yields the rows. Raises RefusedError at the first that is wrong."""
-        if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
-            raise _make_refused_error(f"{_show_value(given)}, where rows are expected")
-        for row in given:
+    def read_rows(self, yielded: Any) -> Iterator[PutRow | DeleteRow]:
+        """Yields the converted rows of an event. Raises RefusedError at the first that is wrong."""
+        if not isinstance(yielded, Iterable) or isinstance(yielded, str | bytes | dict):
+            raise _make_refused_error(f"{_show_value(yielded)}, where rows are expected")
+        for row in yielded:
             self._count += 1
             if self._count > MAX_ROWS:
                 raise _make_refused_error(f"more than {MAX_ROWS} rows")
             if isinstance(row, Put):
                 yield self._read_put(row)
             elif isinstance(row, Delete):
-                key = self._key_of(row.key)
+                key = self._convert_key(row.key)
                 yield DeleteRow(key, create_checked_row_id(key), _read_expected(row.expect))
             else:
                 raise _make_refused_error(f"{_show_value(row)}, where Put or Delete is expected")
 
-    def scope(self, given: Any) -> dict[str, Any]:
-        """Returns the converted values of a scope."""
-        if given is not NO_SCOPE and not isinstance(given, dict):
-            raise _make_refused_error(f"the scope {_show_value(given)}, where a dict is expected")
-        if unknown := [name for name in given if name not in self._columns]:
+    def convert_scope(self, yielded: Any) -> dict[str, Any]:
+        """Returns the converted values of a scope by column. Raises RefusedError if one is wrong."""
+        if yielded is not NO_SCOPE and not isinstance(yielded, dict):
+            raise _make_refused_error(f"the scope {_show_value(yielded)}, where a dict is expected")
+        if unknown := [name for name in yielded if name not in self._columns]:
             raise _make_refused_error(f"a scope of undeclared columns: {_show_value(unknown)}")
-        return {name: self._convert_value(name, value) for name, value in given.items()}
+        return {name: self._convert_value(name, value) for name, value in yielded.items()}
 
     def _read_put(self, row: Put) -> PutRow:
+        """Returns a `Put` with converted values. Raises RefusedError if anything in it is wrong."""
         if not isinstance(row.values, dict):
             raise _make_refused_error(f"the values {_show_value(row.values)}, where a dict is expected")
-        key = self._key_of(row.key)
+        key = self._convert_key(row.key)
         values: dict[str, Any] = {}
         undeclared: set[str] = set()
         for name, value in row.values.items():
@@ -236,14 +241,15 @@ class _RowReader:
         rescued = format_undeclared(undeclared, row.values) if undeclared and self._rescue else None
         return PutRow(key, create_checked_row_id(key), values, rescued, _read_expected(row.expect))
 
-    def _key_of(self, given: Any) -> tuple[Any, ...]:
+    def _convert_key(self, yielded: Any) -> tuple[Any, ...]:
+        """Returns the converted values of a key, a tuple or a dict by column. Raises RefusedError if it is wrong."""
         names = [column.name for column in self._key]
-        if isinstance(given, dict):
-            raw = [given.get(name) for name in names]
-        elif isinstance(given, tuple):
-            raw = list(given)
+        if isinstance(yielded, dict):
+            raw = [yielded.get(name) for name in names]
+        elif isinstance(yielded, tuple):
+            raw = list(yielded)
         else:
-            raise _make_refused_error(f"the key {_show_value(given)}, where a tuple is expected")
+            raise _make_refused_error(f"the key {_show_value(yielded)}, where a tuple is expected")
         if len(raw) != len(names):
             raise _make_refused_error(f"a key of {len(raw)} values, where {', '.join(names)} are expected")
         key = tuple(map(self._convert_value, names, raw))
@@ -281,11 +287,11 @@ def create_checked_row_id(key: tuple[Any, ...]) -> str:
     return row_id
 
 
-def _read_expected(given: Any) -> Presence | None:
+def _read_expected(yielded: Any) -> Presence | None:
     try:
-        return None if given is None else Presence(given)
+        return None if yielded is None else Presence(yielded)
     except ValueError:
-        raise _make_refused_error(f"expect {_show_value(given)}, which is none of {', '.join(Presence)}") from None
+        raise _make_refused_error(f"expect {_show_value(yielded)}, which is none of {', '.join(Presence)}") from None
 
 
 def _show_value(value: Any) -> str:

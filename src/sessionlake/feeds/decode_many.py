@@ -43,7 +43,7 @@ _BLOCK = 2000
 
 
 class ManyReader:
-    """Reads messages of one feed into lists.
+    """Reads messages of one feed by its decoder class into lists.
 
     Args:
         feed: The feed.
@@ -65,9 +65,15 @@ class ManyReader:
         unusual: list[int],
         rules: list[int],
     ) -> None:
-        """Adds the events of all messages to `out`, which is empty, and the indices of unusual ones to `unusual`.
+        """Adds the events of messages to lists.
 
-        A decoder has no rules, so nothing is added to `rules`.
+        Args:
+            numbers: Indices of the messages, from 0.
+            records: The messages.
+            max_bytes: Longest value allowed.
+            out: Gets the events; empty before.
+            unusual: Gets the indices of messages that `feeds.decode` must read.
+            rules: Gets nothing, because a decoder has no rules.
 
         Raises:
             ConfigError: The decoder cannot be loaded.
@@ -121,15 +127,15 @@ class ManyReader:
         out.remove_messages(bad)
         return unusual + sorted(bad)
 
-    def _add_events(self, found: _Collector, records: KafkaRecords, out: EventLists) -> list[int]:
-        """Adds the fields of events. Returns the indices of events in which something may be wrong."""
+    def _add_events(self, collected: _Collector, records: KafkaRecords, out: EventLists) -> list[int]:
+        """Adds the fields of the collected events to `out`. Returns the indices of events that may be wrong."""
         bad = list[int]()
-        columns = map(list, zip(*found.events, strict=True)) if found.events else ([] for _ in range(9))
+        columns = map(list, zip(*collected.events, strict=True)) if collected.events else ([] for _ in range(9))
         out.message, out.rows, sessions, kinds, out.ts, out.seq, out.after, out.is_link, out.sent = columns
         messages = out.message
 
         def find_session(number: int) -> str:
-            return self._find_session(sessions[number], records, messages[number])
+            return self._compute_session_id(sessions[number], records, messages[number])
 
         out.session = look_up_each(self._sessions, find_session, sessions, bad)
         out.kind = convert_each(_KINDS.__getitem__, kinds, bad)
@@ -139,30 +145,34 @@ class ManyReader:
                 if rows and kind in _WITHOUT_ROWS
             ]  # fmt: skip
         bad += find_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_bad_integers(out.seq, 0, INT64_MAX)
-        out.ts = _fill_none(out.ts, messages, records.timestamp)
+        out.ts = _replace_none(out.ts, messages, records.timestamp)
         if self._feed.order.kind is Ordering.ARRIVAL:
-            out.seq = _fill_none(out.seq, messages, records.offset)
+            out.seq = _replace_none(out.seq, messages, records.offset)
         out.restart = [False] * len(messages)
         if out.after.count(None) < len(messages):
             intervals = enumerate(zip(out.after, out.seq, out.is_link, strict=True))
             bad += [number for number, interval in intervals if not _is_valid_after(*interval)]
         return bad
 
-    def _add_rows(self, found: _Collector, out: EventLists) -> list[int]:
-        """Adds the fields of rows. Returns the indices of rows in which something may be wrong."""
+    def _add_rows(self, collected: _Collector, out: EventLists) -> list[int]:
+        """Adds the fields of the collected rows to `out`. Returns the indices of rows that may be wrong."""
         bad = list[int]()
-        out.deletes, out.expect, out.rescued = found.deletes, [None] * len(found.keys), [None] * len(found.keys)
-        for row, expected in found.expects.items():
+        out.deletes, out.expect, out.rescued = (
+            collected.deletes,
+            [None] * len(collected.keys),
+            [None] * len(collected.keys),
+        )
+        for row, expected in collected.expects.items():
             out.expect[row] = _EXPECTED.get(expected) if isinstance(expected, str) else None
             if out.expect[row] is None or not self._feed.holds_rows:
                 bad.append(row)
-        for row, text in found.rescued.items():
+        for row, text in collected.rescued.items():
             out.rescued[row] = text
-        keys, out.row_id = self._convert_keys(found.keys, bad)
+        keys, out.row_id = self._convert_keys(collected.keys, bad)
         key_names = [column.name for column in self._feed.key]
         of_keys = list(map(list, zip(*keys, strict=True))) or [[] for _ in key_names]
         for place, (name, column) in enumerate(self._feed.columns.items()):
-            cells = found.values[place :: len(self._feed.columns)]
+            cells = collected.values[place :: len(self._feed.columns)]
             if name in key_names:
                 given, cells = cells, of_keys[key_names.index(name)]
                 bad += find_different(given, cells)
@@ -171,42 +181,46 @@ class ManyReader:
             out.values[place] = cells
         return bad
 
-    def _convert_keys(self, given: list[tuple[Any, ...]], bad: list[int]) -> tuple[list[tuple[Any, ...]], list[str]]:
-        """Returns the converted keys of rows, and their row ids."""
+    def _convert_keys(self, raw_keys: list[tuple[Any, ...]], bad: list[int]) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Returns the converted keys of rows, and their row ids. `bad` gets the indices of keys that may be wrong."""
         column = self._feed.key[0]
-        if len(self._feed.key) == 1 and column.sql in INTEGER_BITS and set(map(len, given)) == {1}:
-            numbers, top = [key[0] for key in given], 2 ** (INTEGER_BITS[column.sql] - 1)
+        if len(self._feed.key) == 1 and column.sql in INTEGER_BITS and set(map(len, raw_keys)) == {1}:
+            numbers, top = [key[0] for key in raw_keys], 2 ** (INTEGER_BITS[column.sql] - 1)
             if set(map(type, numbers)) == {int} and not find_bad_integers(numbers, -top, top - 1):
-                return given, [f"[{number}]" for number in numbers]
+                return raw_keys, [f"[{number}]" for number in numbers]
         n_bad, no_key = len(bad), ((None,) * len(self._feed.key), "")
-        found = look_up_each(self._keys, lambda number: self._find_key(given[number]), given, bad)
+        found = look_up_each(self._keys, lambda number: self._convert_key(raw_keys[number]), raw_keys, bad)
         if len(bad) > n_bad:
             found = [one or no_key for one in found]
         keys, row_ids = zip(*found, strict=True) if found else ((), ())
         return list(keys), list(row_ids)
 
-    def _find_session(self, given: Any, records: KafkaRecords, message: int) -> str:
-        if given is None:
-            return read_event_session(self._feed, Message(*records.record(message), *self._constants), None)
-        texts = given if type(given) is tuple and given else (given,)
+    def _compute_session_id(self, yielded: Any, records: KafkaRecords, message_index: int) -> str:
+        """Returns the session id for what a decoder yielded as an event's session; None is the feed's `session`.
+
+        Raises an exception if anything may be wrong.
+        """
+        if yielded is None:
+            return read_event_session(self._feed, Message(*records.record(message_index), *self._constants), None)
+        texts = yielded if type(yielded) is tuple and yielded else (yielded,)
         found = format_session_id(texts) if all(type(text) is str for text in texts) else None
         if found is None:
             raise UnusualError
         if len(self._sessions) > CACHED:
             self._sessions.clear()
-        self._sessions[given] = found
+        self._sessions[yielded] = found
         return found
 
-    def _find_key(self, given: tuple[Any, ...]) -> tuple[tuple[Any, ...], str]:
-        """Converts a row's key; returns it with its row id. Raises an exception if anything may be wrong."""
-        if None in given:
+    def _convert_key(self, raw_key: tuple[Any, ...]) -> tuple[tuple[Any, ...], str]:
+        """Returns the key of a row with converted values, and its row id. Raises an exception if it may be wrong."""
+        if None in raw_key:
             raise UnusualError
-        key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, given, strict=True))
+        key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, raw_key, strict=True))
         found = key, create_checked_row_id(key)
-        if all(type(part) is str for part in given):
+        if all(type(part) is str for part in raw_key):
             if len(self._keys) > CACHED:
                 self._keys.clear()
-            self._keys[given] = found
+            self._keys[raw_key] = found
         return found
 
 
@@ -242,26 +256,26 @@ class _Collector:
             (place, column) for place, column in enumerate(feed.columns.values()) if column.sql.startswith(_AT_ONCE)
         ]
 
-    def add_events(self, number: int, given: Any) -> None:
-        """Adds what a decoder gave for a message. Raises an exception if anything may be wrong."""
-        if type(given) not in _MANY:
-            _require_many(given)
+    def add_events(self, message_index: int, yielded: Any) -> None:
+        """Adds the events that a decoder yielded for a message. Raises an exception if anything may be wrong."""
+        if type(yielded) not in _MANY:
+            _require_iterable(yielded)
         events, keys, before = self.events, self.keys, len(self.keys)
         most_events, most_rows = len(events) + MAX_EVENTS, before + MAX_ROWS
-        for event in given:
+        for event in yielded:
             if type(event) is not Event or event.restart or event.chain is not None:
                 raise UnusualError
             if (scope := event.scope) is not NO_SCOPE and (type(scope) is not dict or scope):
                 raise UnusualError
             rows: Any = event.rows
             if type(rows) not in _MANY:
-                _require_many(rows)
+                _require_iterable(rows)
             for row in rows:
                 self._add_row(row)
                 if len(keys) > most_rows:
                     raise UnusualError
             events.append((
-                number, len(keys) - before, event.session, event.kind, event.ts, event.seq, event.after,
+                message_index, len(keys) - before, event.session, event.kind, event.ts, event.seq, event.after,
                 event.is_link is True, event.sent,
             ))  # fmt: skip
             before = len(keys)
@@ -269,6 +283,7 @@ class _Collector:
                 raise UnusualError
 
     def _add_row(self, row: Any) -> None:
+        """Adds a `Put` or `Delete` that a decoder yielded. Raises an exception if anything may be wrong."""
         if type(row) is Put:
             values: Any = row.values
             if type(values) is not dict:
@@ -287,7 +302,7 @@ class _Collector:
         if row.expect is not None:
             self.expects[len(self.keys)] = row.expect
         key: Any = row.key
-        self.keys.append(key if type(key) is tuple else self._read_key(key))
+        self.keys.append(key if type(key) is tuple else self._list_key_values(key))
 
     def remove_after(self, events: int, rows: int) -> None:
         """Removes all events and rows but the first ones.
@@ -303,19 +318,21 @@ class _Collector:
                 some.popitem()
 
     def _convert_last_row(self) -> None:
+        """Converts the arrays, variants and binaries of the last row, which a decoder may change later."""
         first = len(self.values) - len(self._names)
         for place, column in self._at_once:
             value = self.values[first + place]
             if value is not MISSING and value is not None:
                 self.values[first + place] = column.convert_python(value)
 
-    def _read_key(self, given: Any) -> tuple[Any, ...]:
-        if not isinstance(given, dict):
+    def _list_key_values(self, key: Any) -> tuple[Any, ...]:
+        """Returns the values of a key that is a dict, in the order of the feed's key columns."""
+        if not isinstance(key, dict):
             raise UnusualError
-        return tuple(map(given.get, self._key_names))
+        return tuple(map(key.get, self._key_names))
 
     def _add_undeclared(self, values: dict[Any, Any]) -> None:
-        """Adds the undeclared values of the next row. Raises UnusualError if a name is no text."""
+        """Stores those of the next row's values that have no column, if the feed stores them."""
         if not all(isinstance(name, str) for name in values):
             raise UnusualError
         if self._rescue:
@@ -334,15 +351,24 @@ def _is_valid_after(after: Any, seq: int | None, is_link: bool) -> bool:
     return INT64_MIN < after <= (INT64_MAX if is_link else seq)
 
 
-def _fill_none(given: list[Any], messages: list[int], of_messages: list[int]) -> list[Any]:
-    """Returns values of events, or those of the events' messages where they are None."""
-    if given.count(None) == len(given):
-        return list(map(of_messages.__getitem__, messages))
-    return [of_messages[at] if one is None else one for one, at in zip(given, messages, strict=True)]
+def _replace_none(event_values: list[Any], messages: list[int], message_values: list[int]) -> list[Any]:
+    """Returns the values of events, with the value of the event's message in place of None.
+
+    Args:
+        event_values: A value per event, or None.
+        messages: Index of each event's message.
+        message_values: A value per message.
+    """
+    if event_values.count(None) == len(event_values):
+        return list(map(message_values.__getitem__, messages))
+    return [message_values[at] if one is None else one for one, at in zip(event_values, messages, strict=True)]
 
 
 def _find_repeats(out: EventLists, *, refuse_repeats: bool) -> set[int]:
-    """Returns the messages with several events of a session, and, if asked, with several rows of an id in an event."""
+    """Returns the indices of messages with several events of the same session.
+
+    With `refuse_repeats`, also of those that have several rows with the same id in an event.
+    """
     found = set[int]()
     if len(set(out.message)) < len(out.message):
         events = Counter(zip(out.message, out.session, strict=True))
@@ -354,7 +380,7 @@ def _find_repeats(out: EventLists, *, refuse_repeats: bool) -> set[int]:
     return found
 
 
-def _require_many(given: Any) -> None:
-    """Raises UnusualError unless a decoder may yield this for events or rows."""
-    if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__"):
+def _require_iterable(value: Any) -> None:
+    """Raises UnusualError for a value that cannot be events or rows: a text, bytes, a dict, or not iterable."""
+    if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
         raise UnusualError

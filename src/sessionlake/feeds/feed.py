@@ -203,10 +203,10 @@ class Keep:
     rows: int
 
     def is_descending(self, group: Iterable[Any]) -> bool:
-        """Returns True if the rows of a group are sorted in descending order.
+        """Returns True if the feed's setting `keep.descending` says that a group is sorted in descending order.
 
         Args:
-            group: The values that the group's rows have in the columns `per`.
+            group: The value of the group in each column of `per`, in the order of `per`.
         """
         return any(value in values for value, values in zip(group, self.descending, strict=True))
 

@@ -62,7 +62,7 @@ def _read_message(feed: Feed, place: Place) -> Decoded:
 def _choose_rules(feed: Feed, place: Place) -> tuple[list[Rule], Path | None]:
     """Returns the rules that read the message, and the path of its parts; None if it is not split."""
     candidates = [
-        rule for rule in feed.rules if all(_condition_holds(one, place) for one in rule.when if not _is_of_part(one))
+        rule for rule in feed.rules if all(_meets_condition(one, place) for one in rule.when if not _tests_part(one))
     ]
     if not candidates:
         is_tombstone = place.value is MISSING
@@ -72,7 +72,8 @@ def _choose_rules(feed: Feed, place: Place) -> tuple[list[Rule], Path | None]:
     return [rule for rule in candidates if rule.split == split], split
 
 
-def _is_of_part(condition: Condition) -> bool:
+def _tests_part(condition: Condition) -> bool:
+    """Returns True if the condition is about a part of a split message, instead of the message."""
     return condition.path is not None and condition.path.needs_element
 
 
@@ -108,8 +109,8 @@ def _read_each_part(
     if found is None:
         raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
     for element in found:
-        part = _move_place(place, element)
-        rule = next((one for one in rules if all(_condition_holds(c, part) for c in one.when if _is_of_part(c))), None)
+        part = _create_place_of_element(place, element)
+        rule = next((one for one in rules if all(_meets_condition(c, part) for c in one.when if _tests_part(c))), None)
         if rule is None:
             raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
         yield rule, tuple(_read_events(feed, rule, part))
@@ -154,7 +155,7 @@ def _read_events(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
         chain=None if order.chain is None else _read_text(order.chain, place),
         restart=rule.restart,
         rows=tuple(row for part in rule.rows for row in _read_rows(feed, part, place)),
-        scope={column.name: _require_value(column, path, place) for column, path in rule.scope},
+        scope={column.name: _require_scope_value(column, path, place) for column, path in rule.scope},
         sent=None if sent is MISSING else sent,
     )
     if rule.split is None:
@@ -163,7 +164,7 @@ def _read_events(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
 
 
 def refuse_repeats(feed: Feed, event: Event) -> None:
-    """Raises RefusedError if the feed refuses messages with the same key twice, and the event has one."""
+    """Raises RefusedError if the event has the same row key twice, and the feed refuses such messages."""
     keys = [row.key for row in event.rows]
     if feed.refuse_repeats and len(set(keys)) != len(keys):
         repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
@@ -171,16 +172,16 @@ def refuse_repeats(feed: Feed, event: Event) -> None:
 
 
 def find_chain_of_several_seqs(events: Iterable[Event]) -> str | None:
-    """Returns a chain in which a message's events have different seqs. A message has one place in a chain."""
+    """Returns a chain in which a message's events have different seqs, which is a fault; None if there is none."""
     seqs: dict[str, int | None] = {}
     return next(
         (one.chain for one in events if one.chain is not None and seqs.setdefault(one.chain, one.seq) != one.seq), None
     )
 
 
-def _condition_holds(condition: Condition, place: Place) -> bool:
+def _meets_condition(condition: Condition, place: Place) -> bool:
     if condition.path is None:
-        return isinstance(condition.wanted, tuple) and _find_body(place.value) in condition.wanted
+        return isinstance(condition.wanted, tuple) and _get_body_type(place.value) in condition.wanted
     value = find(condition.path, place)
     if isinstance(condition.wanted, Presence):
         return (value is MISSING) == (condition.wanted is Presence.ABSENT)
@@ -189,7 +190,8 @@ def _condition_holds(condition: Condition, place: Place) -> bool:
     return any(_equals_wanted(value, one) for one in condition.wanted)
 
 
-def _find_body(value: Any) -> Body | None:
+def _get_body_type(value: Any) -> Body | None:
+    """Returns the outermost type of a decoded value; None for numbers, booleans and null."""
     if value is MISSING:
         return Body.TOMBSTONE
     bodies: tuple[tuple[type, Body], ...] = ((list, Body.ARRAY), (dict, Body.OBJECT), (str, Body.TEXT))
@@ -204,23 +206,24 @@ def _equals_wanted(value: Any, wanted: Any) -> bool:
     return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
 
 
-def _move_place(place: Place, element: Element) -> Place:
+def _create_place_of_element(place: Place, element: Element) -> Place:
     return replace(place, element=element.value, parent=element.parent)
 
 
-def _read_rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
-    for element in _find_sources(part, place):
-        at = _move_place(place, element)
-        raw = [(column, path.text, find(path, at)) for column, path in part.values]
-        if part.by_name:
+def _read_rows(feed: Feed, row_rule: Rows, place: Place) -> Iterator[Put | Delete]:
+    """Yields the changes of rows that one entry of a rule's `rows` reads from a message."""
+    for element in _find_sources(row_rule, place):
+        at = _create_place_of_element(place, element)
+        raw = [(column, path.text, find(path, at)) for column, path in row_rule.values]
+        if row_rule.by_name:
             if not isinstance(element.value, dict):
-                where = part.source.text if part.source else ""
+                where = row_rule.source.text if row_rule.source else ""
                 raise RefusedError(Reason.BAD_VALUE, where, f"{describe_value(element.value)} has no fields")
-            raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in part.by_name]
+            raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in row_rule.by_name]
         values: dict[str, Any] = {}
         for column, where, value in raw:
             if value is MISSING or _is_unavailable(feed, value):
-                if part.absent_is_null:
+                if row_rule.absent_is_null:
                     values[column.name] = None
             else:
                 values[column.name] = _convert_value(column, where, value)
@@ -229,10 +232,10 @@ def _read_rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
         if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
             why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"
             raise RefusedError(Reason.BAD_ROW_ID, "", why)
-        if _is_deleted(part, values):
-            yield Delete(key, row_id, part.expect)
+        if _is_deleted(row_rule, values):
+            yield Delete(key, row_id, row_rule.expect)
         else:
-            yield Put(key, row_id, values, _rescue_undeclared(feed, part, element.value), part.expect)
+            yield Put(key, row_id, values, _rescue_undeclared(feed, row_rule, element.value), row_rule.expect)
 
 
 def _is_unavailable(feed: Feed, value: Any) -> bool:
@@ -241,18 +244,18 @@ def _is_unavailable(feed: Feed, value: Any) -> bool:
     return any(_equals_wanted(only, one) for one in feed.unavailable)
 
 
-def _find_sources(part: Rows, place: Place) -> list[Element]:
+def _find_sources(row_rule: Rows, place: Place) -> list[Element]:
     """Returns the elements of the message from which rows are read, each with its parent."""
-    if part.source is None:
+    if row_rule.source is None:
         return [Element(place.value if place.element is MISSING else place.element, place.parent)]
-    if not part.each:
-        value = find(part.source, place)
+    if not row_rule.each:
+        value = find(row_rule.source, place)
         if value is MISSING or value is None:
-            raise RefusedError(Reason.BAD_PATH, part.source.text, "there is no row")
+            raise RefusedError(Reason.BAD_PATH, row_rule.source.text, "there is no row")
         return [Element(value, place.value)]
-    found = find_elements(part.source, place)
+    found = find_elements(row_rule.source, place)
     if found is None:
-        raise RefusedError(Reason.BAD_VALUE, part.source.text, "there is no array")
+        raise RefusedError(Reason.BAD_VALUE, row_rule.source.text, "there is no array")
     return found
 
 
@@ -265,6 +268,7 @@ def _require_key_value(column: FeedColumn, raw: list[tuple[FeedColumn, str, Any]
 
 
 def _convert_value(column: FeedColumn, where: str, value: Any) -> Any:
+    """Converts a value to the column's type. None is kept. `where` is its path, for the error."""
     if value is None:
         return None
     try:
@@ -274,21 +278,24 @@ def _convert_value(column: FeedColumn, where: str, value: Any) -> Any:
         raise RefusedError(Reason.BAD_VALUE, where, why) from None
 
 
-def _require_value(column: FeedColumn, path: Path, place: Place) -> Any:
+def _require_scope_value(column: FeedColumn, path: Path, place: Place) -> Any:
+    """Returns the value of a scope's column. Raises RefusedError if it is missing or does not fit."""
     value = find(path, place)
     if value is MISSING:
         raise RefusedError(Reason.BAD_PATH, path.text, f"the scope's column {column.name} is missing")
     return _convert_value(column, path.text, value)
 
 
-def _is_deleted(part: Rows, values: dict[str, Any]) -> bool:
-    if isinstance(part.delete, bool):
-        return part.delete
-    return all(column.name in values and values[column.name] == value for column, value in part.delete)
+def _is_deleted(row_rule: Rows, values: dict[str, Any]) -> bool:
+    """Returns True if the values of a row say that it is deleted."""
+    if isinstance(row_rule.delete, bool):
+        return row_rule.delete
+    return all(column.name in values and values[column.name] == value for column, value in row_rule.delete)
 
 
-def _rescue_undeclared(feed: Feed, part: Rows, element: Any) -> str | None:
-    if not part.rescue or not isinstance(element, dict):
+def _rescue_undeclared(feed: Feed, row_rule: Rows, element: Any) -> str | None:
+    """Returns the undeclared fields of an element as JSON text; None if there are none, or they are not stored."""
+    if not row_rule.rescue or not isinstance(element, dict):
         return None
     extra = {name: value for name, value in element.items() if name not in feed.columns}
     return format_json(extra, sort_names=True) if extra else None
@@ -305,7 +312,7 @@ def format_session_id(texts: Sequence[str]) -> str | None:
 
 
 def read_session(paths: tuple[Path, ...], place: Place) -> str:
-    """Returns the session id at some paths. Raises RefusedError if there is none, or if it cannot be used."""
+    """Returns the session id made of the texts at some paths. Raises RefusedError if there is no valid one."""
     texts = [_read_text(path, place) for path in paths]
     session = format_session_id(texts)
     if session is None:
@@ -347,7 +354,7 @@ def _read_time(time: Time, place: Place) -> int:
 
 
 def _read_interval(order: Order, place: Place) -> tuple[int | None, int | None]:
-    """Returns seq and after of a message. after is None if the message follows any seq, and seq if it has none."""
+    """Returns seq and after. The seq is None if the message has none, and after if it may follow any seq."""
     if order.kind is Ordering.NONE:
         return None, None
     if order.kind is Ordering.ARRIVAL or order.seq is None:

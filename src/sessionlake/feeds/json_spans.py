@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sessionlake.feeds.paths import Access, EachElement, Field, Index, Path, Slice, Start, Step
+from sessionlake.feeds.paths import Access, ArrayIndex, EachElement, Field, Path, Slice, Start, Step
 
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -44,8 +44,8 @@ class _Member(NamedTuple):
 
     Attributes:
         name: Name of the field; None for an element.
-        start: Offset of its first byte: that of the name, if it has one.
-        value: Its value.
+        start: Offset in the text, in bytes, at which the field (its name) or the element begins.
+        value: The value, with its own offsets.
     """
 
     name: str | None
@@ -63,8 +63,9 @@ class JsonParts:
 
     Attributes:
         text: The JSON text.
-        parts: For each part, in order: the groups of members around it from the outermost to the part itself.
-        _hidden: Starts of fields on the way to the parts that have no effect, because their names occur again.
+        parts: For each part, in order: the members around it, from the outermost to the part itself. Each is the
+            offset of its first byte, or several offsets if its name occurs again.
+        _hidden: Offsets of fields on the way to the parts that have no effect, because their names occur again.
     """
 
     text: bytes
@@ -74,7 +75,7 @@ class JsonParts:
 
     @classmethod
     def find(cls, text: bytes, split: Path) -> JsonParts | None:
-        """Returns the parts at a path, the same as `paths.find_elements`; None if the path does not begin at the text.
+        """Returns the parts at a path, those of `paths.find_elements`; None if the path does not begin at the message.
 
         Args:
             text: Valid JSON in UTF-8.
@@ -107,11 +108,13 @@ class JsonParts:
 
 
 def _skip_spaces(text: bytes, start: int) -> int:
+    """Returns the offset of the first byte from `start` on that is no whitespace."""
     found = _SPACES.match(text, start)
     return start if found is None else found.end()
 
 
 def _read_value(text: bytes, start: int) -> _Value:
+    """Returns the JSON value that begins at `start`."""
     if text[start] in b"{[":
         return _read_members(text, start)
     found = (_STRING if text[start] == ord('"') else _SCALAR).match(text, start)
@@ -145,13 +148,13 @@ def _read_members(text: bytes, start: int) -> _Value:
 def _find_parts(
     value: _Value, steps: tuple[Step, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
 ) -> list[tuple[_Group, ...]]:
-    """Returns the parts at the end of the steps, each with the groups around it.
+    """Returns the parts at the end of the steps, as `JsonParts.parts` has them.
 
     Args:
         value: The value from which the steps start.
         steps: The remaining steps.
-        around: The groups around the value.
-        hidden: Gets the starts of fields on the way whose names occur again.
+        around: The members around the value, each as the offsets at which it starts.
+        hidden: Gets the offsets of fields on the way whose names occur again.
         of_fields: True if the parts are the fields of an object.
     """
     for number, step in enumerate(steps):
@@ -177,12 +180,16 @@ def _find_parts(
 
 
 def _follow_step(value: _Value, step: Step, hidden: set[int]) -> _Value | None:
+    """Returns the value that a step leads to; None if there is none.
+
+    `hidden` gets the starts of fields that have no effect, because their name occurs again.
+    """
     match step:
         case Field(name) if value.kind == _OBJECT:
             found = [one for one in value.members if one.name == name]
             hidden.update(one.start for one in found[:-1])
             return found[-1].value if found else None
-        case Index(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
+        case ArrayIndex(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
             return value.members[number].value
         case Slice(first, end) if value.kind == _ARRAY:
             return replace(value, members=value.members[first:end])

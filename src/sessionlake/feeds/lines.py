@@ -68,9 +68,9 @@ def read_messages(lines: Iterable[bytes], topic: str) -> Iterator[Line]:
         content = text.strip(b" \t\r\n")
         if not content or _OF_CLIENT.match(content):
             continue
-        found = _of_fields(content, offset)
+        found = _parse_line_with_fields(content, offset)
         if found is None:
-            found = _of_value(content, topic, offset)
+            found = _parse_line_with_value(content, topic, offset)
             yield Line(number, found, is_bare=True)
         else:
             yield Line(number, found, is_bare=False)
@@ -105,7 +105,7 @@ def parse_message_object(fields: dict[str, Any], offset: int) -> KafkaRecord:
     )
 
 
-def _of_fields(content: bytes, offset: int) -> KafkaRecord | None:
+def _parse_line_with_fields(content: bytes, offset: int) -> KafkaRecord | None:
     """Returns the message of a line that has Kafka's fields; None if the line has other content."""
     if not content.startswith(b"{") or b'"topic"' not in content:
         return None
@@ -119,7 +119,8 @@ def _of_fields(content: bytes, offset: int) -> KafkaRecord | None:
     return KafkaRecord(found.topic, found.partition, place, found.timestamp, key, value, headers)
 
 
-def _of_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
+def _parse_line_with_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
+    """Returns the message of a line that is a bare value, or a time and a value of a recording."""
     recorded = _RECORDED.match(content)
     if recorded is None:
         return KafkaRecord(topic, 0, offset, -1, None, content)
@@ -129,7 +130,7 @@ def _of_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
 
 
 def _read_literal(text: bytes) -> bytes:
-    """Returns the bytes that a recorder has written as Python shows them; the text itself if it is no such literal."""
+    """Returns the bytes of a Python literal such as `b'{"a": 1}'`; the text itself if it is none."""
     try:
         found = ast.literal_eval(text.decode())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -138,7 +139,7 @@ def _read_literal(text: bytes) -> bytes:
 
 
 def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
-    """Returns the bytes for a JSON value of a line: the text of a text, nothing for null, otherwise its JSON."""
+    """Returns the bytes that a JSON value in a line stands for: the text, None for null, otherwise the JSON."""
     content = bytes(raw)
     if content.startswith(b'"'):
         return msgspec.json.decode(content, type=str).encode(errors="surrogatepass")

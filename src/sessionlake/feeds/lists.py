@@ -90,7 +90,7 @@ class EventLists:
                     values.append(said.get(name, MISSING))
 
     def add_event(self, message: int, event: Event) -> None:
-        """Adds the fields of a message's event, but not its rows."""
+        """Adds the fields of an event, but not its rows. `message` is the index of its message."""
         self.message.append(message)
         self.rows.append(len(event.rows))
         for name in ("session", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent"):

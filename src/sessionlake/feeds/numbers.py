@@ -145,17 +145,17 @@ def decode_base64(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else _no_bytes()
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else _raise_no_bytes_error()
     except binascii.Error:
         raise BadValueError("it is no base64") from None
 
 
-def _no_bytes() -> bytes:
+def _raise_no_bytes_error() -> bytes:
     raise BadValueError("it is no text of bytes")
 
 
 def make_finite(value: Any) -> Any:
-    """Returns a tree in which NaN and infinities are texts."""
+    """Returns a tree of dicts, lists and values in which NaN and infinities are texts, such as `NaN`."""
     if isinstance(value, dict):
         return {name: make_finite(item) for name, item in value.items()}
     if isinstance(value, list):

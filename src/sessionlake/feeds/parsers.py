@@ -25,7 +25,7 @@ _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def has_long_number(value: bytes) -> bool:
-    """Returns True if a JSON text may have an integer of more than `MOST_DIGITS` digits. It takes two passes in C."""
+    """Returns True if a JSON text may have an integer of more than 4,300 digits, which the slow reader refuses."""
     return b"0" * (MOST_DIGITS + 1) in value.translate(_DIGITS)
 
 
@@ -33,7 +33,7 @@ _EXACT_JSON = msgspec.json.Encoder(order="sorted", decimal_format="number")
 
 
 def format_exact_json(value: Any) -> str:
-    """Does the same as `format_json` with `sort_names`, faster, for a value of JSON without doubles."""
+    """Returns a JSON value without doubles as JSON text with sorted names. Faster than `values.format_json`."""
     return _EXACT_JSON.encode(value).decode()
 
 
@@ -52,6 +52,7 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keep
     json = _create_json_parser(feed, Any, keeps_digits)
 
     def parse_key(key: bytes) -> Any:
+        """Returns a Kafka key as paths read it. Raises an exception for a key that only the slow reader can read."""
         if feed.key_format is not KeyFormat.JSON:
             return read_key(feed, key, payload)
         if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
@@ -64,7 +65,7 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keep
 
 def _create_json_parser(feed: Feed, kind: Any, keeps_digits: bool) -> Parse:
     """Returns a parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
-    exact = keeps_digits or any(_is_exact(column) for column in feed.columns.values())
+    exact = keeps_digits or any(_needs_exact_numbers(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _list_wanted_values(feed))
     exact |= any(isinstance(one.wanted, Bounds) for rule in feed.rules for one in rule.when)
     return msgspec.json.Decoder(kind, float_hook=Decimal if exact else None).decode
@@ -76,6 +77,6 @@ def _list_wanted_values(feed: Feed) -> list[Any]:
     return [*feed.unavailable, *(value for wanted in conditions for value in wanted)]
 
 
-def _is_exact(column: FeedColumn) -> bool:
+def _needs_exact_numbers(column: FeedColumn) -> bool:
     """Returns True if the column needs exact decimal numbers, because a double would lose digits."""
     return column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None

@@ -59,7 +59,7 @@ class Field(NamedTuple):
     name: str
 
 
-class Index(NamedTuple):
+class ArrayIndex(NamedTuple):
     """The step from an array to one of its elements. 0 is the first, -1 the last."""
 
     number: int
@@ -76,7 +76,7 @@ class EachElement(NamedTuple):
     """The step `[*]` from an array to every element of it. Allowed only in paths that give several elements."""
 
 
-Step = Field | Index | Slice | EachElement
+Step = Field | ArrayIndex | Slice | EachElement
 
 
 @dataclass(frozen=True)
@@ -226,11 +226,11 @@ def _parse_access(text: str) -> Access:
     start, place = _parse_start(text)
     steps: list[Step] = []
     if start is Start.HEADERS:
-        name = _name_at(text, place)
+        name = _read_name(text, place)
         return Access(start, (Field(_unquote(name)), *_parse_steps(text, place + len(name))))
     begins_with_name = start in {Start.MESSAGE, Start.ELEMENT} and place < len(text) and text[place] != "["
     if begins_with_name:
-        name = _name_at(text, place)
+        name = _read_name(text, place)
         steps, place = [Field(_unquote(name))], place + len(name)
     return Access(start, (*steps, *_parse_steps(text, place)))
 
@@ -252,37 +252,37 @@ def _parse_start(text: str) -> tuple[Start, int]:
     return start, found.end() + (start is Start.HEADERS)
 
 
-def _parse_steps(text: str, place: int) -> Iterator[Step]:
-    while place < len(text):
-        if text[place] == ".":
-            name = _name_at(text, place + 1)
+def _parse_steps(text: str, index: int) -> Iterator[Step]:
+    while index < len(text):
+        if text[index] == ".":
+            name = _read_name(text, index + 1)
             yield Field(_unquote(name))
-            place += 1 + len(name)
-        elif text[place] == "[":
-            end = text.find("]", place)
+            index += 1 + len(name)
+        elif text[index] == "[":
+            end = text.find("]", index)
             if end < 0:
-                raise PathError(f"{text!r}: the bracket at character {place + 1} is not closed")
-            yield _parse_bracket(text, text[place + 1 : end].strip(), place)
-            place = end + 1
+                raise PathError(f"{text!r}: the bracket at character {index + 1} is not closed")
+            yield _parse_bracket(text, text[index + 1 : end].strip(), index)
+            index = end + 1
         else:
-            raise PathError(f"{text!r}: character {place + 1} is {text[place]!r}, where . or [ is expected")
+            raise PathError(f"{text!r}: character {index + 1} is {text[index]!r}, where . or [ is expected")
 
 
-def _parse_bracket(text: str, inside: str, place: int) -> Step:
+def _parse_bracket(text: str, inside: str, index: int) -> Step:
     if inside == "*":
         return EachElement()
     if _NUMBER.fullmatch(inside):
-        return Index(int(inside))
+        return ArrayIndex(int(inside))
     if found := re.fullmatch(r"(-?\d+)?\s*:\s*(-?\d+)?", inside):
         return Slice(*(None if part is None else int(part) for part in found.groups()))
-    raise PathError(f"{text!r}: [{inside}] at character {place + 1} is none of [*], [2], [-1] and [1:-2]")
+    raise PathError(f"{text!r}: [{inside}] at character {index + 1} is none of [*], [2], [-1] and [1:-2]")
 
 
-def _name_at(text: str, place: int) -> str:
-    found = _NAME.match(text, place)
+def _read_name(text: str, index: int) -> str:
+    found = _NAME.match(text, index)
     if found is None:
         raise PathError(
-            f'{text!r}: a name is missing at character {place + 1}; names with other signs are quoted, "x.y"'
+            f'{text!r}: a name is missing at character {index + 1}; names with other signs are quoted, "x.y"'
         )
     return found[0]
 
@@ -348,7 +348,7 @@ def _follow_step(value: Any, step: Step) -> Any:
             if isinstance(value, dict):
                 return value.get(name, MISSING)
             return getattr(value, name, MISSING) if isinstance(value, Entry) and name in {"key", "value"} else MISSING
-        case Index(number):
+        case ArrayIndex(number):
             has = isinstance(value, list) and -len(value) <= number < len(value)
             return value[number] if has else MISSING
         case Slice(first, end):
@@ -357,12 +357,12 @@ def _follow_step(value: Any, step: Step) -> Any:
             return MISSING
 
 
-def _choose_part(one: Access, value: Any) -> Any:
+def _choose_part(access: Access, value: Any) -> Any:
     """Returns the chosen part of a text, `MISSING` if it has no such part. Without a separator, returns the value."""
-    if one.separator is None or value is MISSING:
+    if access.separator is None or value is MISSING:
         return value
-    parts = value.split(one.separator) if isinstance(value, str) else []
-    return parts[one.part] if -len(parts) <= one.part < len(parts) else MISSING
+    parts = value.split(access.separator) if isinstance(value, str) else []
+    return parts[access.part] if -len(parts) <= access.part < len(parts) else MISSING
 
 
 def _find_elements(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Element] | None:

@@ -43,10 +43,16 @@ class PayloadReader:
             header, value = found[0], value[found[1] :]
         decode = self._known.get(header)
         if decode is None:
-            decode = self._known[header] = self._decode_function(*header)
+            decode = self._known[header] = self._create_reader(*header)
         return decode(value)
 
-    def _decode_function(self, schema: int, path: tuple[int, ...]) -> Callable[[bytes], Any]:
+    def _create_reader(self, schema: int, path: tuple[int, ...]) -> Callable[[bytes], Any]:
+        """Returns the function that decodes payloads of a schema.
+
+        Args:
+            schema: Id of the schema.
+            path: For Protobuf, the indices of the message type in the schema, from the outermost type on.
+        """
         definition = self._payload.schemas.definitions([schema]).get(schema)
         if definition is None:
             raise PayloadError(Reason.UNKNOWN_SCHEMA)

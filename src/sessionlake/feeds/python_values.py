@@ -1,7 +1,6 @@
 """Converts what decoder classes yield column by column: many values of one field or column at once.
 
-Each function returns a result for every value, and adds the indices of values that may be wrong to `bad`. Their
-results are of no use.
+A value that may be wrong is only marked by its index. `feeds.decode` reads its message again and finds the fault.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ def convert_each(convert: Callable[[Any], Any], given: Sequence[Any], bad: list[
 
 
 def look_up_each(known: dict[Any, Any], find: Callable[[int], Any], given: Sequence[Any], bad: list[int]) -> list[Any]:
-    """Looks up values.
+    """Returns a result for each value, from a cache or a function.
 
     Args:
-        known: Results that are known. None of them is None.
-        find: Finds the result of the value at an index, and may add it to `known`.
+        known: The cache: results by value. No result is None.
+        find: Returns the result of the value at an index, or raises an exception. May add it to `known`.
         given: The values.
-        bad: Indices of values that may be wrong.
+        bad: Gets the indices of values for which `find` raised an exception. Their results are None.
     """
     try:
         found = list(map(known.get, given))
@@ -79,7 +78,7 @@ def find_bad_integers(given: Sequence[Any], least: int, most: int) -> list[int]:
 
 
 def find_different(given: Sequence[Any], own: Sequence[Any]) -> list[int]:
-    """Returns the indices of values that are neither `MISSING` nor the same as another, of the same type."""
+    """Returns the indices at which two lists have values that differ, also in type. `MISSING` in `given` is ignored."""
     if given.count(MISSING) == len(given):
         return []
     pairs = enumerate(zip(given, own, strict=True))
@@ -87,9 +86,9 @@ def find_different(given: Sequence[Any], own: Sequence[Any]) -> list[int]:
 
 
 def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[Any]:
-    """Converts a column's values. None and `MISSING` are kept.
+    """Returns a column's values, converted. None, `MISSING` and texts of decimals are kept as they are.
 
-    Texts of decimals are kept, and checked later. Times may become microseconds, which `EventLists` allows.
+    Times may become microseconds. `bad` gets the indices of values that cannot be converted.
     """
     types = set(map(type, cells)) - _WITHOUT_VALUE
     found = cells if not types else _convert_cells_of_usual_type(cells, column, types)
@@ -98,6 +97,7 @@ def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[
     keeps_texts = is_decimal_text(column)
 
     def convert(cell: Any) -> Any:
+        """Returns a value, converted unless it is kept as it is."""
         is_kept = type(cell) in _WITHOUT_VALUE or (keeps_texts and type(cell) is str)
         return cell if is_kept else column.convert_python(cell)
 
@@ -105,7 +105,10 @@ def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[
 
 
 def _convert_cells_of_usual_type(cells: list[Any], column: FeedColumn, types: set[type]) -> list[Any] | None:
-    """Converts values that are all of the type that is usual for the column; returns None if they are not."""
+    """Returns a column's values, converted all at once; None if not all have the type that is usual for the column.
+
+    `types` are the types of the values, without those of None and `MISSING`.
+    """
     found: list[Any] | None = None
     if column.sql == "string" or is_decimal_text(column):
         found = cells if types == {str} else None

@@ -160,12 +160,12 @@ def list_constants_of_messages(feed: Feed, payload: PayloadReader | None) -> tup
 
 
 def load_digits(value: bytes) -> Any:
-    """Parses JSON in which all numbers stay texts, as `load_json` does."""
+    """Parses JSON into Python values in which each number is a text (`Digits`). Raises the errors of `load_json`."""
     return load_json(value, digits=True)
 
 
 def load_json_fast(value: bytes) -> Any:
-    """Parses JSON as `load_json` does, several times faster. Whatever is unusual is left to `load_json`."""
+    """Parses JSON to the same values as `load_json`, several times faster. Unusual text is left to `load_json`."""
     is_flat = len(value) <= 2 * MAX_DEPTH or value.count(b"[") + value.count(b"{") <= MAX_DEPTH
     if is_flat and b"\\u" not in value:
         try:

@@ -36,21 +36,22 @@ class RowWriter(CodeWriter):
         self._added = set[str]()
         self.row_ids: list[RowIds] = []
 
-    def _add_part(self, part: Rows) -> None:
-        if part.each and part.source is not None:
-            self._add_each(part, part.source)
+    def _add_part(self, row_rule: Rows) -> None:
+        """Adds lines that read rows by one entry of a rule's `rows`."""
+        if row_rule.each and row_rule.source is not None:
+            self._add_loop_over_elements(row_rule, row_rule.source)
             return
         element = "d"
-        if part.source is not None:
-            element = self._add_lookup(part.source, element=None, is_read=False)
+        if row_rule.source is not None:
+            element = self._add_lookup(row_rule.source, element=None, is_read=False)
             self._add_line(f"if {element} is M or {element} is None: raise Unusual")
-        self._add_row(part, element)
+        self._add_row(row_rule, element)
 
-    def _add_each(self, part: Rows, source: Path) -> None:
+    def _add_loop_over_elements(self, row_rule: Rows, source: Path) -> None:
         """Adds a loop that reads a row from each element at a path."""
         if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
             raise NoCodeError
-        if one.entries or one.start is not Start.MESSAGE or _uses_parent(part):
+        if one.entries or one.start is not Start.MESSAGE or _uses_parent(row_rule):
             raise NoCodeError
         depth, value, steps = self._depth, "d", list(one.steps)
         while steps:
@@ -69,50 +70,51 @@ class RowWriter(CodeWriter):
             value = item
         if not isinstance(one.steps[-1], EachElement):
             self._add_line(f"if {value} is M or {value} is None: raise Unusual")
-        self._add_row(part, value)
+        self._add_row(row_rule, value)
         self._depth = depth
 
-    def _add_row(self, part: Rows, element: str) -> None:
+    def _add_row(self, row_rule: Rows, element: str) -> None:
+        """Adds lines that add a row, read from the variable `element`, to the lists of rows."""
         feed = self._feed
         places = {name: number for number, name in enumerate(feed.columns)}
-        raw = self._add_raw_values(part, element)
+        raw = self._add_raw_values(row_rule, element)
         key = [raw[column.name][1] for column in feed.key]
         unknown = [one for column, one in zip(feed.key, key, strict=True) if not self._is_text(column)]
         for one in unknown:
             self._add_line(f"if {one} is M or {one} is None: raise Unusual")
         self._add_row_id(feed.key, key)
-        deleted = self._write_deleted(part, raw)
+        deleted = self._write_deleted(row_rule, raw)
         if deleted != "False":
             self._add_decimal_check(deleted, [one for one in raw.values() if one[0] not in feed.key])
         added = {places[name]: value for name, (_, value) in raw.items()}
         for number, name in enumerate(feed.columns):
             value = added.get(number, "M")
-            if part.absent_is_null and number in added:
+            if row_rule.absent_is_null and number in added:
                 value = f"None if {value} is M else {value}"
             if deleted != "False" and feed.columns[name] not in feed.key and number in added:
                 value = f"M if deleted else ({value})" if deleted != "True" else "M"
             self._add_line(f"add_c{number}({value})")
         self._add_line("add_row_id(row_id)")
         if self._rescues:
-            self._add_line(f"add_rescued({self._write_rescued(part, element, deleted)})")
+            self._add_line(f"add_rescued({self._write_rescued(row_rule, element, deleted)})")
         if "deletes" in self._added:
             self._add_line(f"add_deletes({deleted})")
         if "expect" in self._added:
-            self._add_line(f"add_expect({None if part.expect is None else part.expect.value!r})")
+            self._add_line(f"add_expect({None if row_rule.expect is None else row_rule.expect.value!r})")
 
-    def _add_raw_values(self, part: Rows, element: str) -> dict[str, tuple[FeedColumn, str]]:
+    def _add_raw_values(self, row_rule: Rows, element: str) -> dict[str, tuple[FeedColumn, str]]:
         """Adds lines that read a row's columns; returns each column with the variable that has its value."""
         shape, was_checked = self._shapes.get(element) or Shape(), element in self._checked
-        if (shape.kind is not None or part.by_name) and not was_checked:
+        if (shape.kind is not None or row_rule.by_name) and not was_checked:
             kind = "dict" if shape.kind is None else self._name_type(shape.kind)
             self._add_line(f"if type({element}) is not {kind}: raise Unusual")
             self._checked.add(element)
-        raw = {column.name: (column, self._add_value(column, path, element)) for column, path in part.values}
-        for column in part.by_name:
+        raw = {column.name: (column, self._add_value(column, path, element)) for column, path in row_rule.values}
+        for column in row_rule.by_name:
             raw[column.name] = (column, self._add_conversion(column, self._add_step(element, Field(column.name))))
-        shape.is_read |= part.rescue and self._rescues
-        shape.refuses.add(part.rescue)
-        if part.rescue and not self._rescues:
+        shape.is_read |= row_rule.rescue and self._rescues
+        shape.refuses.add(row_rule.rescue)
+        if row_rule.rescue and not self._rescues:
             self._add_undeclared_check(element, shape)
         if not was_checked:
             self._checked.discard(element)
@@ -136,9 +138,9 @@ class RowWriter(CodeWriter):
             if name not in columns:
                 self._add_line(f"if {element}.{shape.get_attribute_name(name)} is not M: raise Unusual")
 
-    def _write_rescued(self, part: Rows, element: str, deleted: str) -> str:
+    def _write_rescued(self, row_rule: Rows, element: str, deleted: str) -> str:
         """Returns code for the undeclared fields of a row, as JSON text or None."""
-        if not part.rescue or deleted == "True":
+        if not row_rule.rescue or deleted == "True":
             return "None"
         declared, rescue = self._name_constant(frozenset(self._feed.columns)), self._name_constant(self._rescue)
         none = f"type({element}) is not dict or {element}.keys() <= {declared}"
@@ -151,15 +153,15 @@ class RowWriter(CodeWriter):
             format_exact_json(extra) if self._feed.format is PayloadFormat.JSON else format_json(extra, sort_names=True)
         )
 
-    def _write_deleted(self, part: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
+    def _write_deleted(self, row_rule: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
         """Returns code for "the row is deleted": `True`, `False`, or the variable `deleted`, which it sets."""
-        if isinstance(part.delete, bool):
-            return str(part.delete)
+        if isinstance(row_rule.delete, bool):
+            return str(row_rule.delete)
         tests = []
-        for column, wanted in part.delete:
+        for column, wanted in row_rule.delete:
             value = raw[column.name][1]
             if wanted is None:
-                tests.append(f"({value} is None or {value} is M)" if part.absent_is_null else f"{value} is None")
+                tests.append(f"({value} is None or {value} is M)" if row_rule.absent_is_null else f"{value} is None")
             else:
                 tests.append(self._write_equals(column, value, wanted))
         self._add_line(f"deleted = {' and '.join(tests)}")
@@ -176,6 +178,7 @@ class RowWriter(CodeWriter):
         return f"(type({value}) is str and {as_text})"
 
     def _add_row_id(self, key: tuple[FeedColumn, ...], values: list[str]) -> None:
+        """Adds lines that set the variable `row_id` from the variables that have the values of the key."""
         if len(key) == 1 and key[0].sql == "string":
             self._add_line(f"row_id = {values[0]}")
             self._add_line(f"if not 0 < len(row_id) <= {MAX_ID_BYTES // 4}: raise Unusual")
@@ -198,7 +201,10 @@ class RowWriter(CodeWriter):
         return self._add_conversion(column, self._add_lookup(path, element))
 
 
-def _uses_parent(part: Rows) -> bool:
+def _uses_parent(row_rule: Rows) -> bool:
+    """Returns True if a row has values of the parent of its element."""
     return any(
-        isinstance(one, Access) and one.start is Start.PARENT for _, path in part.values for one in path.alternatives
+        isinstance(one, Access) and one.start is Start.PARENT
+        for _, path in row_rule.values
+        for one in path.alternatives
     )

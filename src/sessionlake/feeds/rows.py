@@ -28,12 +28,12 @@ CheckFunction = Callable[[Mapping[tuple[Any, ...], Sequence[Row]], Any], bool]
 
 
 class AppliedChanges(NamedTuple):
-    """What the changes of one message did beyond themselves.
+    """What the changes of one message caused, other than the changes themselves.
 
     Attributes:
         removed_before: Ids of the rows that a snapshot with a scope removes before its own rows are set.
         removed_after: Ids of the rows that exceed the limit of `keep`, and are removed after the changes.
-        checks: Number of checksums and expectations that were compared, and of these failures.
+        checks: Number of checksums and expectations that were compared, and of failures of `complete` and `narrow`.
         checksum_failed: True if the checksum does not fit the rows.
         presence_failed: Number of changes whose row was present although the feed expects it absent, or the reverse,
             and of failures of the decoder's `complete` and `narrow`.
@@ -99,7 +99,7 @@ class FeedRows:
         undone = has_failed + sum(failed for _, failed in failures)
         presence_failed = undone + sum(failed for failed, _ in failures)
         checks = undone + sum(change.expect is not None for change in changes)
-        removed_after = tuple(sorted(self._remove_worst()))  # groups have another order after a restart
+        removed_after = tuple(sorted(self._remove_excess_rows()))  # groups have another order after a restart
         if len(self.rows) > self._most_rows:
             self.rows, self._groups, self.is_known = {}, {}, False
             return AppliedChanges(
@@ -113,7 +113,11 @@ class FeedRows:
         )  # fmt: skip
 
     def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
-        """Removes the rows in the scope that the message does not set itself; resets those that it sets."""
+        """Removes the rows whose values are those of a scope, given by column.
+
+        Returns:
+            The ids of the removed rows that the message does not set again.
+        """
         set_ids = {change.row_id for change in changes if isinstance(change, Put)}
         inside = [row_id for row_id, row in self.rows.items() if all(row[name] == scope[name] for name in scope)]
         for row_id in inside:
@@ -122,6 +126,7 @@ class FeedRows:
 
     @property
     def _most_rows(self) -> int:
+        """Most rows of the session that are kept in memory."""
         return MAX_ROWS if self.feed.keep is None else max(MAX_ROWS, 2 * self.feed.keep.rows)
 
     @cached_property
@@ -154,6 +159,7 @@ class FeedRows:
         return is_wrong, has_failed
 
     def _pop_row(self, row_id: str) -> Row | None:
+        """Removes a row and returns it; None if there is no such row."""
         row = self.rows.pop(row_id, None)
         if row is not None and self.feed.keep is not None:
             members, entry = self._find_group(row), (_sort_key(row[self.feed.keep.best]), row_id)
@@ -165,21 +171,30 @@ class FeedRows:
             insort(self._find_group(row), (_sort_key(row[self.feed.keep.best]), row_id))
 
     def _find_group(self, row: Row) -> list[tuple[Any, str]]:
+        """Returns the rows of the group that a row belongs to, as sorted pairs of value and row id."""
         keep = self.feed.keep
         return self._groups.setdefault(tuple(row[name] for name in keep.per) if keep else (), [])
 
-    def _remove_worst(self) -> Iterable[str]:
+    def _remove_excess_rows(self) -> Iterable[str]:
         """Removes the rows that exceed the limit of their group, and yields their ids."""
         keep = self.feed.keep
         if keep is None:
             return
         for group, members in self._groups.items():
-            for row_id in self._list_ids(group, members)[keep.rows :] if len(members) > keep.rows else ():
+            for row_id in self._list_row_ids(group, members)[keep.rows :] if len(members) > keep.rows else ():
                 self._pop_row(row_id)
                 yield row_id
 
-    def _list_ids(self, group: tuple[Any, ...], members: list[tuple[Any, str]], most: int | None = None) -> list[str]:
-        """Returns the row ids of a group, best first. Rows with null in the column `best` come last."""
+    def _list_row_ids(
+        self, group: tuple[Any, ...], members: list[tuple[Any, str]], most: int | None = None
+    ) -> list[str]:
+        """Returns the row ids of a group, best first. Rows with null in the column `best` come last.
+
+        Args:
+            group: The values that the group's rows have in the columns `per`.
+            members: Pairs of the value in `best` and row id, ascending, nulls last.
+            most: Most ids to return; None for all.
+        """
         keep = self.feed.keep
         nulls = bisect_left(members, (_NULL_KEY,))
         valued = members[:nulls]
@@ -188,7 +203,7 @@ class FeedRows:
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 
     def _compare_checksum(self, sent: Any) -> bool:
-        """Compares a checksum with the rows. A function that raises counts as a checksum that does not fit."""
+        """Returns True if the rows have this checksum. If the check function raises an exception, they do not."""
         check = self.feed.check
         if self.check is None or check is None:
             return True
@@ -196,7 +211,7 @@ class FeedRows:
             groups = {(): [dict(self.rows[row_id]) for row_id in sorted(self.rows)[: check.rows]]}
         else:
             found = [
-                (self._list_ids(group, members, check.rows), group)
+                (self._list_row_ids(group, members, check.rows), group)
                 for group, members in self._groups.items()
                 if members
             ]
@@ -225,10 +240,13 @@ def _get_first_id(group: tuple[Sequence[str], Any]) -> str:
 
 
 def _sort_key(value: Any) -> tuple[Any, ...]:
+    """Returns a key by which values are sorted ascending, null last."""
     return _NULL_KEY if value is None else (0, value)
 
 
 class _StoredRows(msgspec.Struct, array_like=True):
+    """The stored form of the rows of a session: pairs of row id and list of values, in the order of `columns`."""
+
     columns: list[str]
     is_known: bool
     rows: Any

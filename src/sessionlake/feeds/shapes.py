@@ -42,11 +42,14 @@ class Shape:
     kind: type | None = None
 
     def find_field(self, name: str) -> Shape:
-        """Returns the shape of an object's field."""
+        """Returns the shape of an object's field, which is new if nothing of the field was read before."""
         return self.fields.setdefault(name, Shape())
 
     def find_place(self, number: int) -> Shape:
-        """Returns the shape of an array's element. Another element than one of the first 64 needs the whole array."""
+        """Returns the shape of the element at an index of an array, which is new if nothing of it was read before.
+
+        An index below 0, or from 64 on, makes the whole array be read.
+        """
         self.is_read |= not 0 <= number < _MOST_PLACES
         return self.places.setdefault(number, Shape())
 
@@ -57,13 +60,13 @@ class Shape:
         return self.items
 
     def get_attribute_name(self, step: str | int) -> str:
-        """Returns the attribute of `kind` that has a field or an element."""
+        """Returns the attribute of a decoded `kind` that has the field of a name, or the element at an index."""
         return f"f{step}" if isinstance(step, int) else f"f{list(self.fields).index(step)}"
 
     def create_type(self) -> Any:
-        """Returns the type to decode the value into, and sets `kind` here and in the parts.
+        """Returns the type that msgspec decodes the value into, and sets `kind` here and in the parts.
 
-        A value of another kind than the paths expect is decoded to Python's types.
+        A value of another JSON type than the paths expect is decoded to Python's types.
         """
         names = list(self.fields)
         is_plain = all(map(_PLAIN_NAME.fullmatch, names)) and len(self.refuses) < 2  # noqa: PLR2004 - the set has both truths

@@ -77,6 +77,7 @@ class SessionTable:
                 self._apply_event(waiting)
 
     def _apply_event(self, event: Event) -> None:
+        """Applies an event that does not wait, unless it is a duplicate, and counts it."""
         if not self._is_next(event):
             return
         self.messages += 1
@@ -97,7 +98,7 @@ class SessionTable:
             self.checks_failed += not self.check(build_groups(self.feed, self.rows), event.sent)
 
     def _is_next(self, event: Event) -> bool:
-        """Advances `last_seq` and counts gaps. Returns False if the event is a duplicate."""
+        """Returns False if the event is a duplicate. Otherwise advances `last_seq`, and counts a gap before it."""
         last, after = self.last_seq, event.after
         if event.seq is None or event.chain is not None:
             return True
@@ -112,7 +113,10 @@ class SessionTable:
         return True
 
     def _is_next_of_circle(self, event: Event, last: int, seq: int, modulo: int) -> bool:
-        """Does the same for a counter that starts again at 0. Up to half of the circle ahead of `last` is new."""
+        """Returns False if the event is a duplicate, by a counter that starts again at 0 after `modulo - 1`.
+
+        Otherwise advances `last_seq`, and counts a gap before it. Up to half of the circle ahead of `last` is new.
+        """
         steps = (seq - last) % modulo
         if not 0 < steps <= modulo // 2:
             self.duplicates += event.kind is not Kind.HEARTBEAT
@@ -122,7 +126,7 @@ class SessionTable:
         return True
 
     def _apply_change(self, row: Put | Delete, *, sets_all: bool) -> None:
-        """Applies one change. With `sets_all`, the columns that it leaves out are set to null."""
+        """Applies the change of a row. With `sets_all`, columns that it leaves out become null."""
         found = self.rows.get(row.row_id)
         if row.expect is not None and (found is not None) != (row.expect is Presence.PRESENT):
             self.presence_failed += 1
@@ -144,15 +148,16 @@ def build_groups(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     most = 0 if feed.check is None else feed.check.rows
     if feed.keep is None:
         return {(): [rows[name] for name in sorted(rows)][:most]}
-    groups = sorted(_order_groups(feed.keep, rows), key=_get_first_name)
+    groups = sorted(_order_groups(feed.keep, rows), key=_get_best_row_id)
     return {group: [rows[name] for name in names[:most]] for group, names in groups}
 
 
-def _get_first_name(group: tuple[Any, Sequence[str]]) -> str:
+def _get_best_row_id(group: tuple[Any, Sequence[str]]) -> str:
     return group[1][0]
 
 
 def _is_in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
+    """Returns True if the row has all values of the scope."""
     return all(row[name] == value for name, value in scope.items())
 
 
@@ -170,8 +175,9 @@ def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[A
         yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 
-def _make_sort_key(rows: Mapping[str, Row], column: str, name: str) -> tuple[Any, str]:
-    return rows[name][column], name
+def _make_sort_key(rows: Mapping[str, Row], column: str, row_id: str) -> tuple[Any, str]:
+    """Returns a key that sorts rows by the value of a column, then by row id."""
+    return rows[row_id][column], row_id
 
 
 def _find_excess_rows(keep: Keep, rows: Mapping[str, Row]) -> list[str]:

@@ -18,7 +18,7 @@ _CHECKS = 10
 class TimeLimitError(BaseException):
     """A decoder class has used too much CPU time.
 
-    It is no `Exception`, because a decoder class may ignore these.
+    It is no `Exception`, because a decoder class may catch all of these.
     """
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class TimeLimitError(BaseException):
 
 @contextmanager
 def limit_cpu_time(count_finished: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Stops the code in this block if it uses more than `MAX_CPU_SECONDS` without progress.
+    """Stops the code in this block if it uses more than 10 s of CPU time without progress.
 
     Only the main thread can be stopped. Spark's Python workers and the commands run decoder classes in it. In another
     thread there is no limit.
@@ -43,7 +43,7 @@ def limit_cpu_time(count_finished: Callable[[], int] = lambda: 0) -> Iterator[No
         return
     finished, checks = count_finished(), 0
 
-    def check(signum: int, frame: FrameType | None) -> None:
+    def raise_if_without_progress(signum: int, frame: FrameType | None) -> None:
         nonlocal finished, checks
         del signum, frame
         found = count_finished()
@@ -52,7 +52,7 @@ def limit_cpu_time(count_finished: Callable[[], int] = lambda: 0) -> Iterator[No
         if checks >= _CHECKS:
             raise TimeLimitError
 
-    before = signal.signal(signal.SIGVTALRM, check)
+    before = signal.signal(signal.SIGVTALRM, raise_if_without_progress)
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_SECONDS / _CHECKS, MAX_CPU_SECONDS / _CHECKS)
         yield

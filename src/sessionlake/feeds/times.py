@@ -59,12 +59,17 @@ def convert_days_to_date(value: Any) -> date:
 
 
 def convert_to_timestamp(value: Any, how: str, *, zone: bool) -> datetime:
-    """Converts a time to a datetime: in UTC if `zone`, else without a zone. `how` is the column's `from`."""
-    found = _parse_iso(value, zone=zone) if how == "iso" else _convert_since_epoch(value, how)
+    """Converts a time to a datetime: in UTC if `zone`, else without a zone. `how` is the column's `from`.
+
+    Raises:
+        ValueError: The value is no such time.
+    """
+    found = _parse_iso(value, zone=zone) if how == "iso" else _convert_number_to_time(value, how)
     return found.replace(tzinfo=UTC) if zone and found.tzinfo is None else found
 
 
 def _parse_iso(value: Any, *, zone: bool) -> datetime:
+    """Parses an ISO 8601 text, to UTC if `zone`. Raises ValueError if it has a zone but must not, or the reverse."""
     if not isinstance(value, str) or len(value) > _LONGEST_TIME:
         raise BadValueError("it is no time as 2026-01-31T12:00:00Z")
     try:
@@ -82,13 +87,14 @@ def microseconds(value: Any, how: str) -> int:
     Raises:
         ValueError: The value is not a number, or has fractions of a microsecond.
     """
-    micros = _exact_microseconds(value, how)
+    micros = _convert_to_exact_microseconds(value, how)
     if micros != micros.to_integral_value():
         raise BadValueError("it has parts of a microsecond")
     return int(micros)
 
 
-def _exact_microseconds(value: Any, how: str) -> Decimal:
+def _convert_to_exact_microseconds(value: Any, how: str) -> Decimal:
+    """Converts a number since 1970, whose unit is `how`, to microseconds with all fractions."""
     value = number_of(value)
     if type(value) is float:
         value = Decimal(repr(value))
@@ -115,31 +121,32 @@ def convert_to_milliseconds(value: Any, how: str, *, from_text: bool = False) ->
     if how == "iso":
         return (_parse_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
     number = number_from_text(value, NUMBER, Decimal) if from_text else value
-    return int(_exact_microseconds(number, how).to_integral_value(ROUND_FLOOR)) // 1000
+    return int(_convert_to_exact_microseconds(number, how).to_integral_value(ROUND_FLOOR)) // 1000
 
 
-def parse_iso_to_milliseconds(value: Any, minutes: dict[str, int]) -> int:
-    """Converts an ISO 8601 text with a time zone to milliseconds since 1970, as `convert_to_milliseconds`, but faster.
+def parse_iso_to_milliseconds(value: Any, minute_cache: dict[str, int]) -> int:
+    """Converts an ISO 8601 text with a time zone to milliseconds since 1970, rounded down.
 
     Args:
         value: The time in the message.
-        minutes: A cache of the milliseconds of each minute, by its text up to the seconds.
+        minute_cache: A cache of the milliseconds of each minute, by its text up to the seconds.
 
     Raises:
         ValueError: The value is not such a time.
     """
     if type(value) is str and len(value) in (24, 27) and value[19] == "." and value[-1] == "Z":
         digits = value[17:19] + value[20:-1]
-        minute = minutes.get(value[:17])
+        minute = minute_cache.get(value[:17])
         if minute is not None and digits < "60" and digits.isdigit() and digits.isascii():
             return minute + int(digits[:5])
     found = convert_to_milliseconds(value, "iso")
-    if value[-1] == "Z" and value[16:17] == ":" and len(minutes) < _MOST_MINUTES:
-        minutes[value[:17]] = convert_to_milliseconds(value[:17] + "00Z", "iso")
+    if value[-1] == "Z" and value[16:17] == ":" and len(minute_cache) < _MOST_MINUTES:
+        minute_cache[value[:17]] = convert_to_milliseconds(value[:17] + "00Z", "iso")
     return found
 
 
-def _convert_since_epoch(value: Any, how: str) -> datetime:
+def _convert_number_to_time(value: Any, how: str) -> datetime:
+    """Converts a number since 1970, whose unit is `how`, to a datetime without a zone."""
     try:
         return _EPOCH + timedelta(microseconds=microseconds(value, how))
     except OverflowError:

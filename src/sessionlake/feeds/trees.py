@@ -49,6 +49,7 @@ def build_message_class(name: str, schema: str) -> Any:
 
 
 def _add_field(message: Any, package: str, parts: list[str]) -> None:
+    """Adds a field to a Protobuf message type. `parts` are its name, number, label if there is one, and type."""
     name, number, *labels, kind = parts
     label = _REPEATED if labels else FieldDescriptorProto.LABEL_OPTIONAL
     field = message.field.add(name=name, number=int(number), label=label)
@@ -84,6 +85,7 @@ def to_tree(message: Any) -> dict[str, Any]:
 
 
 def _read_fields(message: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each field, and its value in the tree."""
     for name, field, is_list, is_map in _list_fields(message.DESCRIPTOR):
         if is_map:
             of_value = field.message_type.fields_by_name["value"]
@@ -102,12 +104,12 @@ def _list_fields(descriptor: Descriptor) -> tuple[tuple[str, FieldDescriptor, bo
     descriptor.CopyToProto(proto)
     lists = {field.name for field in proto.field if field.label == _REPEATED}
     return tuple(
-        (field.name, field, field.name in lists, field.message_type is not None and _is_entry(field.message_type))
+        (field.name, field, field.name in lists, field.message_type is not None and _is_map_entry(field.message_type))
         for field in descriptor.fields
     )
 
 
-def _is_entry(descriptor: Descriptor) -> bool:
+def _is_map_entry(descriptor: Descriptor) -> bool:
     return bool(descriptor.GetOptions().map_entry)
 
 

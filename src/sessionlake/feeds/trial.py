@@ -157,11 +157,11 @@ class Trial:
         for number in found.rules:
             totals.rules[feed.name, number] += 1
         totals.ignored += all(event.kind is Kind.IGNORE for event in found.events)
-        findings = [text for event in found.events for text in self._apply(feed, record, event)]
+        findings = [text for event in found.events for text in self._apply_event(feed, record, event)]
         return Outcome(record, feed, found, tuple(findings))
 
-    def _apply(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
-        """Applies an event to its session's table. Returns what is wrong with it."""
+    def _apply_event(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
+        """Applies an event to its session's table. Returns texts that say what is wrong; none if nothing is."""
         findings = (
             [] if event.chain is None else self._follow_chain(event, (record.topic, record.partition, event.chain))
         )
@@ -182,7 +182,7 @@ class Trial:
             table.rows = {}
         if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
             self.totals.followed = self.totals.messages
-        return findings + self._count(
+        return findings + self._add_counts(
             session, [now - past for now, past in zip(_list_counts(table), before, strict=True)]
         )
 
@@ -200,8 +200,13 @@ class Trial:
             texts.append(f"snapshot: {held} held messages are judged after it")
         return texts
 
-    def _count(self, session: Session, added: Sequence[int]) -> list[str]:
-        """Adds what an event has added to its table's counts. Returns what of it is wrong."""
+    def _add_counts(self, session: Session, added: Sequence[int]) -> list[str]:
+        """Adds the increase of a table's counts to the totals, and returns what of it is wrong.
+
+        Args:
+            session: The session of the table.
+            added: Added gaps, duplicates, checks, failed checks, and changes whose presence was not as expected.
+        """
         gaps, duplicates, checks, checks_failed, presence_failed = added
         totals = self.totals
         totals.gaps += gaps
@@ -220,7 +225,7 @@ class Trial:
         return [text for text, count in texts.items() if count]
 
     def _follow_chain(self, event: Event, chain: _Chain) -> list[str]:
-        """Advances the seq that the sessions of a chain share. Returns its gap, if there is one."""
+        """Advances the last seq of a chain. Returns the text of a gap in it, if there is one."""
         last = self._chains.get(chain)
         if event.seq is None or (last is not None and event.seq <= last and not event.restart):
             return []
@@ -233,8 +238,10 @@ class Trial:
 
 
 def _list_counts(table: SessionTable) -> tuple[int, int, int, int, int]:
+    """Returns the counts of gaps, duplicates, checks, failed checks, and changes of unexpected presence."""
     return table.gaps, table.duplicates, table.checks, table.checks_failed, table.presence_failed
 
 
 def _has_snapshots(feed: Feed) -> bool:
+    """Returns True if a rule of the feed reads snapshots."""
     return any(rule.kind is Kind.SNAPSHOT for rule in feed.rules)

@@ -117,10 +117,10 @@ def parse_feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn
     convert = _choose_converter(base, how, precision, scale)
     normal = f"decimal({precision},{scale})" if base == "decimal" else normal
     convert_python = _create_python_converter(base, convert, precision, scale)
-    return FeedColumn(name, normal, how, convert, convert_python, _of_constant(base, precision, scale))
+    return FeedColumn(name, normal, how, convert, convert_python, _choose_constant_parser(base, precision, scale))
 
 
-def _of_constant(base: str, precision: int, scale: int) -> Convert:
+def _choose_constant_parser(base: str, precision: int, scale: int) -> Convert:
     """Returns the function that parses a constant's text: a number, an ISO time, or bytes in base64."""
     if base == "boolean":
         return _parse_boolean
@@ -130,6 +130,7 @@ def _of_constant(base: str, precision: int, scale: int) -> Convert:
 
 
 def _parse_decimal_type(name: str, sql: str) -> tuple[str, int, int]:
+    """Returns the name, precision and scale of a decimal type; any other type unchanged, with 0 and 0."""
     found = re.fullmatch(r"decimal(?:\((\d+)(?:,(\d+))?\))?", sql)
     if found is None:
         return sql, 0, 0

@@ -94,7 +94,7 @@ class FeedWriter(RowWriter):
         return "\n".join(self._lines) + "\n"
 
     def _add_message(self) -> None:
-        """Adds the lines that read one message."""
+        """Adds the lines that check and decode one message and then try the rules."""
         if self._feed.format is PayloadFormat.JSON:
             self._add_line("if len(value) > unchecked:")
             self._add_line("    if len(value) > max_bytes: raise Unusual")
@@ -126,6 +126,7 @@ class FeedWriter(RowWriter):
         self._depth -= 1
 
     def _add_rule(self, rule: Rule) -> None:
+        """Adds the lines that read a message by a rule, if its conditions are met."""
         conditions = [self._write_condition(one) for one in rule.when]
         self._add_line(f"if {' and '.join(conditions) or 'True'}:")
         self._depth += 1
@@ -140,6 +141,7 @@ class FeedWriter(RowWriter):
         self._depth -= 1
 
     def _write_condition(self, condition: Condition) -> str:
+        """Returns code that is true if a message meets the condition."""
         if condition.path is None:
             wanted = condition.wanted if isinstance(condition.wanted, tuple) else ()
             types = {Body.ARRAY: ["list"], Body.OBJECT: ["dict"], Body.TEXT: ["str"], Body.TOMBSTONE: []}
@@ -164,6 +166,7 @@ class FeedWriter(RowWriter):
         return f"({' or '.join(tests)})"
 
     def _add_event(self, rule: Rule, order: Order) -> None:
+        """Adds lines that add the event of a message, and its rows, to the lists of events."""
         feed = self._feed
         if (checksum := feed.checksum_path(rule)) is not None:
             found = self._add_lookup(checksum, element=None)
@@ -187,6 +190,7 @@ class FeedWriter(RowWriter):
         self._add_line("add_rows(len(row_id_list))")
 
     def _add_session(self, paths: tuple[Path, ...]) -> None:
+        """Adds lines that set the variable `session` to the session id made of the texts at some paths."""
         parts = [self._add_lookup(path, element=None) for path in paths]
         numbers = {Start.PARTITION, Start.OFFSET, Start.TIMESTAMP}
         for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
@@ -200,6 +204,7 @@ class FeedWriter(RowWriter):
         self._add_line(f"if session is None: session = {cache}.compute({key})")
 
     def _add_time(self, time: Time) -> None:
+        """Adds lines that set the variable `ts` to the event time: ms since 1970, or an ISO text."""
         if time.path is None:
             self._add_line(f"ts = {self._name_record_field('timestamp')}")
             return
@@ -241,6 +246,7 @@ class FeedWriter(RowWriter):
                 return seq, "None"
 
     def _add_number(self, path: Path) -> str:
+        """Adds lines that read the whole number at a path; returns the variable that has it."""
         value = self._add_lookup(path, element=None)
         self._add_line(f"if type({value}) is not int or not {-INT64_MAX - 1} < {value} <= {INT64_MAX}: raise Unusual")
         return value
@@ -250,5 +256,5 @@ class FeedWriter(RowWriter):
 
 
 def _list_bodies(rule: Rule) -> list[Any]:
-    """Returns the types of messages that the rule names."""
+    """Returns the types of Kafka values (`Body`) that the conditions of a rule name."""
     return [body for one in rule.when if one.path is None and isinstance(one.wanted, tuple) for body in one.wanted]

@@ -21,7 +21,7 @@ from sessionlake.gold.aggregate.sources import (
     build_text_field_name,
 )
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.ledger.retained import read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -226,7 +226,7 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     Raises:
         LakeError: Retention has removed some changes.
     """
-    found = read_removed_rows_without_limits(lake.reader(spark)).get(CHANGES)
+    found = read_removal_records_without_limits(lake.reader(spark)).get(CHANGES)
     if found is not None and found.max_missing_rows:
         raise LakeError(f"{found.removal_text}", why="Gold cannot compute again what it had computed from these rows")
 

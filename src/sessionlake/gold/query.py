@@ -202,7 +202,9 @@ def _require_valid_arguments(
     if strange := [name for name in (*by, *of) if name not in KEYS]:
         raise UsageError(f"metrics have no key {', '.join(strange)}", fix=f"Choose from {', '.join(KEYS)}")
     if len({*by}) < len(by):
-        raise UsageError(f"a key is named twice: {', '.join(by)}", fix="Name each key only once")
+        raise UsageError(
+            f"metrics: `by` names a key twice: {', '.join(by)}", fix="Name each key at most once in `by` (`--by`)"
+        )
     if step is not None and (step < MINUTE or step % MINUTE):
         raise UsageError(
             f"a step of {step} ms is not a number of whole minutes",

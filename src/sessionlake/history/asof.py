@@ -38,8 +38,8 @@ from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts
 from sessionlake.silver.stream_times import open_stored_times
-from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, compute_table, have_higher_seqs, to_epoch_ms
-from sessionlake.silver.tables.snapshots import build_rows_schema, list_change_columns
+from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, are_seqs_past_cut, compute_table, to_epoch_ms
+from sessionlake.silver.tables.snapshots import build_rows_schema, list_columns_of_session_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,10 +224,10 @@ class _AsOfQuery:
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not have_higher_seqs(base, seen):
+            if seen is not None and not are_seqs_past_cut(base, seen):
                 continue
             seen = self._read_changes_after(base)
-            if not self._session.in_seq_order or have_higher_seqs(base, seen):
+            if not self._session.in_seq_order or are_seqs_past_cut(base, seen):
                 return base, compute_table(self._read_stored_table(base), seen, self._columns, self._history)
         seen = self._read_changes_after(None)
         if not seen.num_rows:
@@ -268,7 +268,7 @@ class _AsOfQuery:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
             since.append(("_applied_at", operator.le, convert_ms_to_time(self._moment.ts)))
-        columns = [*list_change_columns(self._columns), *_SEEN_BY]
+        columns = [*list_columns_of_session_changes(self._columns), *_SEEN_BY]
         return self._moment.select_changes(
             self._reader.read_arrow_table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )

@@ -37,7 +37,7 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
 from sessionlake.ledger.progress import iterate_search_windows
-from sessionlake.ledger.retained import read_removed_rows_of_table, read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_removal_record_of_table, read_removal_records_without_limits
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
@@ -86,7 +86,7 @@ class AsOfBatch:
             )
         appended = _is_append_only(table)
         by_rows = appended and not self.rebuilt
-        found = read_removed_rows_of_table(self.lake.reader(spark), table) if by_rows else None
+        found = read_removal_record_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
                 f"{found.removal_text}, of batches up to {found.batch}, so the table cannot be read as of "
@@ -232,7 +232,7 @@ def _find_merge_end_and_versions(
         if versions.keys() >= summary.find_tables_to_read_at_version(end):
             break
     else:
-        cut = read_removed_rows_without_limits(reader).get(LEDGER)
+        cut = read_removal_records_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
             raise LakeError(
                 f"{cut.removal_text}, so it is not known which version each table had after batch {batch}",

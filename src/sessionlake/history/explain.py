@@ -31,7 +31,7 @@ from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.progress import read_change_progress
-from sessionlake.ledger.retained import read_last_removed_position, read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_last_removed_position, read_removal_records_without_limits
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -274,7 +274,7 @@ def _find_time_of_removal(reader: TableReader, key: Row) -> datetime | None:
         reader: Reads the tables.
         key: The row's key columns.
     """
-    cut = read_removed_rows_without_limits(reader).get(CHANGES)
+    cut = read_removal_records_without_limits(reader).get(CHANGES)
     if cut is None or not cut.max_missing_rows:
         return None
     if {"topic", "session_id"} <= key.keys():

@@ -86,7 +86,7 @@ class Evidence:
     session: Row | None = None
 
 
-class DecidedFate(NamedTuple):
+class MessageFate(NamedTuple):
     """What happened to a message, why, and in which batch.
 
     Attributes:
@@ -103,7 +103,7 @@ class DecidedFate(NamedTuple):
 
 def decide_fate(
     content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool = False
-) -> DecidedFate | None:
+) -> MessageFate | None:
     """Returns what happened to a message, why, and in which batch.
 
     Returns None if silver's tables lack rows of the message that silver must have written.
@@ -115,41 +115,41 @@ def decide_fate(
         holds: True if sessions of the topic hold messages back until a snapshot arrives.
     """
     for row in evidence.quarantine:
-        return DecidedFate(
+        return MessageFate(
             Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
         )
     for row in evidence.changes:
-        return DecidedFate(Fate.APPLIED, batch=row["_batch"])
+        return MessageFate(Fate.APPLIED, batch=row["_batch"])
     for row in evidence.events:
         if row["event"] == EventKind.DUPLICATE:
-            return DecidedFate(Fate.DUPLICATE, batch=row["_batch"])
+            return MessageFate(Fate.DUPLICATE, batch=row["_batch"])
     return None if content.type is None else _decide_without_rows(content, evidence, integrity, holds=holds)
 
 
 def _decide_without_rows(
     content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool
-) -> DecidedFate | None:
+) -> MessageFate | None:
     """Returns what happened to a well-formed message about which no table has a row; None if there must be one."""
     if integrity is Integrity.WINDOW:
         return _decide_if_held_by_window(content, evidence)
     if holds and content.type not in _NEVER_WAIT:
         return _decide_if_waiting_for_snapshot(content, evidence)
-    return None if content.changes else DecidedFate(Fate.APPLIED, batch=evidence.batch)
+    return None if content.changes else MessageFate(Fate.APPLIED, batch=evidence.batch)
 
 
-def _decide_if_held_by_window(content: MessageContent, evidence: Evidence) -> DecidedFate:
+def _decide_if_held_by_window(content: MessageContent, evidence: Evidence) -> MessageFate:
     for row in evidence.events:
         if row["event"] in _AT_RELEASE:
-            return DecidedFate(Fate.APPLIED, batch=row["_batch"])
+            return MessageFate(Fate.APPLIED, batch=row["_batch"])
     held = content.changes > 0 or not _is_certainly_released(content, evidence)
-    return DecidedFate(Fate.HELD if held else Fate.APPLIED)
+    return MessageFate(Fate.HELD if held else Fate.APPLIED)
 
 
-def _decide_if_waiting_for_snapshot(content: MessageContent, evidence: Evidence) -> DecidedFate:
+def _decide_if_waiting_for_snapshot(content: MessageContent, evidence: Evidence) -> MessageFate:
     """Returns what happened to a message of a feed that holds messages back until a snapshot arrives."""
     if content.changes or _waits_for_snapshot(content, evidence):
-        return DecidedFate(Fate.HELD)
-    return DecidedFate(Fate.APPLIED)
+        return MessageFate(Fate.HELD)
+    return MessageFate(Fate.APPLIED)
 
 
 def _waits_for_snapshot(content: MessageContent, evidence: Evidence) -> bool:

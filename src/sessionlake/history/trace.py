@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotFoundError
 from sessionlake.history.content import READ, FeedReading, decode_message_parts, explain_feed_reading
-from sessionlake.history.fate import DecidedFate, Evidence, Fate, MessageContent, decide_fate
+from sessionlake.history.fate import Evidence, Fate, MessageContent, MessageFate, decide_fate
 from sessionlake.history.missing import explain_absent_message, explain_unjudged_message, explain_unread_message
 from sessionlake.history.traced import BatchCommit, Judgement, SilverMerge, Trace, TracedMessage, TracedPart
 from sessionlake.integrity.outcome import Action
@@ -37,7 +37,7 @@ from sessionlake.ledger.progress import (
 from sessionlake.ledger.retained import (
     describe_partition_start,
     read_partition_starts,
-    read_removed_rows_without_limits,
+    read_removal_records_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import PARTS_ERASED_HEADER
@@ -153,7 +153,7 @@ def _require_entry_of_message(
         NotFoundError: Retention has removed the entry.
     """
     batch, layer = batch_and_layer
-    cut = None if batch is not None else read_removed_rows_without_limits(reader).get(LEDGER)
+    cut = None if batch is not None else read_removal_records_without_limits(reader).get(LEDGER)
     if cut is not None and has_read_message(reader, layer, topic, partition, offset):
         raise NotFoundError(
             f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but it is not "
@@ -168,7 +168,7 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
     Raises:
         NotFoundError: Retention has removed rows of the batch.
     """
-    known = read_removed_rows_without_limits(reader)
+    known = read_removal_records_without_limits(reader)
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotFoundError(
@@ -241,7 +241,7 @@ def _find_judgement(
     topic, _ = place
     rules = RuleLookup(settings.capture).find_rules(topic)
     integrity, unjudged, holds = rules.integrity, content.fate, rules.hold > 0
-    verdict = decide_fate(content, evidence, integrity, holds=holds) if unjudged is None else DecidedFate(unjudged)
+    verdict = decide_fate(content, evidence, integrity, holds=holds) if unjudged is None else MessageFate(unjudged)
     if verdict is None:
         raise LakeError(
             f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "

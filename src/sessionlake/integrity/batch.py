@@ -280,7 +280,7 @@ def _judge_session(batch: ShardBatch, number: int, is_run_start: Bools | None, o
     held = [batch.held_messages.build_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
     decisions = batch.decisions.get(number, {})
     outcome.session_number = number
-    rows = batch.open_rows(number, cursor.rows) if rules.holds_rows and batch.open_rows else None
+    rows = batch.load_session_rows(number, cursor.rows) if rules.holds_rows and batch.load_session_rows else None
     judge = SessionJudge(cursor, held, rules, outcome, decisions, rows, batch.chain_gaps.get(number, ()))
     try:
         if is_run_start is not None:

@@ -395,6 +395,6 @@ class ShardClock:
 
 
 def _replace_partition_indices(new_indices: Int64s, rows: Sequence[Int64s]) -> Int64s:
-    """Replaces indices of names, in the first of these rows, by `new_indices[index]`. Drops columns where it is -1."""
+    """Returns `rows` as a matrix with new indices in the first row. Columns whose new index is -1 are dropped."""
     place = new_indices[rows[0]]
     return np.stack([place, *rows[1:]])[:, place >= 0]

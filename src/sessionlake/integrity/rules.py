@@ -53,7 +53,7 @@ class Rules:
     """True if the session's rows are kept in memory while its messages are judged, because its feed needs them."""
     modulo: int | None = None
     """The number at which the producer's counter starts again at 0; None if it rises for ever."""
-    has_links: bool = False
+    has_links_to_previous_seq: bool = False
     """True if each message names the seq of the message before it, so that the next seq is not known."""
     has_chains: bool = False
     """True if sessions share a counter. Then all sessions of the topic are in one shard."""
@@ -61,7 +61,7 @@ class Rules:
     @property
     def knows_next_seq(self) -> bool:
         """True if the seq of a session's next message is known before the message."""
-        return not (self.has_links or self.has_chains)
+        return not (self.has_links_to_previous_seq or self.has_chains)
 
     @property
     def holds_messages(self) -> bool:
@@ -114,7 +114,7 @@ class RuleLookup:
             hold=0 if feed is None else feed.hold,
             holds_rows=feed is not None and feed.holds_rows,
             modulo=None if feed is None else feed.modulo,
-            has_links=feed is not None and feed.has_links,
+            has_links_to_previous_seq=feed is not None and feed.has_links_to_previous_seq,
             has_chains=feed is not None and feed.has_chains,
             max_held_messages=capture.max_held_messages,
             max_held_bytes=capture.max_held_bytes,

@@ -44,8 +44,8 @@ class SessionRows(Protocol):
         ...
 
 
-OpenRows = Callable[[int, bytes | None], SessionRows]
-"""Opens the rows of a session, by its number in the batch and the rows that `SessionRows.encode` stored, or None."""
+LoadSessionRows = Callable[[int, bytes | None], SessionRows]
+"""Decodes a session's rows, from its number in the batch and what `SessionRows.encode` stored (None: no rows yet)."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class ShardBatch:
             number.
         decisions: Operators' decisions by session number and then by offset.
         chain_gaps: Gaps of the sessions' chains, by session number, each session's in order of their offsets.
-        open_rows: Opens the rows of a session whose rules say `holds_rows`; None if no session has such rules.
+        load_session_rows: Loads the rows of a session whose rules say `holds_rows`; None if no session has such rules.
     """
 
     new_messages: MessageArrays
@@ -134,4 +134,4 @@ class ShardBatch:
     held_bounds: Int64s
     decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
     chain_gaps: Mapping[int, Sequence[ChainGap]] = field(default_factory=dict)
-    open_rows: OpenRows | None = None
+    load_session_rows: LoadSessionRows | None = None

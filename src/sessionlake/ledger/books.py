@@ -372,5 +372,6 @@ def _refuse_batch_in_sums(before: Txn | None, sums: StoredSums) -> None:
             f"old that maintain.retention has removed its entry from {LEDGER} (all before "
             f"{sums.removed_before:%Y-%m-%d %H:%M:%SZ})",
             why="So the checkpoint is much older than the tables",
-            fix="Restore the newer checkpoint",
+            fix="Restore the newest backup of the checkpoint. Without one, run `sessionlake recover LAYER` (for a "
+            "processor `sessionlake rebuild processor:NAME`)",
         )

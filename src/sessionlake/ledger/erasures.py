@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import replace_with_claim
+from sessionlake.delta.commit import replace_rows_of_claimed_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES, FORGET_CLAIM
 from sessionlake.delta.storage.reading import TableReader
@@ -49,7 +49,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Erasure:
-    """The receipt for one forgotten session: a row of `ops.erasures`. It does not contain the session's id.
+    """The receipt for one forgotten session: a row of `bronze.erasures`. It does not contain the session's id.
 
     Attributes:
         receipt: the receipt's number.
@@ -123,7 +123,7 @@ def read_receipts_to_apply(lake: Lake, spark: SparkSession) -> list[Erasure]:
 
 
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
-    """Writes a receipt to `ops.erasures`, in place of a stored receipt with the same number.
+    """Writes a receipt to `bronze.erasures`, in place of a stored receipt with the same number.
 
     The caller must hold `CLAIM`.
     """
@@ -133,7 +133,7 @@ def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
 
 def _replace_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
     rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in receipts]
-    replace_with_claim(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
+    replace_rows_of_claimed_table(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
 
 def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import replace_with_claim
+from sessionlake.delta.commit import replace_rows_of_claimed_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, POSITIONS
 from sessionlake.delta.schemas.tables import COUNTS
@@ -107,7 +107,7 @@ def update_ledger_sums(spark: SparkSession, lake: Lake) -> bool:
         known = read_stored_sums(reader).carried
         own = sum_ledger_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
-        replace_with_claim(spark, lake, POSITIONS, sums)
+        replace_rows_of_claimed_table(spark, lake, POSITIONS, sums)
         return True
     return False
 
@@ -118,7 +118,7 @@ def write_sums_of_old_entries(spark: SparkSession, lake: Lake, cutoff: datetime)
     Sums of entries that stay in the ledger are dropped; `update_ledger_sums` computes them again. The caller must hold
     `retained.CLAIM`.
     """
-    replace_with_claim(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
+    replace_rows_of_claimed_table(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
 
 
 def compute_sums_of_old_entries(reader: TableReader, cutoff: datetime) -> pa.Table:
@@ -145,7 +145,7 @@ def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]
     known = read_stored_sums(lake.reader(spark)).carried
     if known.num_rows:
         others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
-        replace_with_claim(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
+        replace_rows_of_claimed_table(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
 def verify_ledger_sums(reader: TableReader) -> bool:

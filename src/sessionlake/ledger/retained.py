@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import delete_with_claim, merge_with_claim
+from sessionlake.delta.commit import delete_rows_of_claimed_table, merge_into_claimed_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -95,7 +95,7 @@ def build_selection_of_expired_rows(table: str, limits: pa.Table | None = None, 
 
 
 @dataclass(frozen=True)
-class RemovedRows:
+class RemovalRecord:
     """What retention has removed from one table.
 
     Attributes:
@@ -127,7 +127,7 @@ class RemovedRows:
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
-def read_removed_rows(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, RemovedRows]:
+def read_removal_records(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, RemovalRecord]:
     """Returns what retention has removed, by table name, with the limits of all topic-partitions and sessions.
 
     Args:
@@ -140,17 +140,17 @@ def read_removed_rows(reader: TableReader, tables: Collection[str] | None = None
     """
     if tables is not None and not tables:
         return {}
-    return _read_removed_rows(reader, [] if tables is None else [("table", is_in, list(tables))], _SCHEMA)
+    return _read_removal_records(reader, [] if tables is None else [("table", is_in, list(tables))], _SCHEMA)
 
 
-def read_removed_rows_without_limits(reader: TableReader) -> dict[str, RemovedRows]:
+def read_removal_records_without_limits(reader: TableReader) -> dict[str, RemovalRecord]:
     """Returns what retention has removed, by table name; `limits` is empty in each result. Reads one row per table."""
-    return _read_removed_rows(reader, [("limit", is_null, None)], _OF_HEADS)
+    return _read_removal_records(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
-def _read_removed_rows(
+def _read_removal_records(
     reader: TableReader, conditions: Sequence[Condition], schema: pa.Schema
-) -> dict[str, RemovedRows]:
+) -> dict[str, RemovalRecord]:
     if not reader.exists(RETAINED):
         return {}
     rows = reader.read_arrow_table(RETAINED, *conditions, columns=schema.names).cast(schema)
@@ -161,7 +161,7 @@ def _read_removed_rows(
             fix=f"Use the version of sessionlake that wrote {RETAINED}",
         )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
-    found = {head["table"]: RemovedRows(**head) for head in own.to_pylist()}
+    found = {head["table"]: RemovalRecord(**head) for head in own.to_pylist()}
     if schema is _OF_HEADS:
         return found
     return {table: replace(one, limits=_select_limits_of_table(rows, table)) for table, one in found.items()}
@@ -171,7 +171,7 @@ def _select_limits_of_table(rows: pa.Table, table: str) -> pa.Table:
     return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
 
 
-def read_last_changed_limits(reader: TableReader, removed_rows: RemovedRows) -> pa.Table:
+def read_last_changed_limits(reader: TableReader, removed_rows: RemovalRecord) -> pa.Table:
     """Returns the limits of a table that its last removal of rows changed, with the schema `LIMITS`.
 
     Args:
@@ -196,12 +196,12 @@ def read_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFra
     return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
 
 
-def read_removed_rows_of_table(reader: TableReader, table: str) -> RemovedRows | None:
+def read_removal_record_of_table(reader: TableReader, table: str) -> RemovalRecord | None:
     """Returns what retention has removed from a table; None if nothing was removed. `limits` is empty in the result."""
-    return expand_to_tables_removed_together(read_removed_rows_without_limits(reader)).get(table)
+    return expand_to_tables_removed_together(read_removal_records_without_limits(reader)).get(table)
 
 
-def expand_to_tables_removed_together(removed_rows: Mapping[str, RemovedRows]) -> dict[str, RemovedRows]:
+def expand_to_tables_removed_together(removed_rows: Mapping[str, RemovalRecord]) -> dict[str, RemovalRecord]:
     """Returns what was removed for every affected table, by table name.
 
     Some tables lose their rows together and have one common record in `ops.retained`. Each of them gets this record.
@@ -211,7 +211,7 @@ def expand_to_tables_removed_together(removed_rows: Mapping[str, RemovedRows]) -
     }
 
 
-def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRows) -> None:
+def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RemovalRecord) -> None:
     """Writes what was removed from a table to `ops.retained`. The caller must hold `CLAIM`.
 
     Args:
@@ -229,7 +229,7 @@ def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRo
     own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
     moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
     rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
-    merge_with_claim(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
+    merge_into_claimed_table(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
 
 
 def _fill_null_keys(rows: pa.Table) -> pa.Table:
@@ -242,7 +242,7 @@ def _fill_null_keys(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def delete_records_of_removed_rows(
+def delete_removal_records(
     spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None
 ) -> None:
     """Deletes the rows of `ops.retained` about tables whose rows were all written again. The caller must hold `CLAIM`.
@@ -255,11 +255,11 @@ def delete_records_of_removed_rows(
     """
     from pyspark.sql import functions as F
 
-    known = sorted(read_removed_rows_without_limits(lake.reader(spark)).keys() & {*tables})
+    known = sorted(read_removal_records_without_limits(lake.reader(spark)).keys() & {*tables})
     if known and topics is None:
-        delete_with_claim(spark, lake, RETAINED, F.col("table").isin(known))
+        delete_rows_of_claimed_table(spark, lake, RETAINED, F.col("table").isin(known))
     elif known and topics:
-        delete_with_claim(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
+        delete_rows_of_claimed_table(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def read_partition_starts(reader: TableReader) -> dict[TopicPartition, Partition
 
     Topic-partitions without removed messages are missing.
     """
-    found = read_removed_rows(reader, [MESSAGES]).get(MESSAGES)
+    found = read_removal_records(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
     highest = pc.fill_null(to_milliseconds(found.limits["highest_timestamp"]), NOT_COUNTED)

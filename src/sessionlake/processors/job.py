@@ -213,7 +213,11 @@ def build_output_schema(config: ProcessorSettings, output: OutputColumns) -> Tab
 
 
 class _ProcessorBatchCommit:
-    """Checks a micro-batch of a processor, then writes its records and failures, and then the ledger row."""
+    """Commits a micro-batch of a processor: first its records and failures, then its entry in the ledger.
+
+    If a message stops the layer, the processor failed, or offsets or stream times have a hole, it raises an error
+    before it writes.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import read_last_batch_number
-from sessionlake.ledger.retained import read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.processors.by_class import KeyedComputation
 from sessionlake.processors.by_product import ProductComputation
 from sessionlake.processors.difference import TableDifference, compare_tables
@@ -70,7 +70,7 @@ class KeyedTable:
         if not Lake(settings).exists(spark, config.source):
             raise LakeError(
                 f"{config.layer}: its source {config.source} does not exist yet",
-                fix="Run what fills that table, then the processor",
+                fix="Run `sessionlake run all --once`, which runs all layers and processors, or correct `source`",
             )
         present = Lake(settings).storage.read_column_types(spark, config.source)
         self.computation = (
@@ -214,7 +214,7 @@ class KeyedTable:
             LakeError: Retention has removed some of the rows.
         """
         config = self._config
-        cut = read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
+        cut = read_removal_records_without_limits(self.lake.reader(spark)).get(config.source)
         if cut is not None and cut.max_missing_rows:
             raise LakeError(f"{cut.removal_text}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)

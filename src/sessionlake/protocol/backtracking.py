@@ -62,7 +62,7 @@ class _UnboundedError(ValueError):
 
 
 @dataclass(frozen=True)
-class _AutomatonPart:
+class _RegexPart:
     """A part of a pattern, as states of the automaton.
 
     Attributes:
@@ -76,7 +76,7 @@ class _AutomatonPart:
     empty: bool
 
 
-_NOTHING = _AutomatonPart(Counter(), Counter(), empty=True)
+_NOTHING = _RegexPart(Counter(), Counter(), empty=True)
 
 
 @dataclass
@@ -98,10 +98,10 @@ class _PatternAutomaton:
     next: list[Counter[State]] = field(default_factory=list)
 
     def list_followers(self, state: State) -> Iterable[State]:
-        """Returns the states that can follow a state."""
+        """Returns the states of the automaton that can follow a state, which is one of its states."""
         return self.next[state]
 
-    def add_tree(self, tree: Iterable[tuple[Any, Any]]) -> _AutomatonPart:
+    def add_tree(self, tree: Iterable[tuple[Any, Any]]) -> _RegexPart:
         """Adds the states of a parsed pattern, and returns where a match of it can begin and end."""
         part = _NOTHING
         for op, value in tree:
@@ -157,7 +157,7 @@ class _PatternAutomaton:
             left.extend(new)
         return found
 
-    def _add_part(self, operator: str, value: Any) -> _AutomatonPart:
+    def _add_part(self, operator: str, value: Any) -> _RegexPart:
         """Adds the states of one operation of a parsed pattern, such as a repetition."""
         if operator in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
             return self._add_repetition(*value)
@@ -169,7 +169,7 @@ class _PatternAutomaton:
                 last.update(part.last)
             if sum(part.empty for part in parts) > 1 and self.depth:  # the parser leaves two empty branches of (a|a)
                 raise _UnboundedError(_AMBIGUOUS)
-            return _AutomatonPart(first, last, empty=any(part.empty for part in parts))
+            return _RegexPart(first, last, empty=any(part.empty for part in parts))
         if operator in {"SUBPATTERN", "ATOMIC_GROUP"}:
             return self.add_tree(value[-1] if operator == "SUBPATTERN" else value)
         if operator in {"ASSERT", "ASSERT_NOT"}:
@@ -182,16 +182,16 @@ class _PatternAutomaton:
         self.reads.append(self._build_character_mask(operator, value))
         self.next.append(Counter())
         state = Counter({len(self.reads) - 1: 1})
-        return _AutomatonPart(state, state, empty=False)
+        return _RegexPart(state, state, empty=False)
 
-    def _add_repetition(self, least_count: int, most_count: Any, tree: Any) -> _AutomatonPart:
+    def _add_repetition(self, least_count: int, most_count: Any, tree: Any) -> _RegexPart:
         """Adds the states of a repeated part. Raises an `_UnboundedError` if the part can be empty."""
         before = len(self.reads)
         self.depth += most_count != 1
         part = self.add_tree(tree)
         self.depth -= most_count != 1
         if most_count == 1:
-            return _AutomatonPart(part.first, part.last, empty=part.empty or least_count == 0)
+            return _RegexPart(part.first, part.last, empty=part.empty or least_count == 0)
         if part.empty:
             raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
         if least_count == most_count and (len(self.reads) - before) * least_count <= _MAX_COPIES:
@@ -199,16 +199,16 @@ class _PatternAutomaton:
                 part = self._join_parts(part, self.add_tree(tree))
             return part
         self._link_parts(part, part)
-        return _AutomatonPart(part.first, part.last, empty=least_count == 0)
+        return _RegexPart(part.first, part.last, empty=least_count == 0)
 
-    def _join_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> _AutomatonPart:
+    def _join_parts(self, left: _RegexPart, right: _RegexPart) -> _RegexPart:
         """Returns the part that matches a text of `left` and then one of `right`."""
         self._link_parts(left, right)
         first = left.first + right.first if left.empty else left.first
         last = left.last + right.last if right.empty else right.last
-        return _AutomatonPart(first, last, empty=left.empty and right.empty)
+        return _RegexPart(first, last, empty=left.empty and right.empty)
 
-    def _link_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> None:
+    def _link_parts(self, left: _RegexPart, right: _RegexPart) -> None:
         """Makes the states at which `right` begins follow those at which `left` ends."""
         for p, ways in left.last.items():
             for q, more in right.first.items():

@@ -91,7 +91,7 @@ class BulkMessages:
         self._owner = np.repeat(np.arange(len(objects)), n_rows)
         ids = decoder.read_row_ids(rows)
         self._check_ids(ids, n_rows)
-        values = self._read_values(rows, ids)
+        values = self._read_values_by_column(rows, ids)
         self.columns = MessageColumns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._read_rescued(rows))
 
     def _refuse_messages(self, is_wrong: Bools, reason: Reason) -> None:
@@ -162,7 +162,7 @@ class BulkMessages:
             self._refuse_messages_of_rows(((sizes < 1) | (sizes > MAX_ID_BYTES))[codes], reason, message_indices)
         return codes
 
-    def _read_values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
+    def _read_values_by_column(self, rows: list[Any], row_ids: list[str]) -> list[list[Any]]:
         """Returns, for each declared column, its value in each row; UNSET in rows that do not set it."""
         layout, sets = self._decoder.layout, self._decoder.read_set_names(rows)
         cells = layout.cells if layout else {}
@@ -171,7 +171,7 @@ class BulkMessages:
         found = []
         for column in self._columns:
             if column.name == ID:  # every row has it, whatever its `_set` names
-                found.append(ids)
+                found.append(row_ids)
                 continue
             values, present = self._decoder.read_column_values(rows, column.name)
             is_set = _find_rows_that_set_column(present, sets, column.name)

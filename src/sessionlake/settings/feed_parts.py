@@ -315,7 +315,8 @@ class Crc32Settings(Section):
 class ChecksumSettings(Section):
     """The path to a checksum in messages, and how it is compared with a session's rows.
 
-    `crc32` describes the text of a CRC32. `with` is a function, for checksums of any other kind.
+    Exactly one of these is set: `crc32` describes the text of a CRC32; `with` names a function (`module:function`) that
+    compares any other checksum.
     """
 
     checksum: PathText | None = None

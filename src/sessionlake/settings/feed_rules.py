@@ -201,7 +201,11 @@ def _require_usable_column_path(path: Path, column: FeedColumn) -> Path:
 
 
 def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
-    """Returns a value of the setting `delete`, which marks deleted rows, in the type of its column."""
+    """Converts a value of the setting `delete`, which marks deleted rows, to the type of its column.
+
+    Raises:
+        ValueError: The value does not fit the type. The text names the column.
+    """
     if value is None:
         return None
     text = ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -128,7 +128,7 @@ class FeedSettings(Section):
         return None if isinstance(self.order, str) else self.order.modulo
 
     @property
-    def has_links(self) -> bool:
+    def has_links_to_previous_seq(self) -> bool:
         """True if messages name the seq of the previous message, so that the next seq cannot be predicted."""
         return any(not isinstance(order, str) and order.after is not None for order in self.list_orders())
 

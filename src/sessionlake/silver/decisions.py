@@ -29,7 +29,7 @@ from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
-from sessionlake.streaming.manifest import ManifestBatch, read_unfinished_batch
+from sessionlake.streaming.manifest import BatchRecord, read_unfinished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -337,14 +337,15 @@ def _refuse_processed_message(
 
 
 def _refuse_message_in_unfinished_batch(
-    batch: ManifestBatch | None, layer: str, topic: str, partition: int, offset: int
+    batch: BatchRecord | None, layer: str, topic: str, partition: int, offset: int
 ) -> None:
-    """Refuses a decision about a message in an unfinished batch: some tables may already have the message's result."""
-    spans = [] if batch is None else batch.offsets
+    """Refuses a decision about a message in an unfinished batch."""
+    spans, target = [] if batch is None else batch.offsets, layer.replace("-", " ")
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
             f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}",
-            fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first, which finishes the batch",
+            why="Some tables may already have the message's result",
+            fix=f"Run `sessionlake run {target} --once` first, which finishes the batch",
         )
 
 

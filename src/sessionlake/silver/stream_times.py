@@ -63,9 +63,9 @@ def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
 
 
 class StreamTimesLog:
-    """Writes the notes of one stream, in the driver.
+    """Stores the stream times of one streaming query, in a folder beside its checkpoint. Runs in the driver.
 
-    A note says what a topic-partition's stream time was at an offset.
+    The folder has notes: each says what a topic-partition's stream time was at an offset.
     """
 
     def __init__(self, layer: str, folder: Path, times: StreamTimeNotes) -> None:
@@ -169,7 +169,7 @@ def list_stream_times_after_batch(
 
 
 def _read_all_notes(folder: Path) -> StreamTimeNotes:
-    """Returns all notes of stream time in a folder."""
+    """Reads the stream times that a layer has stored in a folder. Files that do not exist count as empty."""
     # If both files are rewritten, the settled one is written first. So it is read last, to miss no note.
     recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
     return StreamTimeNotes(settled, recent)

@@ -306,8 +306,7 @@ def _explain_reader_error(error: Exception) -> SessionlakeError:
     if _is_disk_full(str(error)):
         return MachineError(f"{_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Delta says: {text}")
     return LakeError(
-        f"a table cannot be read without Spark, by delta-rs or Arrow ({text})",
-        why="A file of the table, or its log, is damaged",
+        f"a table cannot be read: a data file or its log is damaged or missing ({text})",
         fix=_DAMAGED_FIX,
     )
 

@@ -25,7 +25,7 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.retained import read_removed_rows_of_table
+from sessionlake.ledger.retained import read_removal_record_of_table
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.streaming.checkpoint import build_recovery_hint
@@ -81,7 +81,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     Raises:
         LakeError: A topic was set to class `once` after retention had removed some of its changes.
     """
-    found = read_removed_rows_of_table(reader, CHANGES)
+    found = read_removal_record_of_table(reader, CHANGES)
     if found is None:
         return
     rules = RuleLookup(settings.capture)

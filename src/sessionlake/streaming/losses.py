@@ -16,7 +16,7 @@ from sessionlake.ledger.books import LedgerReader, read_stored_sums, to_dicts
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import read_receipts
 from sessionlake.ledger.progress import read_last_batch_number, read_layer_offsets
-from sessionlake.ledger.retained import read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
@@ -66,7 +66,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     """
     lake = Lake(settings)
     has_ledger = lake.exists(spark, LEDGER)
-    cut = read_removed_rows_without_limits(lake.reader(spark)).get(LEDGER) if has_ledger else None
+    cut = read_removal_records_without_limits(lake.reader(spark)).get(LEDGER) if has_ledger else None
     if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
             f"{cut.removal_text}, and {POSITIONS} is gone",
@@ -358,7 +358,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 
 def count_removed_rows_by_table(reader: TableReader) -> Counter[str]:
     """Returns, by table, how many rows retention and `forget` have removed since the table was last rebuilt."""
-    found = Counter({table: cut.max_missing_rows for table, cut in read_removed_rows_without_limits(reader).items()})
+    found = Counter({table: cut.max_missing_rows for table, cut in read_removal_records_without_limits(reader).items()})
     known = read_receipts(reader)
     if known:
         since = find_earliest_commit_time_after_rebuild(reader, SILVER)

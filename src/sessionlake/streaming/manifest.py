@@ -25,7 +25,7 @@ from sessionlake.streaming.checkpoint import build_recovery_hint, write_atomical
 T = TypeVar("T")
 
 
-class ManifestBatch(msgspec.Struct):
+class BatchRecord(msgspec.Struct):
     """A batch in a layer's manifest, the file that names the batch being committed and the last committed one.
 
     Attributes:
@@ -53,8 +53,8 @@ class Manifest(msgspec.Struct):
         format: Version of the file's format.
     """
 
-    committing: ManifestBatch | None = None
-    committed: ManifestBatch | None = None
+    committing: BatchRecord | None = None
+    committed: BatchRecord | None = None
     shards: int | None = None
     stopped: dict[str, Any] | None = None
     format: int = 1
@@ -90,7 +90,7 @@ def remove_manifest(settings: Settings, layer: str) -> None:
     _find_manifest_file(settings, layer).unlink(missing_ok=True)
 
 
-def read_unfinished_batch(settings: Settings, layer: str) -> ManifestBatch | None:
+def read_unfinished_batch(settings: Settings, layer: str) -> BatchRecord | None:
     """Returns the batch that a layer is committing, or was when its process died; None if there is none.
 
     Raises:
@@ -142,7 +142,7 @@ def record_commit(
         raise _build_changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
     create_storage(settings).require_claims()  # otherwise the file could already belong to another process
-    found.committing = ManifestBatch(batch, config_hash, spans, judged_by)
+    found.committing = BatchRecord(batch, config_hash, spans, judged_by)
     _write_manifest(settings, layer, found)
     yield
     found.committing, found.committed, found.stopped = None, found.committing, None

@@ -66,7 +66,10 @@ class PayloadFiles:
         return _FILED + str(path).encode()
 
     def remove_files(self) -> None:
-        """Removes all files of the query, once the batch that wrote them is committed."""
+        """Removes the files that this streaming query has written.
+
+        Call it only after a batch is committed: until then Spark may still read the files.
+        """
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 

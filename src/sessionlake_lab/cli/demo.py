@@ -196,6 +196,7 @@ class _DemoRun:
         return report
 
     def _wait_for_thread(self, work: _BackgroundThread, pipeline: Pipeline | None = None) -> None:
+        """Waits until a thread ends, and raises its exception. Raises also if a signal arrives or a layer fails."""
         while work.is_alive():
             self._check_stop()
             if pipeline is not None:
@@ -208,6 +209,7 @@ class _DemoRun:
         work.raise_error()
 
     def _check_stop(self) -> None:
+        """Raises _InterruptedError if a signal has arrived."""
         if self._stop.signal:
             raise _InterruptedError
 

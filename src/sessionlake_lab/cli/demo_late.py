@@ -103,6 +103,10 @@ def _can_continue(settings: Settings, session: Row) -> bool:
 
 
 def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
+    """Adds a rule, and sends two late updates of the session.
+
+    `line` has the points of its longest series, in order of event time.
+    """
     point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
     limit = _round_to_tick(1.05 * highest)
     _apply_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
@@ -125,6 +129,7 @@ def _round_to_tick(value: float) -> float:
 
 
 def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
+    """Adds a rule, the text of a rules file, to running gold."""
     written, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
@@ -174,11 +179,13 @@ def _select_columns(columns: Sequence[str], rows: Iterator[Row]) -> list[list[ob
 
 
 def _describe_correction(row: Row) -> Row:
+    """Returns the row of a correction with further fields, as the demo shows it."""
     at = datetime.fromtimestamp(row["ts"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-5]
     return row | {"at": at, "before": round(row["average_before"], 3), "after": round(row["average"], 3)}
 
 
 def _describe_alert(row: Row) -> Row:
+    """Returns the row of an alert with further fields, as the demo shows it."""
     values = [round(value, 3) for _, value in row["values"] or ()]
     times = {"from": f"{row['window_start']:%H:%M}", "until": f"{row['window_end']:%H:%M}"}
     return row | times | {"value": values[0] if values else None}

@@ -60,7 +60,7 @@ class BookVerification:
         books: Number of books.
         exact: Number of books whose levels are all as on the exchange.
         checks: Number of checksums that silver has compared.
-        checks_failed: Number of those that did not fit.
+        checks_failed: Number of these checksums that did not fit the book.
     """
 
     books: int

@@ -68,12 +68,12 @@ BOOK_FEED: dict[str, Any] = {
 
 @dataclass
 class OrderBook:
-    """A book, as the exchange has it.
+    """An order book, as the exchange has it.
 
     Attributes:
         product: Name of the product, which is the id of the book's session.
-        asks: Quantity by price, both as whole numbers: ticks and lots.
-        bids: The same for the other side.
+        asks: Quantity of each ask by its price, both as whole numbers: lots by ticks.
+        bids: Quantity of each bid by its price, in lots by ticks.
     """
 
     product: str
@@ -81,12 +81,12 @@ class OrderBook:
     bids: dict[int, int] = field(default_factory=dict)
 
     def fill_levels(self, rng: Random, middle: int) -> None:
-        """Fills both sides with random levels around a price in ticks."""
+        """Fills both sides with random quantities at the prices next to `middle`, a price in ticks."""
         self.asks = {middle + place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
         self.bids = {middle - place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
 
     def change_level(self, rng: Random) -> tuple[str, int, int]:
-        """Changes, adds or deletes a random level; returns side (`a` or `b`), price and quantity."""
+        """Changes, adds or deletes a random level; returns side (`a` or `b`), price in ticks, and quantity in lots."""
         name = rng.choice("ab")
         levels = self.asks if name == "a" else self.bids
         best = sorted(levels, reverse=name == "b")
@@ -99,7 +99,13 @@ class OrderBook:
         return name, price, quantity
 
     def set_level(self, name: str, price: int, quantity: int) -> None:
-        """Sets the quantity of a level, or deletes it if the quantity is 0. Drops levels beyond the depth."""
+        """Sets the quantity of a level, or deletes it if the quantity is 0. Drops levels beyond the depth.
+
+        Args:
+            name: Side of the level: `a` for asks, `b` for bids.
+            price: Price in ticks.
+            quantity: Quantity in lots.
+        """
         levels = self.asks if name == "a" else self.bids
         levels[price] = quantity
         if not quantity:
@@ -108,19 +114,19 @@ class OrderBook:
             del levels[beyond]
 
     def _draw_new_price(self, rng: Random, name: str) -> int:
-        """Returns a price on its own side of the other side's best price."""
+        """Returns a random price in ticks for a side (`a` or `b`) that does not cross the other side's best price."""
         if name == "a":
             return max(self.bids, default=0) + 1 + rng.randrange(2 * DEPTH)
         return max(min(self.asks, default=2 * DEPTH) - 1 - rng.randrange(2 * DEPTH), 1)
 
     def compute_checksum(self) -> str:
-        """Returns the CRC32 of the ten best levels of each side: the digits of price and quantity, asks first."""
+        """Returns the CRC32 of the ten best levels of each side as a decimal number, as the exchange documents it."""
         sides = sorted(self.asks.items())[:_CHECKED], sorted(self.bids.items(), reverse=True)[:_CHECKED]
-        digits = (int(text.replace(".", "")) for side in sides for level in side for text in _to_texts(*level))
+        digits = (int(text.replace(".", "")) for side in sides for level in side for text in _format_level(*level))
         return str(zlib.crc32("".join(map(str, digits)).encode()))
 
     def list_rows(self) -> set[tuple[str, Decimal, Decimal]]:
-        """Returns side, price and quantity of all levels."""
+        """Returns side (`ask` or `bid`), price and quantity of all levels, with the decimals that messages have."""
         return {
             (side, Decimal(price) / _TICKS, Decimal(quantity) / _LOTS)
             for side, levels in (("ask", self.asks), ("bid", self.bids))
@@ -128,20 +134,22 @@ class OrderBook:
         }
 
     def write_snapshot(self) -> bytes:
-        """Returns the snapshot message."""
+        """Returns the message with all levels of the book."""
         sides = {"as": sorted(self.asks.items()), "bs": sorted(self.bids.items(), reverse=True)}
-        return self._write({name: [_to_texts(*level) for level in levels] for name, levels in sides.items()})
+        return self._encode_message(
+            {name: [_format_level(*level) for level in levels] for name, levels in sides.items()}
+        )
 
     def write_update(self, name: str, price: int, quantity: int) -> bytes:
-        """Returns the message of a changed level, with the checksum of the book."""
-        return self._write({name: [_to_texts(price, quantity)], "c": self.compute_checksum()})
+        """Returns the message of a changed level on side `name` (`a` or `b`), with the checksum of the whole book."""
+        return self._encode_message({name: [_format_level(price, quantity)], "c": self.compute_checksum()})
 
-    def _write(self, content: dict[str, Any]) -> bytes:
+    def _encode_message(self, content: dict[str, Any]) -> bytes:
         return json.dumps([336, content, f"book-{DEPTH}", self.product], separators=(",", ":")).encode()
 
 
 def make_books(products: Sequence[str], seed: int) -> list[OrderBook]:
-    """Returns a filled book for each product."""
+    """Returns a filled book for each product. The same seed gives the same books."""
     books = [OrderBook(product) for product in products]
     for number, book in enumerate(books):
         book.fill_levels(Random(f"{seed}:{number}"), 10_000 * (number + 1))  # noqa: S311 - a simulation needs no secret numbers
@@ -180,8 +188,10 @@ def generate_book_messages(
 
 
 def _draw_quantity(rng: Random) -> int:
+    """Returns a random quantity in lots."""
     return rng.randrange(1, 50 * _LOTS)
 
 
-def _to_texts(price: int, quantity: int) -> list[str]:
+def _format_level(price: int, quantity: int) -> list[str]:
+    """Returns the price in ticks and the quantity in lots as decimal texts, as messages have them."""
     return [f"{price // _TICKS}.{price % _TICKS}0000", f"{quantity // _LOTS}.{quantity % _LOTS:08d}"]

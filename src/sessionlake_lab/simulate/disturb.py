@@ -48,7 +48,12 @@ class FaultInjector:
         self._has_no_transit_faults = in_transit == FaultRates()
 
     def shift_event_times(self, ts: NDArray[np.int64], session: NDArray[np.int64]) -> None:
-        """Makes some of the times in `ts` a little (reordered) or much (late) earlier, in place. Shapes (n,)."""
+        """Makes some event times earlier, in place: a little (reordered messages) or much (late messages).
+
+        Args:
+            ts: Event time of each message in ms, shape (n,).
+            session: Number of each message's session, shape (n,).
+        """
         if not (self._faults.reordered or self._faults.late):
             return
         draw = self._rng.random(len(session))
@@ -58,7 +63,7 @@ class FaultInjector:
         ts[late] -= (self._rng.uniform(1.5, 4, len(late)) * max(1.0, self._scenario.lateness_s) * 1000).astype(np.int64)
 
     def apply_transit_faults(self, messages: list[KafkaRecord], block: SlotBlock) -> list[KafkaRecord]:
-        """Returns the messages that reach Kafka from a block. A slot may have no message or several.
+        """Returns the messages of a block that reach Kafka: some are lost, repeated or moved, and some are added.
 
         Args:
             messages: The block's messages, one per slot.
@@ -66,41 +71,49 @@ class FaultInjector:
         """
         if self._has_no_transit_faults:
             return messages
-        arriving = _MessagesBySlot(messages)
-        self._insert_swapped_messages(messages, block, arriving)
-        self._apply_lifecycle_faults(messages, block, arriving)
-        self._apply_faults_per_message(messages, block, arriving)
-        return arriving.list_all_messages()
+        messages_by_slot = _MessagesBySlot(messages)
+        self._insert_swapped_messages(messages, block, messages_by_slot)
+        self._apply_start_and_end_faults(messages, block, messages_by_slot)
+        self._apply_faults_per_message(messages, block, messages_by_slot)
+        return messages_by_slot.list_all_messages()
 
     def end_swapped_messages(self, timestamp: int) -> list[KafkaRecord]:
-        """Returns the swapped messages whose session sends no further message, with this Kafka timestamp (ms)."""
+        """Returns the swapped messages that still wait for their session's next message, which will not come.
+
+        Args:
+            timestamp: Kafka timestamp that they get, in ms.
+        """
         held, self._held = list(self._held.values()), {}
         return [message._replace(timestamp=timestamp) for message in held]
 
     def _insert_swapped_messages(
-        self, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot
+        self, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
         """Inserts swapped messages of earlier blocks directly after their session's next message."""
         for session in list(self._held):
             successors = np.flatnonzero(block.session == session)
             if len(successors):
                 slot = int(successors[0])
-                arriving.messages_of_slot(slot).append(
+                messages_by_slot.messages_of_slot(slot).append(
                     self._held.pop(session)._replace(timestamp=messages[slot].timestamp)
                 )
 
-    def _apply_lifecycle_faults(self, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot) -> None:
+    def _apply_start_and_end_faults(
+        self, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
+    ) -> None:
+        """Drops the first snapshot of some sessions, and adds a heartbeat after the end of some."""
         for slot in np.flatnonzero(block.kind == FIRST).tolist():
             if self._rng.random() < self._faults.orphans:
-                arriving.drop_drawn_message(slot)
+                messages_by_slot.drop_drawn_message(slot)
         for slot in np.flatnonzero(block.kind == END).tolist():
             if self._rng.random() < self._faults.after_end:
                 value = _STRAY % (block.seq[slot] + 1, block.ts[slot] + 1)
-                arriving.messages_of_slot(slot).append(messages[slot]._replace(value=value))
+                messages_by_slot.messages_of_slot(slot).append(messages[slot]._replace(value=value))
 
     def _apply_faults_per_message(
-        self, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot
+        self, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
+        """Duplicates, loses, swaps, or adds a malformed message after some messages, at random."""
         faults = self._faults
         limits = np.cumsum([faults.duplicates, faults.gaps, faults.swaps, faults.malformed])
         drawn = np.searchsorted(limits, self._rng.random(len(messages)), side="right")
@@ -109,32 +122,41 @@ class FaultInjector:
             match int(drawn[slot]):
                 case 0:
                     echo = min(slot + int(self._rng.integers(ECHO)), len(messages) - 1)
-                    arriving.messages_of_slot(echo).append(message._replace(timestamp=messages[echo].timestamp))
+                    messages_by_slot.messages_of_slot(echo).append(message._replace(timestamp=messages[echo].timestamp))
                 case 1:
-                    arriving.drop_drawn_message(slot)
+                    messages_by_slot.drop_drawn_message(slot)
                 case 2:
-                    arriving.drop_drawn_message(slot)
-                    self._hold_swapped_message(slot, messages, block, arriving)
+                    messages_by_slot.drop_drawn_message(slot)
+                    self._move_behind_next_message(slot, messages, block, messages_by_slot)
                 case _:
-                    arriving.messages_of_slot(slot).append(
+                    messages_by_slot.messages_of_slot(slot).append(
                         self._make_malformed_message(message, int(block.seq[slot]), int(block.ts[slot]))
                     )
 
-    def _hold_swapped_message(
-        self, slot: int, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot
+    def _move_behind_next_message(
+        self, slot: int, messages: list[KafkaRecord], block: SlotBlock, messages_by_slot: _MessagesBySlot
     ) -> None:
+        """Moves a message directly behind its session's next one, which may be in a later block."""
         session = int(block.session[slot])
         successors = np.flatnonzero(block.session[slot + 1 :] == session)
         if len(successors):
             behind = slot + 1 + int(successors[0])
-            arriving.messages_of_slot(behind).append(messages[slot]._replace(timestamp=messages[behind].timestamp))
+            messages_by_slot.messages_of_slot(behind).append(
+                messages[slot]._replace(timestamp=messages[behind].timestamp)
+            )
         else:
             self._held[session] = messages[slot]
 
     def _make_malformed_message(self, message: KafkaRecord, seq: int, ts: int) -> KafkaRecord:
-        """Returns a malformed message of the next kind, made from a message that was just written."""
+        """Returns a malformed message made from a valid one. Calls go through all ways to break a message in turn.
+
+        Args:
+            message: The valid message, whose topic, partition and timestamp are kept.
+            seq: Its sequence number.
+            ts: Its event time in ms.
+        """
         limit = self._scenario.max_message_bytes
-        victim = ValidMessage(
+        valid_message = ValidMessage(
             message.key or b"",
             seq,
             ts,
@@ -147,7 +169,7 @@ class FaultInjector:
         self._turn += 1
         if reason == "too_large" and limit > MODEST_BYTES and self._turn > len(self._variants):
             return self._make_malformed_message(message, seq, ts)
-        key, value = make(victim)
+        key, value = make(valid_message)
         return message._replace(key=key, value=value)
 
 

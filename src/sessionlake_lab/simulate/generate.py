@@ -54,6 +54,8 @@ def generate_messages(scenario: Scenario, columns: Sequence[Column]) -> Iterator
 
 
 class _MessageGenerator:
+    """Generates the messages of a scenario block by block."""
+
     def __init__(self, scenario: Scenario, columns: Sequence[Column]) -> None:
         self._scenario = scenario
         self._rng = rng = np.random.default_rng(scenario.seed)
@@ -66,6 +68,7 @@ class _MessageGenerator:
         self._odd = list_unusual_valid_forms()
 
     def generate_blocks(self) -> Iterator[list[KafkaRecord]]:
+        """Yields the messages of each block with faults, and at the end those that faults have held back."""
         slots, size = self._scenario.slot_count, self._scenario.slots_per_block
         for begin in range(0, slots, size):
             block = self._draw_block(begin, min(size, slots - begin))
@@ -83,7 +86,7 @@ class _MessageGenerator:
         yield self._disturb.end_swapped_messages(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
 
     def _draw_block(self, begin: int, count: int) -> SlotBlock:
-        """Draws a block: which session sends which kind of message, and when."""
+        """Draws which session sends which kind of message, and when, for `count` slots from number `begin` on."""
         step = 1000 / self._scenario.rate
         elapsed = ((begin + np.arange(count)) * step).astype(np.int64)
         starting, ending = self._timeline.advance_sessions(elapsed[-1] / 1000, count)
@@ -95,6 +98,7 @@ class _MessageGenerator:
         return SlotBlock(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
 
     def _draw_kinds(self, count: int) -> NDArray[np.int8]:
+        """Returns random kinds of messages, as often as the scenario's mix says."""
         mix = self._scenario.mix
         limits = np.cumsum([mix.snapshots, mix.deletes, mix.heartbeats])
         kinds = np.array([SNAPSHOT, DELETE, HEARTBEAT, UPDATE], np.int8)
@@ -108,8 +112,8 @@ class _MessageGenerator:
             values[index] = _HEARTBEAT % (seqs[index], times[index])
         for index in np.flatnonzero(block.kind == END).tolist():
             values[index] = _END % (seqs[index], times[index])
-        self._add_deletes(values, block)
-        self._add_snapshots(values, block)
+        self._replace_deletes(values, block)
+        self._replace_snapshots(values, block)
         if self._scenario.mix.unusual:
             for index in np.flatnonzero(self._rng.random(len(values)) < self._scenario.mix.unusual).tolist():
                 values[index] = self._odd[int(self._rng.integers(len(self._odd)))](values[index])
@@ -131,7 +135,8 @@ class _MessageGenerator:
         bounds = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
         return [text[low] if high - low == 1 else b",".join(text[low:high]) for low, high in bounds]
 
-    def _add_deletes(self, values: list[bytes], block: SlotBlock) -> None:
+    def _replace_deletes(self, values: list[bytes], block: SlotBlock) -> None:
+        """Makes the messages in slots of kind DELETE delete a row, in place. Every second one also has rows."""
         where = np.flatnonzero(block.kind == DELETE)
         row_ids = self._world.make_row_ids(block.session[where], draw_hot_rows(self._scenario, self._rng, len(where)))
         for number, (index, row_id) in enumerate(zip(where.tolist(), row_ids, strict=True)):
@@ -140,8 +145,8 @@ class _MessageGenerator:
             else:
                 values[index] = _DELETE % (block.seq[index], block.ts[index], row_id)
 
-    def _add_snapshots(self, values: list[bytes], block: SlotBlock) -> None:
-        """Replaces the texts of snapshots. A session's first snapshot has every row, and later ones lack some."""
+    def _replace_snapshots(self, values: list[bytes], block: SlotBlock) -> None:
+        """Puts snapshots in place of messages. A session's first one has every row, and later ones lack some."""
         where = np.flatnonzero((block.kind == FIRST) | (block.kind == SNAPSHOT))
         rows = self._scenario.rows
         elapsed = (block.time[where] - self._scenario.start_ms) / 1000

@@ -41,18 +41,21 @@ class ValidMessage:
     skew: int
 
 
-Broken = tuple[bytes | None, bytes]
-Variant = tuple[str, Callable[[ValidMessage], Broken]]
+KeyAndValue = tuple[bytes | None, bytes]
+Variant = tuple[str, Callable[[ValidMessage], KeyAndValue]]
+"""A way to break a message: the quarantine reason, and a function that returns the malformed key and value."""
 
 
 def list_malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
-    """Returns all ways to break a message: pairs of the quarantine reason, and a function that makes key and value.
-
-    In the list, reasons alternate.
+    """Returns all ways to break a message, with alternating reasons.
 
     Args:
         columns: The declared columns. There is a variant for each wrong value of each column's type.
         too_large: True to include a value that exceeds the limit by one byte. It may have megabytes.
+
+    Returns:
+        Pairs of a quarantine reason, and a function that makes the key and value of a malformed message from a valid
+        one.
     """
     found = [
         *_list_bad_keys(),
@@ -67,7 +70,7 @@ def list_malformed_variants(columns: Sequence[Column], *, too_large: bool) -> li
 
 
 def list_unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
-    """Returns functions that rewrite a compact message without changing its meaning."""
+    """Returns functions that rewrite a message, which is JSON without spaces, without changing its meaning."""
     return [
         lambda value: b" \r\n\t" + value.replace(b',"', b' ,\r\n\t "') + b"\n ",
         lambda value: b'{"v":{"source":["sim",1e3]},' + value[1:],
@@ -80,7 +83,7 @@ def list_unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
 
 
 def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Variant]:
-    """Orders variants: the first one of every reason, then the second one of every reason, and so on."""
+    """Returns variants in another order: the first one of every reason, then the second one of every reason, …."""
     seen: dict[str, int] = {}
     ranked = []
     for variant in variants_by_reason:
@@ -90,6 +93,7 @@ def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Varian
 
 
 def _list_bad_keys() -> list[Variant]:
+    """Returns ways to break a message by its key: missing, empty, too long, not UTF-8, or with control characters."""
     keys: tuple[bytes | None, ...] = (
         None,
         b"",
@@ -99,11 +103,11 @@ def _list_bad_keys() -> list[Variant]:
         b"nul\x00",
         b"c1-\xc2\x85",
     )
-    return [("bad_key", partial(_with_broken_key, key)) for key in keys]
+    return [("bad_key", partial(_break_key, key)) for key in keys]
 
 
 def _list_bad_texts() -> list[Variant]:
-    """Returns values that are not a JSON object."""
+    """Returns ways to break a message by a value that is not UTF-8 or JSON, nests too deep, or is no object."""
     deep = (b'"x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b'"x":' + b'{"y":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     wrong = (
         b'"x":NaN',
@@ -130,7 +134,7 @@ def _list_bad_texts() -> list[Variant]:
 
 
 def _list_bad_headers() -> list[Variant]:
-    """Returns objects with an invalid type, seq or ts."""
+    """Returns ways to break a message by an invalid type, seq or ts."""
     kinds = (b"", b'"type":"Update"', b'"type":"delete"', b'"type":null', b'"type":1', b'"type":["update"]')
     # A missing seq is invalid only for some classes, so it is the last variant.
     seqs = (
@@ -162,7 +166,7 @@ def _list_bad_headers() -> list[Variant]:
 
 
 def _list_bad_rows() -> list[Variant]:
-    """Returns objects with invalid rows, deleted or row ids."""
+    """Returns ways to break a message by invalid `rows`, `deleted` or row ids."""
     lists = (b'"rows":null', b'"rows":{}', b'"rows":"r0"', b'"rows":[null]', b'"rows":[[]]')
     deletions = (b"null", b'"r0"', b"[1]", b'[""]', b'["%b"]' % (b"d" * (MAX_ROW_ID + 1)))
     ids = (b"{}", b'{"id":null}', b'{"id":7}', b'{"id":""}', b'{"id":"%b"}' % (b"r" * (MAX_ROW_ID + 1)), b'{"ID":"r0"}')
@@ -176,7 +180,7 @@ def _list_bad_rows() -> list[Variant]:
 
 
 def _list_bad_columns(columns: Sequence[Column]) -> list[Variant]:
-    """Returns rows with a column value of the wrong type. Values are never cast."""
+    """Returns ways to break a message by a value of the wrong type in one column of a row."""
     cells = [
         b"%b:%b" % (to_json_name(column.name), text)
         for column in columns
@@ -187,19 +191,27 @@ def _list_bad_columns(columns: Sequence[Column]) -> list[Variant]:
     )
 
 
-def _make_variants(reason: str, texts: Sequence[bytes], make: Callable[[ValidMessage, bytes], bytes]) -> list[Variant]:
-    return [(reason, partial(_with_valid_key, make, text)) for text in texts]
+def _make_variants(
+    reason: str, texts: Sequence[bytes], build_value: Callable[[ValidMessage, bytes], bytes]
+) -> list[Variant]:
+    """Returns a way to break a message for each text: `build_value(valid_message, text)` returns the value."""
+    return [(reason, partial(_break_value, build_value, text)) for text in texts]
 
 
-def _with_valid_key(make: Callable[[ValidMessage, bytes], bytes], text: bytes, victim: ValidMessage) -> Broken:
-    return victim.key, make(victim, text)
+def _break_value(
+    build_value: Callable[[ValidMessage, bytes], bytes], text: bytes, valid_message: ValidMessage
+) -> KeyAndValue:
+    """Returns a valid key, and the value that `build_value` makes from the valid message and a text."""
+    return valid_message.key, build_value(valid_message, text)
 
 
-def _with_broken_key(key: bytes | None, victim: ValidMessage) -> Broken:
-    return key, _format_message(victim)
+def _break_key(key: bytes | None, valid_message: ValidMessage) -> KeyAndValue:
+    """Returns the key, which is not allowed, and a valid value."""
+    return key, _format_message(valid_message)
 
 
 def _list_values_of_wrong_type(column: Column) -> list[bytes]:
+    """Returns values as JSON text that do not fit the column's type."""
     if column.json_type is JsonType.STRING:
         return [b"7", b"true", b'["OPEN"]']
     if column.json_type is JsonType.BOOLEAN:
@@ -211,23 +223,29 @@ def _list_values_of_wrong_type(column: Column) -> list[bytes]:
 
 
 def _format_message(
-    victim: ValidMessage,
+    valid_message: ValidMessage,
     *,
     kind: bytes = b'"type":"update"',
     seq: bytes | None = None,
     ts: bytes | None = None,
     body: bytes | None = None,
 ) -> bytes:
-    """Returns a message as JSON text. A field that is None is taken from the victim, and an empty field is left out."""
+    """Returns a message as JSON text.
+
+    Args:
+        valid_message: Supplies the fields that are None.
+        kind, seq, ts: The field with its name, such as `"seq":7`. An empty one is left out.
+        body: The fields of the rows with their names, such as `"rows":[]`. Left out if empty.
+    """
     parts = (
         kind,
-        b'"seq":%d' % victim.seq if seq is None else seq,
-        b'"ts":%d' % victim.ts if ts is None else ts,
-        b'"rows":[%b]' % victim.row if body is None else body,
+        b'"seq":%d' % valid_message.seq if seq is None else seq,
+        b'"ts":%d' % valid_message.ts if ts is None else ts,
+        b'"rows":[%b]' % valid_message.row if body is None else body,
     )
     return b"{" + b",".join(part for part in parts if part) + b"}"
 
 
-def _add_unknown_field(victim: ValidMessage, field: bytes) -> bytes:
-    """Returns the victim with an additional unknown field, for texts that are invalid anywhere in the message."""
-    return b"{" + field + b"," + _format_message(victim)[1:]
+def _add_unknown_field(valid_message: ValidMessage, field: bytes) -> bytes:
+    """Returns the valid message with a further field at its start, such as `"x":NaN`, whose value is not allowed."""
+    return b"{" + field + b"," + _format_message(valid_message)[1:]

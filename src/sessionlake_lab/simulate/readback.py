@@ -30,12 +30,12 @@ def compute_truth_from_broker(
 
     Args:
         settings: Settings with the broker's address and the topic pattern.
-        rules: How to judge; None takes the rules of the settings.
+        rules: Rules by which messages are judged; None for those of the settings.
         silences: Silences that bronze has recorded.
 
     Raises:
         BrokerError: Kafka cannot be read.
-        Violation: Under `on_violation: fail`, at the message at which silver must stop.
+        TruthViolationError: Under `on_violation: fail`, at the message at which silver must stop.
     """
     truth, silent_until = GroundTruth(rules or make_rules(settings)), defaultdict[tuple[str, int, int], list[int]](list)
     for silence in silences:
@@ -60,11 +60,11 @@ def make_rules(settings: Settings) -> CaptureRules:
         max_future_skew_ms=milliseconds(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
         snapshot_interval_ms=milliseconds(settings.silver.snapshot_interval),
-        by_topic=tuple((rule.pattern, _read_overrides(rule)) for rule in capture.by_topic),
+        by_topic=tuple((rule.pattern, _list_overrides(rule)) for rule in capture.by_topic),
     )
 
 
-def _read_overrides(rule: TopicRule) -> dict[str, str | int]:
+def _list_overrides(rule: TopicRule) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     if rule.integrity is not None:
         found["integrity"] = rule.integrity.value

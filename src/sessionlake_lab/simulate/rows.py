@@ -37,6 +37,7 @@ _UNDECLARED = tuple(
 )
 
 Shape = tuple[bytes, "Callable[[tuple[Any, ...]], Any]"]
+"""A row's JSON text with a placeholder per value, and a function that takes these values from a reading."""
 
 
 class RowFormatter:
@@ -62,13 +63,19 @@ class RowFormatter:
     def format_full_rows(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[bytes]:
-        """Returns rows with every column, as JSON text. The arguments are those of `World.read`, shape (n,)."""
+        """Returns rows with every column that the sensor sends, as JSON text.
+
+        The arguments are those of `SensorWorld.read_sensors`.
+        """
         return self._format_readings(session, self._read_sensors(session, row, elapsed))
 
     def format_varied_rows(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[bytes]:
-        """Returns rows of updates, as JSON text. Some are partial or have nulls or undeclared columns, by the mix."""
+        """Returns rows of updates as JSON text. Some are partial, or have nulls or undeclared columns, as `mix` says.
+
+        The arguments are those of `SensorWorld.read_sensors`.
+        """
         readings = self._read_sensors(session, row, elapsed)
         mix, text = self._mix, self._format_readings(session, readings)
         if mix.partial or mix.nulls:
@@ -83,12 +90,13 @@ class RowFormatter:
     def _read_sensors(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[tuple[Any, ...]]:
+        """Returns readings as tuples: the row id, then a value for each declared column."""
         return list(
             zip(self._world.make_row_ids(session, row), *self._world.read_sensors(session, row, elapsed), strict=True)
         )
 
     def _format_readings(self, session: NDArray[np.int64], readings: list[tuple[Any, ...]]) -> list[bytes]:
-        """Returns each reading with all columns that the session's sensor sends."""
+        """Returns each reading as JSON text, with all columns that the session's sensor sends."""
         if self._all_columns:
             template, _ = self._full[0]
             return [template % reading for reading in readings]
@@ -98,7 +106,14 @@ class RowFormatter:
     def _replace_by_other_shapes(
         self, text: list[bytes], readings: list[tuple[Any, ...]], where: NDArray[np.int64], shapes: list[list[Shape]]
     ) -> None:
-        """Replaces texts by ones with another shape. `shapes` has those of each reading's sensor."""
+        """Replaces the JSON text of some readings by text of another shape.
+
+        Args:
+            text: JSON text of all readings, which is changed.
+            readings: All readings.
+            where: Indices of the readings whose text is replaced.
+            shapes: For each reading, the shapes of which one is chosen at random.
+        """
         chosen = self._rng.integers(0, max(map(len, shapes), default=1), len(where)).tolist()
         for index, number in zip(where.tolist(), chosen, strict=True):
             own = shapes[index]
@@ -119,7 +134,7 @@ def _make_partial_shapes(columns: Sequence[Column], sent: Sequence[int]) -> list
 
     Args:
         columns: Declared columns.
-        sent: Places in `columns` of those that the sensor sends.
+        sent: Indices in `columns` of those that the sensor sends.
     """
     alone = [[index] for index in sent]
     without = [[other for other in sent if other != index] for index in sent]
@@ -128,6 +143,13 @@ def _make_partial_shapes(columns: Sequence[Column], sent: Sequence[int]) -> list
 
 
 def _make_shape(columns: Sequence[Column], included: Sequence[int], null: int | None) -> Shape:
+    """Returns the shape of rows with some of the columns.
+
+    Args:
+        columns: Declared columns.
+        included: Indices in `columns` of the columns in the row.
+        null: Index of the column that is null; None if none is.
+    """
     fields = [0, *(index + 1 for index in included if index != null)]
     pick: Callable[[tuple[Any, ...]], Any] = itemgetter(*fields)
     return _make_template(columns, included, null), pick
@@ -139,6 +161,13 @@ def to_json_name(name: str) -> bytes:
 
 
 def _make_template(columns: Sequence[Column], included: Sequence[int], null: int | None) -> bytes:
+    """Returns the JSON text of a row with a placeholder for its id and each value.
+
+    Args:
+        columns: Declared columns.
+        included: Indices in `columns` of the columns in the row.
+        null: Index of the column that is null; None if none is.
+    """
     cells = [
         b"%b:%b"
         % (

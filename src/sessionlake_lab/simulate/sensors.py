@@ -30,13 +30,13 @@ GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True)
 class PhysicalQuantity:
-    """One physical quantity, in its own unit.
+    """A physical quantity that sensors measure. All numbers are in its own unit.
 
     Attributes:
         base: Mean.
-        swing: Daily amplitude.
-        noise: Standard deviation of a reading's new noise.
-        spread: Spread between rows.
+        swing: Amplitude of the daily cycle.
+        noise: Standard deviation of the random change from one reading to the next.
+        spread: Largest difference between the mean of a row and `base`.
         low: Lowest possible reading.
         high: Highest possible reading.
         step: Readings are multiples of it: a thermometer's resolution, or the tick of a price.
@@ -60,7 +60,7 @@ class SensorFamily:
         row: Prefix of row ids.
         metrics: Physical quantities by the name of their column. If no such column is declared, they are assigned to
             the numeric columns in turn.
-        states: States, with the normal one first. The first string column has the state.
+        states: Names of the states, the normal one first. The first string column has the name of the row's state.
         ladder: True if rows differ by their position, such as levels of an order book, instead of at random.
     """
 
@@ -71,14 +71,19 @@ class SensorFamily:
     ladder: bool = False
 
     def get_quantity(self, columns: Sequence[Column], column: Column) -> PhysicalQuantity | None:
-        """Returns the quantity that a numeric column has; None if sensors of this family do not send the column."""
+        """Returns the quantity that a numeric column has; None if sensors of this family do not send the column.
+
+        Args:
+            columns: All declared columns.
+            column: One of them.
+        """
         numeric = [one.name for one in columns if one.is_numeric]
         if self.metrics.keys() & numeric:
             return self.metrics.get(column.name)
         return list(self.metrics.values())[numeric.index(column.name) % len(self.metrics)]
 
     def list_sent_columns(self, columns: Sequence[Column]) -> list[int]:
-        """Returns the places in `columns` of those that sensors of this family send."""
+        """Returns the indices in `columns` of the columns that sensors of this family send."""
         return [
             place
             for place, column in enumerate(columns)
@@ -144,7 +149,7 @@ class SensorWorld:
         self._names = [state.encode() for family in FAMILIES for state in family.states]
 
     def make_row_ids(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> list[bytes]:
-        """Returns the row ids, as UTF-8, of the given rows of the given sessions."""
+        """Returns row ids in UTF-8. `session` and `row` have their session and row numbers, both of shape (n,)."""
         ids = self._ids
         return [ids[index] for index in (self.family[session] * self._rows + row).tolist()]
 
@@ -161,7 +166,7 @@ class SensorWorld:
         Returns:
             A list of n values per column: floats, ints, or UTF-8 text as in JSON but without quotes.
         """
-        state = self._step_states(session, row)
+        state = self._advance_states(session, row)
         place = np.where(self._ladder[session], row / self._rows, ((row + 1) * GOLDEN + session * 0.37) % 1.0)
         found: list[list[Any]] = []
         numeric = strings = 0
@@ -178,8 +183,11 @@ class SensorWorld:
                 strings += 1
         return found
 
-    def _step_states(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int8]:
-        """Advances the rows' states: from normal to any other state, and from there mostly back to normal."""
+    def _advance_states(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int8]:
+        """Changes the states of rows at random, and returns them as numbers: 0 is normal, and 1 to 3 are the others.
+
+        A row goes from normal to any other state, and from there mostly back to normal.
+        """
         state = self._state[session, row]
         draw = self._rng.random(len(session))
         leaving = (state == 0) & (draw < TRANSITION)
@@ -196,7 +204,15 @@ class SensorWorld:
         elapsed: NDArray[np.float64],
         place: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Returns readings of the `number`-th numeric column: mean + offset of the row + day + noise + anomaly."""
+        """Returns readings of a numeric column: mean + offset of the row + daily cycle + noise + anomaly. Shapes (n,).
+
+        Args:
+            number: Index of the column among the numeric columns.
+            session: Session numbers.
+            row: Row numbers.
+            elapsed: Seconds since the scenario's start.
+            place: A number from 0 to 1 for each row, which determines its offset.
+        """
         base, swing, sigma, spread, low, high, step = self._metrics[number]
         shift = 0.25 * number
         noise = PERSISTENCE * self._noise[number][session, row] + self._rng.standard_normal(len(session), np.float32)
@@ -214,6 +230,7 @@ class SensorWorld:
     def _read_text_column(
         self, number: int, session: NDArray[np.int64], row: NDArray[np.int64], state: NDArray[np.int8]
     ) -> list[bytes]:
+        """Returns values of the text column with index `number`: the first has the state's name, others a zone."""
         if number > 0:  # the location of the row, which never changes
             return [b"zone %d" % (place % 7) for place in row.tolist()]
         names = self._names
@@ -238,8 +255,15 @@ class _SensorAnomalies:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Returns the anomaly of each reading. All shapes are (n,).
 
+        Args:
+            session: Session numbers.
+            row: Row numbers.
+            elapsed: Seconds since the scenario's start.
+            rng: Draws which readings are spikes.
+
         Returns:
-            The time at which a stuck row froze (NaN if it is not stuck), and an offset in units of the daily amplitude.
+            The second at which a stuck row froze (NaN if it is not stuck), and what to add to the reading, in units of
+            the daily amplitude.
         """
         frozen, extra = np.full(len(session), np.nan), np.zeros(len(session))
         if not self._any:
@@ -257,7 +281,15 @@ class _SensorAnomalies:
 def _choose_quantities_per_session(
     family: NDArray[np.int64], columns: Sequence[Column], column: Column
 ) -> tuple[NDArray[np.float64], ...]:
-    """Returns the fields of a numeric column's quantity for every session. Any one stands for a column not sent."""
+    """Returns the fields of a numeric column's `PhysicalQuantity` as arrays, each with one element per session.
+
+    A sensor that does not send the column gets any quantity, which is not used.
+
+    Args:
+        family: Index in `FAMILIES` of each session.
+        columns: All declared columns.
+        column: The numeric column.
+    """
     kinds = [kind.get_quantity(columns, column) or next(iter(kind.metrics.values())) for kind in FAMILIES]
     table = np.array([astuple(kind) for kind in kinds])
     return tuple(table[family, part] for part in range(table.shape[1]))

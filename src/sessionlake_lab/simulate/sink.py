@@ -86,6 +86,8 @@ def produce_messages(
 
 
 class _KafkaWriter:
+    """Writes messages to Kafka, creates their topics, and checks at the end that all have arrived."""
+
     def __init__(self, settings: Settings, partitions: int, *, pace: bool) -> None:
         self._settings, self._partitions = settings, partitions
         self._pace = _SendPace() if pace else None
@@ -105,6 +107,7 @@ class _KafkaWriter:
     def write_messages(
         self, messages: Iterable[KafkaRecord], stop: Event | None, on_progress: Callable[[int], None] | None
     ) -> ProduceResult:
+        """Writes messages until they end or `stop` is set, and closes the connection. Can be called once."""
         begin = time.perf_counter()
         result, source = self._result, iter(messages)
         try:
@@ -113,7 +116,7 @@ class _KafkaWriter:
                 if stop is not None and stop.is_set():
                     result.stopped = True
                     break
-                self._hand_over(chunk, stop)
+                self._send_chunk(chunk, stop)
                 if on_progress is not None and result.messages % CHUNK < len(chunk):
                     on_progress(result.messages)
             self._wait_and_compare_offsets()
@@ -122,13 +125,14 @@ class _KafkaWriter:
             self._wait_and_compare_offsets()
             result.messages = sum(end - first for first, end in result.offsets.values())
         except KafkaException as error:
-            raise self._make_error(str(error.args[0])) from None
+            raise self._create_broker_error(str(error.args[0])) from None
         finally:
             self._consumer.close()
         result.seconds = time.perf_counter() - begin
         return result
 
-    def _hand_over(self, chunk: list[KafkaRecord], stop: Event | None) -> None:
+    def _send_chunk(self, chunk: list[KafkaRecord], stop: Event | None) -> None:
+        """Queues messages for sending, in order. In real time, waits until each is due."""
         send, poll, known, delivered = (
             self._producer.produce,
             self._producer.poll,
@@ -153,7 +157,7 @@ class _KafkaWriter:
         self._result.messages += len(chunk)
         self._result.value_bytes += size
         if self._failures:
-            raise self._make_error(self._failures[0])
+            raise self._create_broker_error(self._failures[0])
 
     def _create_topic(self, topic: str) -> None:
         """Creates the topic unless it exists, and records the end offsets of its partitions."""
@@ -164,17 +168,17 @@ class _KafkaWriter:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-        found = self._await_partitions(topic)
+        found = self._wait_for_leaders(topic)
         if found < self._partitions:
             raise UsageError(
                 f"topic {topic} has {found} partitions, but the simulation uses {self._partitions}",
                 fix=f"Give --partitions {found}, or another --prefix",
             )
         for partition in range(self._partitions):
-            self._begin[topic, partition] = self._end_offset(topic, partition)
+            self._begin[topic, partition] = self._read_end_offset(topic, partition)
         self._known.add(topic)
 
-    def _await_partitions(self, topic: str) -> int:
+    def _wait_for_leaders(self, topic: str) -> int:
         """Waits until all partitions of a new topic have a leader, and returns their number."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
@@ -182,9 +186,9 @@ class _KafkaWriter:
             if found.error is None and found.partitions and all(p.leader >= 0 for p in found.partitions.values()):
                 return len(found.partitions)
             time.sleep(0.02)
-        raise self._make_error(f"topic {topic} has no leader after {TIMEOUT_S:.0f} s")
+        raise self._create_broker_error(f"topic {topic} has no leader after {TIMEOUT_S:.0f} s")
 
-    def _end_offset(self, topic: str, partition: int) -> int:
+    def _read_end_offset(self, topic: str, partition: int) -> int:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
@@ -204,18 +208,20 @@ class _KafkaWriter:
         """Waits until all messages are acknowledged, then compares their number with the broker's offsets."""
         left = self._producer.flush(TIMEOUT_S)
         if left or self._failures:
-            raise self._make_error(
+            raise self._create_broker_error(
                 self._failures[0] if self._failures else f"{left} messages were not acknowledged in {TIMEOUT_S:.0f} s"
             )
         for (topic, partition), begin in self._begin.items():
-            end = self._end_offset(topic, partition)
+            end = self._read_end_offset(topic, partition)
             if end > begin:
                 self._result.offsets[topic, partition] = (begin, end)
         arrived = sum(end - begin for begin, end in self._result.offsets.values())
         if arrived < self._result.messages:
-            raise self._make_error(f"{self._result.messages} messages were acknowledged, but Kafka has only {arrived}")
+            raise self._create_broker_error(
+                f"{self._result.messages} messages were acknowledged, but Kafka has only {arrived}"
+            )
 
-    def _make_error(self, reason: str) -> BrokerError:
+    def _create_broker_error(self, reason: str) -> BrokerError:
         servers = self._settings.kafka.bootstrap_servers
         return BrokerError(
             f"Kafka at {servers} (kafka.bootstrap_servers) did not accept the simulated messages: {reason}",
@@ -244,7 +250,7 @@ class _SendPace:
             now = time.monotonic() * 1000
 
 
-def _build_producer_config(largest: int, *, live: bool) -> dict[str, Any]:
+def _build_producer_config(max_message_bytes: int, *, live: bool) -> dict[str, Any]:
     return {
         "enable.idempotence": True,
         "acks": "all",
@@ -253,7 +259,7 @@ def _build_producer_config(largest: int, *, live: bool) -> dict[str, Any]:
         "linger.ms": 5 if live else 50,
         "batch.size": 1_000_000,
         "batch.num.messages": 100_000,
-        "message.max.bytes": largest,
+        "message.max.bytes": max_message_bytes,
         "queue.buffering.max.messages": 500_000,
         "queue.buffering.max.kbytes": 262_144,
         "delivery.report.only.error": True,

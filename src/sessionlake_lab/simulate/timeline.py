@@ -53,7 +53,7 @@ class SessionTimeline:
             slots: Number of messages that fit into the block. Further starts and ends wait for the next block.
 
         Returns:
-            The sessions that start, and the sessions that send an end message.
+            The numbers of the sessions that start, and of those that send an end message.
         """
         starting: list[int] = []
         while len(starting) < min(slots, self._most_starts) and self._starts and self._starts[-1][0] <= elapsed_s:
@@ -70,7 +70,7 @@ class SessionTimeline:
         return starting, [session for session in leaving if self._says_end[session]]
 
     def choose_senders(self, count: int) -> NDArray[np.int64]:
-        """Returns the senders of the next `count` messages, shape (count,), or (0,) if no session is active."""
+        """Returns the session number of each of the next `count` messages; empty if no session is active."""
         if not len(self.active):
             return np.empty(0, np.int64)
         if not self._round_robin:
@@ -80,7 +80,7 @@ class SessionTimeline:
         return self.active[turn]
 
     def assign_seqs(self, senders: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the `seq` of each message of a block by its sender, both shape (n,), and advances `next_seq`."""
+        """Returns the seq of each message, and advances `next_seq`. `senders` has their sessions; shapes (n,)."""
         order = np.argsort(senders, kind="stable")
         ordered = senders[order]
         first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, np.int64)
@@ -101,7 +101,7 @@ def _choose_sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArr
     return starts
 
 
-def _sort_latest_first(when: NDArray[np.float64]) -> list[tuple[float, int]]:
-    """Returns the finite times and their session numbers, latest first, so that `pop` returns the next one."""
-    order = np.argsort(when, kind="stable")[::-1]
-    return [(float(when[session]), int(session)) for session in order if np.isfinite(when[session])]
+def _sort_latest_first(times: NDArray[np.float64]) -> list[tuple[float, int]]:
+    """Returns pairs of time and session number, latest first, without infinite times. `times` has one per session."""
+    order = np.argsort(times, kind="stable")[::-1]
+    return [(float(times[session]), int(session)) for session in order if np.isfinite(times[session])]

@@ -84,7 +84,7 @@ def _read_lines(file: Path) -> list[Any]:
 
 
 def _encode_bytes(message: Row) -> Row:
-    """Encodes bytes as base64, since a quarantined message may have any content."""
+    """Returns a quarantined message as JSON can hold it: key and value, which may be any bytes, in base64."""
     return {
         **message,
         **{name: base64.b64encode(message[name]).decode() for name in _BYTES if message[name] is not None},
@@ -92,4 +92,5 @@ def _encode_bytes(message: Row) -> Row:
 
 
 def _decode_bytes(message: Row) -> Row:
+    """Returns a quarantined message whose key and value, read from JSON, are bytes again."""
     return {**message, **{name: base64.b64decode(message[name]) for name in _BYTES if message[name] is not None}}

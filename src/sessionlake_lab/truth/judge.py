@@ -45,73 +45,76 @@ ERASED = (b"\0erased", None)
 
 
 class GroundTruth:
-    """Computes the expected tables.
+    """Computes the expected silver tables from Kafka messages.
 
     Call `judge_message` for each message in offset order, then `finish_and_return_tables`.
 
     Args:
-        rules: How to judge.
+        rules: Rules by which messages are judged.
         keep_changes: False leaves `session_changes`, `session_cuts` and `session_snapshots` empty, which saves about
             1 KB of memory per change.
     """
 
     def __init__(self, rules: CaptureRules, *, keep_changes: bool = True) -> None:
         self._rules = rules
-        self._terms: dict[str, TopicRules] = {}
+        self._topic_rules: dict[str, TopicRules] = {}
         self._sessions: dict[SessionKey, SessionState] = {}
         self._judge = MessageJudge(self._handle_applied_message, keep_changes=keep_changes)
         self._outcomes = self._judge.outcomes
-        self._snapshots = TableCutter(self._outcomes.tables, self._release_all_messages, keep=keep_changes)
+        self._snapshots = TableCutter(self._outcomes.tables, self._judge_all_held_messages, keep=keep_changes)
         self._finished = False
 
     def judge_message(self, message: KafkaMessage) -> None:
-        """Judges one message.
+        """Judges one message, and writes the result into the expected tables.
 
         Raises:
-            Violation: The message breaks its class under `fail`. This object must not be used any more.
-            UsageError: `finish` was called before.
+            TruthViolationError: The message breaks its class under `fail`. This object must not be used any more.
+            UsageError: `finish_and_return_tables` was called before.
         """
         if self._finished:
             raise UsageError(
                 "the ground truth is finished and accepts no further messages", fix="Feed all messages to a new Truth"
             )
-        terms = self._find_rules_of_topic(message.topic)
+        topic_rules = self._find_rules_of_topic(message.topic)
         partition = self._outcomes.find_partition_state(message)
         partition.counts["messages"] += 1
-        if message.timestamp != NO_TIMESTAMP and not terms.parser.is_from_the_future(message):
+        if message.timestamp != NO_TIMESTAMP and not topic_rules.parser.is_from_the_future(message):
             self._advance_time(partition, message.timestamp, message.topic, message.partition)
-        self._judge.judge_due_gaps(partition, terms)
-        self._snapshots.run_due_checks(partition, terms)
+        self._judge.judge_due_gaps(partition, topic_rules)
+        self._snapshots.run_due_checks(partition, topic_rules)
         if (message.key, message.value) == ERASED:
             return
         try:
-            parsed = terms.parser.parse_message(message, partition.stream_time)
+            parsed = topic_rules.parser.parse_message(message, partition.stream_time)
         except MalformedError as error:
             self._outcomes.quarantine_message(message, error.reason)
             return
-        session = self._find_session(terms, parsed)
-        self._handle_arrival(terms, session, parsed)
-        self._snapshots.handle_message(partition, terms, session)
+        session = self._find_session(topic_rules, parsed)
+        self._handle_arrival(topic_rules, session, parsed)
+        self._snapshots.handle_message(partition, topic_rules, session)
 
     def apply_silence(self, topic: str, partition: int, until: int) -> None:
         """Applies a silence: the topic-partition has no further messages until the stream time `until` (ms).
 
         Raises:
-            Violation: Under `fail`, if an expiry releases a violating message, or a gap was not filled in time.
+            TruthViolationError: Under `fail`: an expiry releases a violating message, or a gap was not filled in time.
         """
-        found, terms = self._outcomes.partitions.get((topic, partition)), self._find_rules_of_topic(topic)
+        found, topic_rules = self._outcomes.partitions.get((topic, partition)), self._find_rules_of_topic(topic)
         if found is not None:
             self._advance_time(found, until, topic, partition)
-            self._judge.judge_due_gaps(found, terms)
-            self._snapshots.run_due_checks(found, terms)
+            self._judge.judge_due_gaps(found, topic_rules)
+            self._snapshots.run_due_checks(found, topic_rules)
 
-    def _advance_time(self, partition: PartitionState, time: int, topic: str, number: int) -> None:
-        """Advances stream time. The first known time counts as the time of everything before it."""
+    def _advance_time(self, partition: PartitionState, time: int, topic: str, partition_number: int) -> None:
+        """Advances the stream time of a topic-partition to `time` (ms), if it is later.
+
+        The first known time counts as the time of everything before it. `topic` and `partition_number` are its names.
+        """
         if partition.is_timed:
             partition.stream_time = max(partition.stream_time, time)
             return
         partition.stream_time, partition.is_timed = time, True
-        mine = [s for s in self._sessions.values() if (s.topic, s.partition) == (topic, number)]
+        mine = [s for s in self._sessions.values() if (s.topic, s.partition) == (topic, partition_number)]
         for session in mine:
             session.life.last_timestamp = None if session.life.last_timestamp is None else time
             session.changed_at = None if session.changed_at is None else time
@@ -125,8 +128,8 @@ class GroundTruth:
         """Expires idle sessions up to the last stream time, and returns the expected tables.
 
         Raises:
-            Violation: Under `fail`, if an expiry releases a violating message, or a gap was not filled in time.
-            UsageError: `finish` was called before.
+            TruthViolationError: Under `fail`: an expiry releases a violating message, or a gap was not filled in time.
+            UsageError: `finish_and_return_tables` was called before.
         """
         if self._finished:
             raise UsageError("the ground truth is finished already", fix="Use the tables that finish returned")
@@ -135,8 +138,8 @@ class GroundTruth:
             self._judge.judge_due_gaps(partition, self._find_rules_of_topic(topic))
         for key, session in self._sessions.items():
             self._expire_if_idle(session)
-            terms = self._find_rules_of_topic(session.topic)
-            self._outcomes.tables.session_rows[key] = read_current_table(session, terms)
+            topic_rules = self._find_rules_of_topic(session.topic)
+            self._outcomes.tables.session_rows[key] = read_current_table(session, topic_rules)
             self._outcomes.tables.sessions[key] = session.to_row()
             held = len(session.life.held) + len(session.life.waiting)
             self._outcomes.partitions[session.topic, session.partition].counts["held"] += held
@@ -154,12 +157,12 @@ class GroundTruth:
                     self._outcomes.record_split_session(topic, partition, session_id)
 
     def _find_rules_of_topic(self, topic: str) -> TopicRules:
-        terms = self._terms.get(topic)
-        if terms is None:
-            terms = self._terms[topic] = TopicRules(self._rules.for_topic(topic))
-        return terms
+        topic_rules = self._topic_rules.get(topic)
+        if topic_rules is None:
+            topic_rules = self._topic_rules[topic] = TopicRules(self._rules.for_topic(topic))
+        return topic_rules
 
-    def _find_session(self, terms: TopicRules, parsed: ParsedMessage) -> SessionState:
+    def _find_session(self, topic_rules: TopicRules, parsed: ParsedMessage) -> SessionState:
         """Returns the message's session with its last offset and time updated. Starts a new life if the old expired."""
         kafka = parsed.kafka
         key = kafka.topic, kafka.partition, parsed.session_id
@@ -167,8 +170,8 @@ class GroundTruth:
         if session is None:
             session = self._sessions[key] = SessionState(kafka.topic, parsed.session_id, kafka.partition)
         last = session.life.last_timestamp
-        if last is not None and self._is_expired(terms, session, parsed):
-            self._judge.judge_gaps_of_past_life(terms, session.life)
+        if last is not None and self._is_expired(topic_rules, session, parsed):
+            self._judge.judge_gaps_of_past_life(topic_rules, session.life)
             session.life = LifeState()
             session.lives += 1
             session.expired_at = session.position
@@ -178,96 +181,116 @@ class GroundTruth:
         life.last_offset, life.last_timestamp = kafka.offset, parsed.time
         return session
 
-    def _is_expired(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
-        """Returns True if the session expired before this message, by its timestamp or as its state was dropped."""
-        last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
+    def _is_expired(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
+        """Returns True if the session expired before this message, or its state was dropped."""
+        last, timeout = session.life.last_timestamp, topic_rules.rules.session_timeout_ms
         now = self._outcomes.find_partition_state(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)
 
-    def _handle_arrival(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
-        integrity, life = terms.rules.integrity, session.life
+    def _handle_arrival(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Drops a duplicate, holds back a message of class `window`, and judges any other."""
+        integrity, life = topic_rules.rules.integrity, session.life
         if _is_duplicate(integrity, life, parsed.seq):
             self._drop_duplicate(life, parsed)
         elif integrity == "window":
-            self._hold_back(terms, session, parsed)
+            self._hold_back(topic_rules, session, parsed)
         else:
-            self._judge.judge_message(terms, session, parsed, self._make_cause_of_arrival(parsed))
+            self._judge.judge_message(topic_rules, session, parsed, self._make_cause_of_arrival(parsed))
             if parsed.kind == "snapshot" and life.status == OPEN:
-                self._judge_waiting_messages(terms, session, self._make_cause_of_arrival(parsed))
+                self._judge_waiting_messages(topic_rules, session, self._make_cause_of_arrival(parsed))
 
-    def _judge_waiting_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+    def _judge_waiting_messages(self, topic_rules: TopicRules, session: SessionState, cause: ApplyCause) -> None:
         """Judges the messages that waited for the snapshot that was just applied."""
         waited, session.life.waiting = session.life.waiting, []
         for parsed in waited:
-            if _is_duplicate(terms.rules.integrity, session.life, parsed.seq):
+            if _is_duplicate(topic_rules.rules.integrity, session.life, parsed.seq):
                 self._drop_duplicate(session.life, parsed)
             else:
-                self._judge.judge_message(terms, session, parsed, cause)
+                self._judge.judge_message(topic_rules, session, parsed, cause)
 
     def _drop_duplicate(self, life: LifeState, parsed: ParsedMessage) -> None:
+        """Counts a message as a duplicate, and records the event."""
         life.duplicates += 1
         self._outcomes.count_messages(parsed.kafka, "duplicates")
         self._outcomes.record_event(parsed, "duplicate", "dropped", life.next_seq)
 
     # -- class `window`: messages are held back until the watermark passes them
 
-    def _hold_back(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
-        life, lateness = session.life, terms.rules.lateness_ms
+    def _hold_back(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Holds back a message until the watermark (highest `ts` minus lateness) has passed its `ts`.
+
+        A message that is late or leaves too many gaps is quarantined instead.
+        """
+        life, lateness = session.life, topic_rules.rules.lateness_ms
         life.highest_ts = parsed.ts if life.highest_ts is None else max(life.highest_ts, parsed.ts)
         if parsed.ts < life.highest_ts - lateness:
             life.late += 1
             self._outcomes.record_event(parsed, "late", "quarantined", life.next_seq)
             self._outcomes.quarantine_message(parsed.kafka, "late")
             return
-        if parsed.seq is not None and self._judge.has_too_many_gaps(terms, session, parsed, parsed.seq):
+        if parsed.seq is not None and self._judge.has_too_many_gaps(topic_rules, session, parsed, parsed.seq):
             return
         if parsed.seq is not None:
-            add_seq(life, parsed.seq, terms.rules.max_gaps)
+            add_seq(life, parsed.seq, topic_rules.rules.max_gaps)
         insort(life.held, parsed, key=lambda held: (held.ts, held.seq))
-        self._release_due_messages(terms, session, self._make_cause_of_arrival(parsed))
-        self._limit_held_messages(terms, session, parsed)
+        self._release_due_messages(topic_rules, session, self._make_cause_of_arrival(parsed))
+        self._limit_held_messages(topic_rules, session, parsed)
 
-    def _limit_held_messages(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
-        rules, held = terms.rules, session.life.held
+    def _limit_held_messages(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Judges the violation `held_limit` if, with this message, the session holds back too many messages or bytes.
+
+        If the message is kept, the oldest ones are released. Otherwise it is removed.
+        """
+        rules, held = topic_rules.rules, session.life.held
 
         def exceeds_limit() -> bool:
             return len(held) > rules.max_held_messages or sum(map(count_message_bytes, held)) > rules.max_held_bytes
 
-        if exceeds_limit() and self._judge.apply_policy(terms, session, parsed, "held_limit"):
+        if exceeds_limit() and self._judge.apply_policy(topic_rules, session, parsed, "held_limit"):
             while exceeds_limit():
-                self._judge.judge_message(terms, session, held.pop(0), self._make_cause_of_arrival(parsed))
+                self._judge.judge_message(topic_rules, session, held.pop(0), self._make_cause_of_arrival(parsed))
         elif exceeds_limit():
             held.remove(parsed)
 
-    def _release_due_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+    def _release_due_messages(self, topic_rules: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+        """Judges the held messages whose `ts` the watermark (highest `ts` minus lateness) has passed, in order."""
         life = session.life
-        while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
-            self._judge.judge_message(terms, session, life.held.pop(0), cause)
+        while (
+            life.held
+            and life.highest_ts is not None
+            and life.held[0].ts < life.highest_ts - topic_rules.rules.lateness_ms
+        ):
+            self._judge.judge_message(topic_rules, session, life.held.pop(0), cause)
 
-    def _release_all_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
-        self._judge.stop_waiting(terms, session)
+    def _judge_all_held_messages(self, topic_rules: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+        """Judges all held messages in order, and quarantines those that wait for a snapshot."""
+        self._judge.stop_waiting(topic_rules, session)
         while session.life.held:
-            self._judge.judge_message(terms, session, session.life.held.pop(0), cause)
+            self._judge.judge_message(topic_rules, session, session.life.held.pop(0), cause)
 
     def _make_cause_of_arrival(self, parsed: ParsedMessage) -> ApplyCause:
+        """Returns the cause of applying messages when this one arrives."""
         offset = parsed.kafka.offset
         return ApplyCause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
 
-    def _handle_applied_message(self, terms: TopicRules, session: SessionState, kind: str, cause: ApplyCause) -> None:
-        """Handles an applied message: notes that it changed the table, or records the final table if it is an end."""
+    def _handle_applied_message(
+        self, topic_rules: TopicRules, session: SessionState, kind: str, cause: ApplyCause
+    ) -> None:
+        """Notes that a message has changed the session's table, or records a cut of the table if `kind` is `end`."""
         if kind == "end":
-            self._snapshots.cut_table(terms, session, "end", cause.at, cause.by)
+            self._snapshots.cut_table(topic_rules, session, "end", cause.at, cause.by)
         elif kind in {"snapshot", "update"} and session.changed_at is None:
             session.changed_at = cause.at
 
     # -- the end
 
     def _expire_if_idle(self, session: SessionState) -> None:
-        terms, life = self._find_rules_of_topic(session.topic), session.life
+        """Sets the status of a session to expired if stream time has passed its timeout, unless it has ended."""
+        topic_rules, life = self._find_rules_of_topic(session.topic), session.life
         partition = self._outcomes.partitions[session.topic, session.partition]
         if life.last_timestamp is None:
             return
-        expiry = life.last_timestamp + terms.rules.session_timeout_ms
+        expiry = life.last_timestamp + topic_rules.rules.session_timeout_ms
         if expiry >= partition.stream_time:
             return
         if life.status != ENDED:
@@ -275,6 +298,7 @@ class GroundTruth:
 
 
 def _is_duplicate(integrity: str, life: LifeState, seq: int | None) -> bool:
+    """Returns True if the seq was received before in this life. Class `none` has no duplicates."""
     if integrity == "none" or seq is None:
         return False
     if integrity in {"once", "window"}:

@@ -32,7 +32,7 @@ class OutcomeWriter:
         self.partitions: dict[tuple[str, int], PartitionState] = {}
 
     def find_partition_state(self, message: KafkaMessage) -> PartitionState:
-        """Returns the state of the message's topic-partition."""
+        """Returns the state of the message's topic-partition, which is created at its first message."""
         where = message.topic, message.partition
         partition = self.partitions.get(where)
         if partition is None:
@@ -42,18 +42,28 @@ class OutcomeWriter:
         return partition
 
     def count_messages(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
-        """Counts messages with an outcome: `applied`, `duplicates`, `quarantined` or `held`."""
+        """Adds `number` to the count of an outcome in the message's topic-partition.
+
+        `outcome` is `applied`, `duplicates`, `quarantined` or `held`.
+        """
         self.find_partition_state(message).counts[outcome] += number
 
     def quarantine_message(self, message: KafkaMessage, reason: str) -> None:
-        """Adds the unchanged message to the quarantine."""
+        """Adds the unchanged message to the quarantine with a reason of the protocol, and counts it."""
         self.count_messages(message, "quarantined")
         row = {**message._asdict(), "reason": reason, "session_id": parse_session_id(message.key)}
         del row["ingested_at"]
         self.tables.quarantine.append(row)
 
     def record_event(self, parsed: ParsedMessage, event: str, action: str, expected: int | None) -> None:
-        """Records an integrity event."""
+        """Records an integrity event at a message.
+
+        Args:
+            parsed: The message.
+            event: Name of the event, such as `gap` or `duplicate`.
+            action: What was done with the message, such as `applied` or `dropped`.
+            expected: The seq that was expected; None if no particular one was.
+        """
         kafka = parsed.kafka
         self.tables.integrity_events.append(
             {

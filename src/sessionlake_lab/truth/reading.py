@@ -92,12 +92,13 @@ class MessageParser:
         deleted: list[str] = []
         if kind in {"snapshot", "update"}:
             raw, deleted = _read_row_lists(body, kind)
-            _require_ids(raw)
+            _require_unique_row_ids(raw)
             rows = [self._parse_row(row, kind) for row in raw]
         time = stream_time if message.timestamp == NO_TIMESTAMP else message.timestamp
         return ParsedMessage(message, session_id, kind, seq, ts, rows, deleted, time)
 
     def _parse_object(self, value: bytes | None) -> dict[str, Any]:
+        """Returns the JSON object in a Kafka value. Raises MalformedError if it is missing, too large, or no object."""
         if value is None:
             raise MalformedError("not_json")
         if len(value) > self._rules.max_message_bytes:
@@ -165,7 +166,8 @@ def _read_row_lists(body: dict[str, Any], kind: str) -> tuple[list[dict[str, Any
     return rows, deleted
 
 
-def _require_ids(rows: list[dict[str, Any]]) -> None:
+def _require_unique_row_ids(rows: list[dict[str, Any]]) -> None:
+    """Raises MalformedError unless each row has a valid id, and all ids are different."""
     if not all(_is_row_id(row.get("id")) for row in rows):
         raise MalformedError("bad_row_id")
     if len({row["id"] for row in rows}) < len(rows):
@@ -180,19 +182,20 @@ def _to_compact_json(value: dict[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _check_boolean(value: object) -> bool:
+def _require_boolean(value: object) -> bool:
     if type(value) is not bool:
         raise MalformedError("bad_column")
     return value
 
 
-def _check_string(value: object) -> str:
+def _require_string(value: object) -> str:
     if type(value) is not str:
         raise MalformedError("bad_column")
     return value
 
 
-def _make_integer_check(bits: int) -> Check:
+def _create_integer_check(bits: int) -> Check:
+    """Returns a function that returns an integer that fits into `bits` bits, and raises MalformedError otherwise."""
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
     def check_integer(value: object) -> int:
@@ -203,8 +206,8 @@ def _make_integer_check(bits: int) -> Check:
     return check_integer
 
 
-def _check_double(value: object) -> float:
-    """Returns a double. An integer is valid if its value as a double is finite."""
+def _convert_to_double(value: object) -> float:
+    """Returns a number as a double. Raises MalformedError for any other value, or if the double is not finite."""
     if type(value) is not float and type(value) is not int:
         raise MalformedError("bad_column")
     try:
@@ -213,22 +216,22 @@ def _check_double(value: object) -> float:
         raise MalformedError("bad_column") from None
 
 
-def _check_float(value: object) -> float:
-    """Returns the nearest 32-bit float, as a Python float."""
+def _convert_to_float32(value: object) -> float:
+    """Returns the 32-bit float nearest to a number. Raises MalformedError if there is none."""
     try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", _check_double(value)))[0]
+        rounded: float = struct.unpack("<f", struct.pack("<f", _convert_to_double(value)))[0]
     except OverflowError:
         raise MalformedError("bad_column") from None
     return rounded
 
 
 _CHECKS: Mapping[str, Check] = {
-    "boolean": _check_boolean,
-    "tinyint": _make_integer_check(8),
-    "smallint": _make_integer_check(16),
-    "int": _make_integer_check(32),
-    "bigint": _make_integer_check(64),
-    "float": _check_float,
-    "double": _check_double,
-    "string": _check_string,
+    "boolean": _require_boolean,
+    "tinyint": _create_integer_check(8),
+    "smallint": _create_integer_check(16),
+    "int": _create_integer_check(32),
+    "bigint": _create_integer_check(64),
+    "float": _convert_to_float32,
+    "double": _convert_to_double,
+    "string": _require_string,
 }

@@ -14,28 +14,36 @@ OPEN, ENDED, EXPIRED, BROKEN = "open", "ended", "expired", "broken"
 
 
 class ApplyCause(NamedTuple):
-    """When a message was applied, and which message caused this: itself, or a later one if it was held back."""
+    """When a message was applied, and which message caused this: itself, or a later one if it was held back.
+
+    Attributes:
+        releasing: Lowest position that the applied message may get.
+        at: Stream time at which it was applied, in ms.
+        by: Offset of the message that caused this; None for an expiry.
+    """
 
     releasing: int
-    """Lowest position that the applied message may get."""
     at: int
-    """Stream time of application, in ms."""
     by: int | None
-    """Offset of the message that caused the application; None for an expiry."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenGap:
-    """A gap that may still be filled: the seqs from `start` up to but not including `end` (class `once`)."""
+    """A gap that may still be filled (class `once`).
+
+    Attributes:
+        start: First seq of the gap.
+        end: One past its last seq.
+        revealed_by: The message whose seq showed the gap.
+        missing: Number of seqs that are still missing.
+        opened: Stream time from which the deadline counts, in ms.
+    """
 
     start: int
     end: int
     revealed_by: ParsedMessage
-    """The message whose seq showed the gap."""
     missing: int
-    """Number of seqs that are still missing."""
     opened: int
-    """Stream time from which the deadline counts, in ms."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,17 +151,17 @@ def is_known_seq(life: LifeState, seq: int) -> bool:
 
 
 def count_gaps_with(life: LifeState, seq: int) -> int:
-    """Returns the number of gaps if this seq were added."""
+    """Returns the number of gaps between the known seqs of a life after this seq is added to them."""
     return life.runs - is_known_seq(life, seq - 1) - is_known_seq(life, seq + 1)
 
 
 def add_seq(life: LifeState, seq: int, max_gaps: int) -> None:
-    """Adds a seq that was applied or is held back. The oldest gaps beyond the limit then count as filled."""
+    """Adds a seq to the known seqs of a life. Its oldest gaps beyond `max_gaps` then count as filled."""
     if is_known_seq(life, seq):
         return
     life.runs = count_gaps_with(life, seq) + 1
     life.known_seqs.add(seq)
-    _fill_gaps(life, seq, seq + 1)
+    _remove_from_open_gaps(life, seq, seq + 1)
     while life.runs - 1 > max_gaps:
         low, high = next(
             (low, high)
@@ -162,7 +170,7 @@ def add_seq(life: LifeState, seq: int, max_gaps: int) -> None:
         )
         life.abandoned_gaps.append((low, high))
         life.runs -= 1
-        _fill_gaps(life, low + 1, high)
+        _remove_from_open_gaps(life, low + 1, high)
 
 
 def remove_seq(life: LifeState, seq: int) -> None:
@@ -172,14 +180,22 @@ def remove_seq(life: LifeState, seq: int) -> None:
         life.runs += is_known_seq(life, seq - 1) + is_known_seq(life, seq + 1) - 1
 
 
-def _fill_gaps(life: LifeState, start: int, end: int) -> None:
+def _remove_from_open_gaps(life: LifeState, start: int, end: int) -> None:
+    """Removes the seqs from `start` up to but not including `end` from open gaps, and gaps without missing seqs."""
     for gap in life.open_gaps:
         gap.missing -= max(0, min(end, gap.end) - max(start, gap.start))
     life.open_gaps = [gap for gap in life.open_gaps if gap.missing]
 
 
 def apply_to_table(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
-    """Applies one message to a session's table in place: clears it for a snapshot, upserts rows, then deletes ids."""
+    """Applies one message to a session's table in place: clears it for a snapshot, upserts rows, then deletes ids.
+
+    Args:
+        table: The rows by row id.
+        parsed: The message.
+        epoch: Epoch of the message.
+        all_null: Null for each declared column.
+    """
     if parsed.kind == "snapshot":
         table.clear()
     for row_id, values, rescued in parsed.rows:
@@ -199,7 +215,15 @@ def apply_to_table(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all
 def make_change_rows(
     parsed: ParsedMessage, epoch: int, position: int, cause: ApplyCause, all_null: Mapping[str, Any]
 ) -> list[Row]:
-    """Returns the rows of `session_changes` for one applied message."""
+    """Returns the rows of `session_changes` for one applied message.
+
+    Args:
+        parsed: The message.
+        epoch: Its epoch.
+        position: Its place in the order in which the session's messages were applied.
+        cause: When it was applied, and which message caused this.
+        all_null: Null for each declared column.
+    """
     kafka = parsed.kafka
     parts: list[tuple[str, str | None, dict[str, Any], str | None]] = []
     if parsed.kind == "snapshot":

@@ -21,7 +21,7 @@ class NotJsonError(Exception):
 
 
 class TooDeepError(Exception):
-    """Brackets outside strings nest deeper than `MAX_DEPTH`, whether or not the text is JSON."""
+    """Brackets outside strings nest deeper than 64 levels, whether or not the text is JSON."""
 
 
 def parse_json(text: str) -> object:
@@ -57,13 +57,16 @@ _DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_re
 
 
 def _require_paired_surrogates(text: str) -> None:
-    """Checks the text instead of the parsed value, so that a duplicate field that was overwritten counts too."""
+    """Raises NotJsonError if a JSON text has half of a surrogate pair.
+
+    The text is checked, not its value, so that a field counts even if a later one of the same name overwrites it.
+    """
     if "\\u" in text and any(escape["lone"] for escape in _ESCAPE.finditer(text)):
         raise NotJsonError("half of a surrogate pair")
 
 
 def _is_too_deep(text: str) -> bool:
-    """Returns True if brackets outside strings nest deeper than `MAX_DEPTH`. The text need not be JSON."""
+    """Returns True if brackets outside strings nest deeper than 64 levels. The text need not be JSON."""
     level = 0
     for part in _BRACKET_OR_STRING.finditer(text):
         if part[1]:

@@ -37,7 +37,13 @@ from sessionlake_lab.truth.session import (
 
 
 class TopicRules:
-    """The rules and the parser for the messages of a topic."""
+    """The rules and the parser for the messages of a topic.
+
+    Attributes:
+        rules: The rules with the topic's own overrides.
+        parser: Parses the topic's messages.
+        all_null: Null for each declared column.
+    """
 
     def __init__(self, rules: CaptureRules) -> None:
         self.rules = rules
@@ -62,68 +68,94 @@ class MessageJudge:
         self._keep_changes = keep_changes
         self._gaps_seen = 0
 
-    def judge_message(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause) -> None:
-        """Judges a message that is not a duplicate."""
-        life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
+    def judge_message(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
+    ) -> None:
+        """Judges a message that is not a duplicate: applies it, quarantines it, or lets it wait for a snapshot.
+
+        Args:
+            topic_rules: Rules of the message's topic.
+            session: Session of the message, whose state is changed.
+            parsed: The message.
+            cause: When it is applied, and which message caused this.
+
+        Raises:
+            TruthViolationError: The message breaks its class under `fail`.
+        """
+        life, integrity, expected = session.life, topic_rules.rules.integrity, session.life.next_seq
         is_snapshot = parsed.kind == "snapshot"
         if parsed.kind == "end":
-            self.stop_waiting(terms, session)
-        if life.status == ENDED and not _is_before_end_of_life(integrity, life, parsed):
-            self._judge_violation(terms, session, parsed, cause, "after_end")
+            self.stop_waiting(topic_rules, session)
+        if life.status == ENDED and not _is_before_end_seq(integrity, life, parsed):
+            self._judge_violation(topic_rules, session, parsed, cause, "after_end")
         elif life.status == BROKEN:
             if is_snapshot and (expected is None or parsed.seq is None or parsed.seq >= expected):
                 self.outcomes.record_event(parsed, "healed", "applied", expected)
-                self._apply_message(terms, session, parsed, cause)
+                self._apply_message(topic_rules, session, parsed, cause)
             else:
-                self._reject_message(terms, session, parsed, "session_broken")
+                self._reject_message(topic_rules, session, parsed, "session_broken")
         elif integrity == "none":
-            self._apply_message(terms, session, parsed, cause)
+            self._apply_message(topic_rules, session, parsed, cause)
         elif (
             integrity == "once"
             and parsed.seq is not None
-            and self.has_too_many_gaps(terms, session, parsed, parsed.seq)
+            and self.has_too_many_gaps(topic_rules, session, parsed, parsed.seq)
         ):
             return
         elif expected is None:
-            self._judge_first_message(terms, session, parsed, cause)
+            self._judge_first_message(topic_rules, session, parsed, cause)
         elif parsed.seq is not None and parsed.seq > expected:
-            self._judge_gap(terms, session, parsed, cause)
+            self._judge_gap(topic_rules, session, parsed, cause)
         else:
-            self._apply_message(terms, session, parsed, cause)
+            self._apply_message(topic_rules, session, parsed, cause)
 
     def _judge_first_message(
-        self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
     ) -> None:
-        if parsed.kind == "snapshot" or terms.rules.integrity == "once":
-            self._apply_message(terms, session, parsed, cause)
-        elif _may_wait(terms, parsed):
-            self._let_wait(terms, session, parsed)
+        """Judges a message of a life in which none was applied yet. It is an orphan unless it is a snapshot."""
+        if parsed.kind == "snapshot" or topic_rules.rules.integrity == "once":
+            self._apply_message(topic_rules, session, parsed, cause)
+        elif _can_wait_for_snapshot(topic_rules, parsed):
+            self._add_waiting_message(topic_rules, session, parsed)
         else:
-            self._judge_violation(terms, session, parsed, cause, "orphan")
+            self._judge_violation(topic_rules, session, parsed, cause, "orphan")
 
-    def has_too_many_gaps(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, seq: int) -> bool:
-        """Rejects a message whose seq would leave more gaps than allowed. Returns True if the message was rejected."""
-        too_many = count_gaps_with(session.life, seq) > terms.rules.max_gaps
-        return too_many and not self.apply_policy(terms, session, parsed, "gap_limit")
-
-    def apply_policy(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, event: str) -> bool:
-        """Handles a violation by the policy.
+    def has_too_many_gaps(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, seq: int
+    ) -> bool:
+        """Judges a violation `gap_limit` if a message's seq would leave more gaps than allowed.
 
         Returns:
-            True if the message must be applied (`record`), False if it was quarantined (`isolate`).
+            True if the message was rejected for this, so that it must not be applied.
+        """
+        too_many = count_gaps_with(session.life, seq) > topic_rules.rules.max_gaps
+        return too_many and not self.apply_policy(topic_rules, session, parsed, "gap_limit")
+
+    def apply_policy(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, event: str) -> bool:
+        """Handles a violation as `on_violation` says. `event` is its name, such as `gap`.
+
+        Returns:
+            True if the message must be applied (`record`), False if it was quarantined or waits (`isolate`).
 
         Raises:
-            Violation: The policy is `fail`.
+            TruthViolationError: `on_violation` is `fail`.
         """
         life = session.life
-        isolates = self._record_violation(terms.rules, parsed, event, life.next_seq)
+        isolates = self._record_violation(topic_rules.rules, parsed, event, life.next_seq)
         if isolates:
             life.status = life.status if life.status == ENDED else BROKEN
-            self._reject_message(terms, session, parsed, event)
+            self._reject_message(topic_rules, session, parsed, event)
         return not isolates
 
     def _record_violation(self, rules: CaptureRules, parsed: ParsedMessage, event: str, expected: int | None) -> bool:
-        """Records a violation. Returns True if the policy is `isolate`, False if it is `record`."""
+        """Records a violation. Returns True for `isolate`, False for `record`; raises TruthViolationError for `fail`.
+
+        Args:
+            rules: Rules of the message's topic.
+            parsed: The message.
+            event: Name of the violation, such as `gap`.
+            expected: The seq that was expected; None if no particular one was.
+        """
         kafka = parsed.kafka
         if rules.on_violation == "fail":
             raise TruthViolationError(
@@ -134,60 +166,76 @@ class MessageJudge:
         self.outcomes.record_event(parsed, event, "isolated" if isolates else "recorded", expected)
         return isolates
 
-    def stop_waiting(self, terms: TopicRules, session: SessionState) -> None:
+    def stop_waiting(self, topic_rules: TopicRules, session: SessionState) -> None:
         """Quarantines all messages that wait for a snapshot, because none will come."""
         while session.life.waiting:
-            self._give_up_oldest(terms, session)
+            self._quarantine_oldest_waiting(topic_rules, session)
 
-    def _let_wait(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+    def _add_waiting_message(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Lets a message wait for a snapshot. While too many wait, the oldest is quarantined."""
         waiting = session.life.waiting
         waiting.append(parsed)
-        while len(waiting) > terms.rules.hold or sum(map(count_message_bytes, waiting)) > terms.rules.max_held_bytes:
-            self._give_up_oldest(terms, session)
+        while (
+            len(waiting) > topic_rules.rules.hold
+            or sum(map(count_message_bytes, waiting)) > topic_rules.rules.max_held_bytes
+        ):
+            self._quarantine_oldest_waiting(topic_rules, session)
 
-    def _give_up_oldest(self, terms: TopicRules, session: SessionState) -> None:
+    def _quarantine_oldest_waiting(self, topic_rules: TopicRules, session: SessionState) -> None:
         """Quarantines the oldest waiting message: an orphan, or part of a session that broke after its snapshot."""
         life = session.life
         parsed = life.waiting.pop(0)
         if life.next_seq is not None:
             self._quarantine_message(session, parsed, "session_broken")
             return
-        if life.status != BROKEN and self._record_violation(terms.rules, parsed, "orphan", None):
+        if life.status != BROKEN and self._record_violation(topic_rules.rules, parsed, "orphan", None):
             life.status = BROKEN
         self._quarantine_message(session, parsed, "orphan")
 
-    def _reject_message(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, reason: str) -> None:
+    def _reject_message(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, reason: str
+    ) -> None:
         """Quarantines a message that was not applied, unless it can wait for the snapshot that repairs the session."""
-        if session.life.status == BROKEN and _may_wait(terms, parsed):
-            self._let_wait(terms, session, parsed)
+        if session.life.status == BROKEN and _can_wait_for_snapshot(topic_rules, parsed):
+            self._add_waiting_message(topic_rules, session, parsed)
         else:
             self._quarantine_message(session, parsed, reason)
 
-    def _judge_gap(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause) -> None:
+    def _judge_gap(
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
+    ) -> None:
+        """Counts and records the gap before a message, and applies it. Under `strict`, a gap is a violation."""
         session.life.gaps += 1
-        if terms.rules.integrity == "strict":
-            self._judge_violation(terms, session, parsed, cause, "gap")
+        if topic_rules.rules.integrity == "strict":
+            self._judge_violation(topic_rules, session, parsed, cause, "gap")
             return
         self.outcomes.record_event(parsed, "gap", "applied", session.life.next_seq)
-        if terms.rules.integrity == "once":
-            self._add_open_gap(terms, session, parsed)
-        self._apply_message(terms, session, parsed, cause)
+        if topic_rules.rules.integrity == "once":
+            self._add_open_gap(topic_rules, session, parsed)
+        self._apply_message(topic_rules, session, parsed, cause)
 
     def _judge_violation(
-        self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause, event: str
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause, event: str
     ) -> None:
-        if event == "gap" and parsed.kind == "snapshot" and terms.rules.on_violation == "isolate":
+        """Applies or rejects a message that is a violation, as `on_violation` says. `event` is its name, such as `gap`.
+
+        Under `isolate`, a snapshot after a gap is applied, because it repairs the session.
+        """
+        if event == "gap" and parsed.kind == "snapshot" and topic_rules.rules.on_violation == "isolate":
             self.outcomes.record_event(parsed, event, "isolated", session.life.next_seq)
-            self._apply_message(terms, session, parsed, cause)  # the snapshot reveals the gap and repairs it at once
-        elif self.apply_policy(terms, session, parsed, event):
-            self._apply_message(terms, session, parsed, cause)
+            self._apply_message(
+                topic_rules, session, parsed, cause
+            )  # the snapshot reveals the gap and repairs it at once
+        elif self.apply_policy(topic_rules, session, parsed, event):
+            self._apply_message(topic_rules, session, parsed, cause)
 
     def _apply_message(
-        self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
+        self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
     ) -> None:
+        """Applies a message: updates the session's state and table, and adds its rows of `session_changes`."""
         life, seq = session.life, parsed.seq
         session.position = max(session.position + 1, cause.releasing)
-        epoch = _find_epoch(terms.rules.integrity, life, parsed)
+        epoch = _find_epoch(topic_rules.rules.integrity, life, parsed)
         if life.status == BROKEN:
             life.status = OPEN
         ends = parsed.kind == "end" and life.status == OPEN
@@ -204,57 +252,63 @@ class MessageJudge:
         session.changes_since_snapshot += made
         if self._keep_changes:
             self.outcomes.tables.session_changes += make_change_rows(
-                parsed, epoch, session.position, cause, terms.all_null
+                parsed, epoch, session.position, cause, topic_rules.all_null
             )
-        if terms.rules.integrity == "once" and seq is not None:
-            add_seq(life, seq, terms.rules.max_gaps)
+        if topic_rules.rules.integrity == "once" and seq is not None:
+            add_seq(life, seq, topic_rules.rules.max_gaps)
             session.log.append((session.lives, seq, epoch, parsed))
         else:
-            apply_to_table(session.rows, parsed, epoch, terms.all_null)
-        self._on_applied(terms, session, "after end" if parsed.kind == "end" and not ends else parsed.kind, cause)
+            apply_to_table(session.rows, parsed, epoch, topic_rules.all_null)
+        self._on_applied(topic_rules, session, "after end" if parsed.kind == "end" and not ends else parsed.kind, cause)
 
     def _quarantine_message(self, session: SessionState, parsed: ParsedMessage, reason: str) -> None:
+        """Quarantines a message. Its seq counts as not received, so that a repetition is not a duplicate."""
         if parsed.seq is not None:
             remove_seq(session.life, parsed.seq)
         self.outcomes.quarantine_message(parsed.kafka, reason)
 
-    def _add_open_gap(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+    def _add_open_gap(self, topic_rules: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        """Adds the gap before a message to the open gaps, with the deadline at which it becomes a violation."""
         start = session.life.next_seq
         if start is None or parsed.seq is None:
             return
         gap = OpenGap(start, parsed.seq, parsed, parsed.seq - start, parsed.time)
         session.life.open_gaps.append(gap)
         self._gaps_seen += 1
-        deadline = parsed.time + terms.rules.gap_timeout_ms
+        deadline = parsed.time + topic_rules.rules.gap_timeout_ms
         partition = self.outcomes.find_partition_state(parsed.kafka)
         heapq.heappush(partition.gap_deadlines, (deadline, self._gaps_seen, session, session.life, gap))
 
-    def restart_deadlines(self, partition: PartitionState, terms: TopicRules) -> None:
+    def restart_deadlines(self, partition: PartitionState, topic_rules: TopicRules) -> None:
         """Restarts the deadlines of all open gaps at the first known stream time."""
         partition.gap_deadlines = [
-            (partition.stream_time + terms.rules.gap_timeout_ms, number, session, life, gap)
+            (partition.stream_time + topic_rules.rules.gap_timeout_ms, number, session, life, gap)
             for _, number, session, life, gap in partition.gap_deadlines
         ]
         heapq.heapify(partition.gap_deadlines)
         for *_, gap in partition.gap_deadlines:
             gap.opened = partition.stream_time
 
-    def judge_due_gaps(self, partition: PartitionState, terms: TopicRules) -> None:
+    def judge_due_gaps(self, partition: PartitionState, topic_rules: TopicRules) -> None:
         """Judges the open gaps (class `once`) whose deadline stream time has passed."""
         while partition.gap_deadlines and partition.gap_deadlines[0][0] < partition.stream_time:
             _, _, session, life, gap = heapq.heappop(partition.gap_deadlines)
             if gap.missing and life is session.life and gap in life.open_gaps:
                 life.open_gaps.remove(gap)
-                self._judge_unfilled_gap(terms.rules, life, gap)
+                self._judge_unfilled_gap(topic_rules.rules, life, gap)
 
-    def judge_gaps_of_past_life(self, terms: TopicRules, life: LifeState) -> None:
-        """Judges the open gaps of a past life, which cannot be filled any more, whatever their deadline."""
+    def judge_gaps_of_past_life(self, topic_rules: TopicRules, life: LifeState) -> None:
+        """Judges the open gaps of a session's earlier life as violations, because they cannot be filled any more."""
         for gap in sorted(life.open_gaps, key=lambda gap: gap.opened):
             if gap.missing and gap in life.open_gaps:
                 life.open_gaps.remove(gap)
-                self._judge_unfilled_gap(terms.rules, life, gap)
+                self._judge_unfilled_gap(topic_rules.rules, life, gap)
 
     def _judge_unfilled_gap(self, rules: CaptureRules, life: LifeState, gap: OpenGap) -> None:
+        """Records an unfilled gap as a violation, at the message that revealed it.
+
+        Under `isolate` this breaks the session, unless it has ended or has a newer snapshot.
+        """
         first = next(seq for seq in range(gap.start, gap.end) if not is_known_seq(life, seq))
         isolates = self._record_violation(rules, gap.revealed_by, "gap", first)
         has_newer_snapshot = life.epoch_seq is not None and life.epoch_seq >= gap.end
@@ -263,18 +317,23 @@ class MessageJudge:
             life.open_gaps.clear()
 
 
-def _may_wait(terms: TopicRules, parsed: ParsedMessage) -> bool:
-    return terms.rules.hold > 0 and parsed.kind in {"update", "heartbeat"}
+def _can_wait_for_snapshot(topic_rules: TopicRules, parsed: ParsedMessage) -> bool:
+    """Returns True if messages may wait in this topic, and this one is an update or heartbeat."""
+    return topic_rules.rules.hold > 0 and parsed.kind in {"update", "heartbeat"}
 
 
-def _is_before_end_of_life(integrity: str, life: LifeState, parsed: ParsedMessage) -> bool:
+def _is_before_end_seq(integrity: str, life: LifeState, parsed: ParsedMessage) -> bool:
+    """Returns True if the class is `once` and the seq of the message is lower than that of the applied `end`."""
     if integrity != "once" or parsed.seq is None or life.end_seq is None:
         return False
     return parsed.seq < life.end_seq
 
 
 def _find_epoch(integrity: str, life: LifeState, parsed: ParsedMessage) -> int:
-    """Returns the offset of the last snapshot up to this message (under `once` in seq order). Records snapshots."""
+    """Returns the epoch of a message: the offset of the last snapshot up to it, -1 if there is none.
+
+    Under `once`, the last snapshot in seq order counts. If the message is a snapshot, its offset is recorded.
+    """
     if integrity == "once" and parsed.seq is not None:
         if parsed.kind == "snapshot":
             life.epochs[parsed.seq] = parsed.kafka.offset

@@ -145,7 +145,7 @@ def _find_widget_faults(
         for position, field in enumerate(query.get("fields") or ()):
             fields.add(field["name"])
             yield from (
-                ((*own, "fields", position, "expression"), text) for text in _explain_expression(field, outputs)
+                ((*own, "fields", position, "expression"), text) for text in _find_expression_faults(field, outputs)
             )
     spec = widget.get("spec") or {}
     kind, version = str(spec.get("widgetType")), spec.get("version")
@@ -158,7 +158,7 @@ def _find_widget_faults(
             yield path, f"the widget has no {what} {value!r}, it has {', '.join(sorted(known)) or 'none'}"
 
 
-def _explain_expression(field: Tree, outputs: list[str]) -> Iterator[str]:
+def _find_expression_faults(field: Tree, outputs: list[str]) -> Iterator[str]:
     """Yields what is wrong with a field's expression: it is not valid SQL, or its dataset does not return a column.
 
     Args:

@@ -55,7 +55,7 @@ def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
                 wrong = wrong or _explain_complex_reference(declared, path, text)
                 if wrong:
                     fault = files.create_fault(f"${{{path}}}{wrong}", *key)
-                    yield replace(fault, line=fault.line + _find_line_below(text, f"${{{path}}}"))
+                    yield replace(fault, line=fault.line + _count_lines_below_key(text, f"${{{path}}}"))
             if "description" not in key[-1:]:
                 for broken in _MALFORMED.findall(text):
                     yield files.create_fault(f"{broken!r} is no reference. Write ${{var.name}}", *key)
@@ -70,8 +70,11 @@ def find_unused_variables(files: BundleFiles) -> Iterator[FileFault]:
         yield files.create_fault(f"variable {name} is not used", "variables", name)
 
 
-def _find_line_below(text: str, part: str) -> int:
-    """Returns how many lines below its key a text has a part; 0 if the text is on one line."""
+def _count_lines_below_key(text: str, part: str) -> int:
+    """Returns how many lines below its YAML key a part of the key's text is.
+
+    It is 0 if the text has one line, which is that of the key. A longer text begins on the line below the key.
+    """
     return text[: text.index(part)].count("\n") + 1 if "\n" in text.strip("\n") else 0
 
 

@@ -83,9 +83,10 @@ def keep_warehouse_owner(bundle: Bundle, warehouse: SqlWarehouse) -> SqlWarehous
 
 
 def choose_pause_status(workspace_statuses: Iterable[str]) -> str:
-    """Returns the pause status for a job or alert: UNPAUSED if it exists in the workspace and is not paused there.
+    """Returns the pause status with which to deploy a job or alert: UNPAUSED or PAUSED.
 
-    `workspace_statuses` has the status of each with its name: at most one, unless someone copied it.
+    It is UNPAUSED if there are `workspace_statuses`, and all are UNPAUSED. They are the statuses of all jobs or alerts
+    with its name in the workspace: usually one or none; several if someone copied it.
     """
     return UNPAUSED if {*workspace_statuses} == {UNPAUSED} else PAUSED
 

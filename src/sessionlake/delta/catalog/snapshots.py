@@ -32,9 +32,10 @@ def read_properties(storage: TableStorage, spark: SparkSession, table: str) -> d
 
 
 def is_known_empty(storage: TableStorage, spark: SparkSession, table: str) -> bool:
-    """True if the table is empty according to the checksum file of its latest version.
+    """Returns True if the checksum file of the table's latest version says that the table has no files.
 
-    False if it has files, if it has no checksum file, or if the session exposes no query plans.
+    False if it has files, if it has no checksum file, or if the checksum cannot be read: it is read through Spark's
+    query plans, which Spark Connect does not show.
     """
     from py4j.protocol import Py4JError
 

@@ -342,8 +342,9 @@ class CatalogStorage(TableStorage):
 
     def purge_vectors(self, table: str) -> int:
         raise UsageError(
-            f"maintain --purge-vectors: {table} is in a catalog, whose platform removes deletion vectors",
-            fix=f"Run `ALTER TABLE {self.to_sql_identifier(table)} DROP FEATURE deletionVectors` in SQL instead",
+            f"maintain --purge-vectors: {table} is in a catalog, and this option only works on local tables",
+            fix=f"Run the SQL statement `ALTER TABLE {self.to_sql_identifier(table)} DROP FEATURE deletionVectors` "
+            "on the platform, which removes the table's deletion vectors",
         )
 
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:

@@ -32,7 +32,7 @@ Part = tuple[int, KeyIndex | PrefixIndex]
 
 
 @dataclass
-class _CachedKeys:
+class _CachedDataFile:
     """What is cached of one data file: its keys and its footer.
 
     Attributes:
@@ -63,7 +63,7 @@ class FileKeyCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._most, self._bytes, self._searches = max_bytes, 0, 0
-        self._kept = OrderedDict[_Name, _CachedKeys]()  # least recently used first
+        self._kept = OrderedDict[_Name, _CachedDataFile]()  # least recently used first
         self._lock = Lock()
 
     @property
@@ -126,7 +126,7 @@ class FileKeyCache:
                     self._bytes += footer.nbytes
         return footer
 
-    def _find_cached_keys(self, name: _Name) -> _CachedKeys | None:
+    def _find_cached_keys(self, name: _Name) -> _CachedDataFile | None:
         with self._lock:
             known = self._kept.get(name)
             if known is not None:
@@ -137,7 +137,7 @@ class FileKeyCache:
     def _add_to_cache(self, name: _Name, parts: tuple[Part, ...], size: int) -> None:
         with self._lock:
             if name not in self._kept and self._make_room(size, instead_of_footers=True):
-                self._kept[name] = _CachedKeys(parts, size, self._searches)
+                self._kept[name] = _CachedDataFile(parts, size, self._searches)
                 self._bytes += size
 
     def _make_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
@@ -152,7 +152,7 @@ class FileKeyCache:
         Returns:
             True if there is room now.
         """
-        lacking, gone, without = self._bytes + size - self._most, list[_Name](), list[_CachedKeys]()
+        lacking, gone, without = self._bytes + size - self._most, list[_Name](), list[_CachedDataFile]()
         for name, known in self._kept.items():
             if lacking <= 0:
                 break

@@ -67,7 +67,7 @@ def write_checksum(folder: Path, version: int) -> None:
     """
     log = folder / "_delta_log"
     try:
-        before, at = _find_nearest_summary(log, version)
+        before, at = _read_last_summary_before(log, version)
         if before is None:
             return
         for number in range(at + 1, version + 1):
@@ -93,7 +93,7 @@ def _may_add_known_files(actions: Iterable[Action]) -> bool:
     return named and not any("remove" in action for action in own)
 
 
-def _find_nearest_summary(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
+def _read_last_summary_before(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
     """Returns the content of the nearest readable checksum file before `version`, and the version of that file.
 
     If there is none, and `version` is one of the first 100, the content is empty and the version is -1: the log is then

@@ -78,7 +78,7 @@ class ExpiredRows:
 
     def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns a boolean for each row of the record batch: True if the row is selected."""
-        limit = self._find_limits(batch)
+        limit = self._find_limit_of_each_row(batch)
         goes = pc.less_equal(batch.column(self.limited_column), limit)
         for name, value in self.upper_bounds.items():
             column = batch.column(name)
@@ -87,8 +87,11 @@ class ExpiredRows:
             goes = pc.and_kleene(goes, pc.invert(pc.fill_null(batch.column(self.spared_by), fill_value=False)))
         return pc.fill_null(goes, fill_value=False)
 
-    def _find_limits(self, batch: pa.RecordBatch) -> Any:
-        """Returns the limit for the key of each row, null if it has none. Without key columns, returns one scalar."""
+    def _find_limit_of_each_row(self, batch: pa.RecordBatch) -> Any:
+        """Returns an array with the limit for the key of each row, null for keys without a limit.
+
+        Without key columns, returns one scalar: the limit of all rows.
+        """
         limits = self.limits[LIMIT].combine_chunks()
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)

@@ -17,9 +17,10 @@ _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Kills or suspends the process if the environment variable `SESSIONLAKE_FAULT` has this name.
+    """Marks a point in the code at which tests of crashes can kill or suspend the process.
 
-    Used by tests of crashes.
+    With SESSIONLAKE_FAULT=NAME in the environment, the point of this name kills it; with `stop@NAME`, suspends it. With
+    `NAME#3`, only the third call does.
     """
     wanted = os.environ.get(VARIABLE)
     if wanted is None:

@@ -58,9 +58,10 @@ class StagedFrame:
         return self._rows.select(*names).toArrow()
 
     def commit_rows(self, txn: Txn) -> None:
-        """Appends the stored rows to the table in one commit, and tries again if another commit conflicts.
+        """Appends the rows, which Spark has stored on disk, to the table in one commit.
 
-        Delta skips the append if the transaction is already committed.
+        Delta skips the append if the transaction is already committed. After a conflict with another commit it tries
+        again, five times in all; then it raises Delta's error.
         """
         options = txn.build_writer_options(self._table)
         retry_on_conflict(lambda: self._storage.append_with_spark(self._rows, self._table, options))

@@ -25,14 +25,15 @@ Elements = dict[Place, tuple[Source, list[Any]]]
 
 
 @dataclass
-class Table:
-    """The rows of a sample.
+class ProposedTable:
+    """The table that inference proposes for a sample: its columns and key, and where its rows are in messages.
 
     Attributes:
         kinds: Kinds of messages that have rows.
-        columns: The columns of the rows.
-        key: Columns that identify a row; empty if none is known.
-        rows: For each kind, by its index in `kinds`, the entries of `rows` in its rule.
+        columns: The columns of the rows, by name.
+        key: Names of the columns that identify a row; empty if none is known.
+        rows: For each kind, in the order of `kinds`: what the setting `rows` of its rule lists, one mapping for each
+            place that has rows.
     """
 
     kinds: list[KindGroup]
@@ -42,7 +43,11 @@ class Table:
 
 
 def find_elements(kinds: Iterable[KindGroup]) -> Elements:
-    """Returns the elements of each array in the sample, with one source as an example."""
+    """Returns the elements of all arrays in the sample that may have rows, at most 2,000 of each.
+
+    Returns:
+        By kind (its index in `kinds`) and path: one of the arrays as an example, and the elements of all of them.
+    """
     found: Elements = {}
     for number, group in enumerate(kinds):
         for one in group.messages:
@@ -58,7 +63,10 @@ def has_side(source: Source) -> bool:
 
 
 def find_empty_sides(elements: Elements, chosen: set[Place]) -> set[Place]:
-    """Returns arrays without elements that are named as sides, in kinds whose other arrays are not something else."""
+    """Returns the places of arrays without elements that are named as sides of an order book, such as `bids`.
+
+    Only in kinds of messages that have chosen arrays, or no other arrays with elements.
+    """
     others = {number for (number, path), (_, found) in elements.items() if found and (number, path) not in chosen}
     kinds = {number for number, _ in chosen}
     return {
@@ -69,13 +77,13 @@ def find_empty_sides(elements: Elements, chosen: set[Place]) -> set[Place]:
 
 
 def side_word(name: str, words: set[str]) -> str:
-    """Returns the word for a side: the one that messages use as a value, otherwise `bid` or `ask`."""
+    """Returns the word for the side that an array is named as: one of `words` if it fits, otherwise `bid` or `ask`."""
     side = SIDES[name.lower()]
     return next((word for word in sorted(words) if SIDES[word.lower()] == side), side)
 
 
 def paths_of(group: KindGroup, chosen: set[str]) -> dict[str, str]:
-    """Returns the paths at which a kind has the chosen arrays, by a path of the sample.
+    """Returns the path that a rule for a kind needs for each chosen array, by the array's path in the sample.
 
     If messages are arrays, and the same field is in different elements of them, its path goes over all these elements.
     """

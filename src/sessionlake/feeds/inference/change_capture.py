@@ -18,14 +18,18 @@ _Found = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
 def propose_change_capture(sample: Sample) -> _Found | None:
-    """Returns settings, what was seen, and notes for change messages; None if the messages have another form."""
-    prefix = next((prefix for prefix in ("", "payload.") if _has_form(sample, prefix)), None)
+    """Proposes a feed for messages of change data capture; None if the messages have another form.
+
+    Returns:
+        The feed's settings, what the sample shows about each by its name, and notes for the user.
+    """
+    prefix = next((prefix for prefix in ("", "payload.") if _are_change_messages(sample, prefix)), None)
     if prefix is None:
         return None
     bodies = [_find_envelope(one.value, prefix) for one in sample.messages]
     rows = [body[name] for body in bodies for name in ("before", "after") if isinstance(body.get(name), dict)]
     names = list_usable_names(rows)
-    key = _key(sample, names, rows)
+    key = _choose_key(sample, names, rows)
     if not names or not key:
         return None
     settings, seen = declare_columns(names, rows, key)
@@ -36,19 +40,26 @@ def propose_change_capture(sample: Sample) -> _Found | None:
 def declare_columns(
     names: Sequence[str], rows: Sequence[dict[str, Any]], key: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the settings `key` and `columns` for fields of rows, and what was seen of the columns."""
+    """Returns the settings `key` and `columns`, and what the values of each column show, by its name.
+
+    Args:
+        names: Fields of rows that become columns.
+        rows: Rows of the sample.
+        key: Names of the fields that identify a row.
+    """
     columns = {name: infer_type(name, [row.get(name) for row in rows], is_key=name in key) for name in names}
     seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
     return {"key": key, "columns": {name: column.setting for name, column in columns.items()}}, seen
 
 
-def _has_form(sample: Sample, prefix: str) -> bool:
+def _are_change_messages(sample: Sample, prefix: str) -> bool:
     bodies = [_find_envelope(one.value, prefix) for one in sample.messages]
     fitting = [body for body in bodies if body.get("op") in _OPERATIONS and ("after" in body or "before" in body)]
     return bool(fitting) and len(fitting) >= _USUAL * len(bodies)
 
 
 def _find_envelope(value: Any, prefix: str) -> dict[str, Any]:
+    """Returns the object with `op`, `before` and `after`, in `payload` if there is a prefix; {} if there is none."""
     found = value.get("payload") if prefix and isinstance(value, dict) else value
     return found if isinstance(found, dict) and isinstance(found.get("op"), str) else {}
 
@@ -65,7 +76,7 @@ def _is_column_name(name: str) -> bool:
     return bool(name) and name.isidentifier() and fold_case(name) not in {fold_case(one) for one in BUILT_IN_COLUMNS}
 
 
-def _key(sample: Sample, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
+def _choose_key(sample: Sample, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the fields of the Kafka key if it is an object, otherwise the field that usually identifies a row."""
     for one in sample.messages:
         try:

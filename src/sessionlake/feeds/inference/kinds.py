@@ -97,7 +97,7 @@ def find_kind_field(messages: Sequence[Sampled], used: Collection[str] = ()) -> 
     without = max(Counter(forms).values(), default=0)
     scores = {}
     for path in values.keys() - {*used}:
-        if _may_be_kind(path, values[path], 0 if used else len(messages)):
+        if _may_name_kinds(path, values[path], 0 if used else len(messages)):
             typical = _find_typical_forms(messages, forms, path)
             after = sum(count for _, count in typical)
             gain = (after - without) / len(messages)
@@ -109,7 +109,8 @@ def find_kind_field(messages: Sequence[Sampled], used: Collection[str] = ()) -> 
     return best if best is not None and scores[best] > 1 else None
 
 
-def _may_be_kind(path: str, counts: Counter[Any], messages: int) -> bool:
+def _may_name_kinds(path: str, counts: Counter[Any], messages: int) -> bool:
+    """Returns True if the values at a path may name kinds of messages. `counts` says how often each occurs."""
     labels = [value for value in counts if isinstance(value, str)]
     if len(labels) != len(counts) or not 1 <= len(labels) <= _MOST_KINDS or path.startswith("[") or path == "body":
         return False
@@ -138,7 +139,10 @@ def _score_field(path: str, counts: Counter[Any], gain: float, alike: int) -> fl
 def _find_typical_forms(
     messages: Sequence[Sampled], forms: Sequence[frozenset[str]], path: str
 ) -> list[tuple[frozenset[str], int]]:
-    """Returns for each value at the path: the most frequent form of its messages, and how many have it."""
+    """Returns for each value at a path the most frequent form of its messages, and how many have it.
+
+    `forms` has the form of each message: the paths that it has.
+    """
     groups: defaultdict[Any, Counter[frozenset[str]]] = defaultdict(Counter)
     for one, form in zip(messages, forms, strict=True):
         label = one.scalars.get(path)
@@ -147,6 +151,7 @@ def _find_typical_forms(
 
 
 def _describe_form(one: Sampled) -> frozenset[str]:
+    """Returns the paths of the single values, the arrays, and the fields of the first objects in a message."""
     first = [(source.path, item) for source in one.sources for item in source.elements[:1] if isinstance(item, dict)]
     fields = [f"{path}.{name}" for path, item in first for name in item]
     return frozenset([*one.scalars, *(source.path for source in one.sources), *fields])

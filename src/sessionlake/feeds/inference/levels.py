@@ -11,7 +11,7 @@ from sessionlake.feeds.inference.arrays import (
     Elements,
     Fields,
     Place,
-    Table,
+    ProposedTable,
     find_empty_sides,
     has_side,
     paths_of,
@@ -37,7 +37,7 @@ class Roles:
     numbers: list[int] = field(default_factory=list)
 
 
-def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: dict[Place, Roles]) -> Table:
+def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: dict[Place, Roles]) -> ProposedTable:
     """Returns the table whose rows are arrays.
 
     Args:
@@ -60,7 +60,7 @@ def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: di
         values = [item[roles[place].numbers[index]] for place in chosen for item in elements[place][1]
                   if index < len(roles[place].numbers) and len(item) > roles[place].numbers[index]]  # fmt: skip
         columns[name] = infer_type("price" if sided else name, values, is_key=True, is_level=True)
-    table = Table([], columns, ["side", "price"] if sided else ["c0"])
+    table = ProposedTable([], columns, ["side", "price"] if sided else ["c0"])
     for number, group in enumerate(kinds):
         paths = paths_of(group, {path for kind, path in chosen | empty | objects.keys() if kind == number})
         parts = []
@@ -69,7 +69,7 @@ def build_levels_table(kinds: Sequence[KindGroup], elements: Elements, roles: di
             if names_of_object is not None:
                 row = dict(zip(columns, (f"={side_word(source.name, words)}", *names_of_object), strict=False))
             else:
-                row = _level_fields(source.name, roles[number, raw], columns, words)
+                row = _map_columns(source.name, roles[number, raw], columns, words)
             parts.append({"each": path, "row": row})
         if parts:
             table.kinds.append(group)
@@ -103,7 +103,7 @@ def _find_level_objects(elements: Elements) -> dict[Place, tuple[str, str]]:
 
 
 def find_roles(elements: Sequence[list[Any]]) -> Roles:
-    """Returns what the positions of elements mean that are arrays."""
+    """Returns which positions of arrays, the elements of an array, have the side and which have numbers."""
     roles = Roles()
     width = min((len(item) for item in elements), default=0)
     for place in range(width):
@@ -121,7 +121,8 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _level_fields(name: str, roles: Roles, columns: Iterable[str], words: set[str]) -> Fields:
+def _map_columns(name: str, roles: Roles, columns: Iterable[str], words: set[str]) -> Fields:
+    """Returns the path, or constant side, of each column in the levels of the array `name`."""
     fields: Fields = {}
     numbers = iter(roles.numbers)
     for column in columns:

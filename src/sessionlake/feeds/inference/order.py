@@ -58,7 +58,7 @@ def choose_session(messages: Sequence[Sampled], used: Collection[str], arrays: C
     values: defaultdict[str, Counter[Any]] = defaultdict(Counter)
     for one in messages:
         for path, value in one.scalars.items():
-            if _can_name(value) and path not in used:
+            if _can_be_session_id(value) and path not in used:
                 values[path][value] += 1
     identified = max((len(counts) for path, counts in values.items() if is_identifier(get_field_name(path))), default=0)
     scores = {
@@ -78,7 +78,7 @@ def choose_session(messages: Sequence[Sampled], used: Collection[str], arrays: C
     return Choice(BY_PLACE, why="no field repeats as the name of a table does")
 
 
-def _can_name(value: Any) -> bool:
+def _can_be_session_id(value: Any) -> bool:
     return type(value) is int or (isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and not is_iso_time(value))
 
 
@@ -91,7 +91,9 @@ def _find_session_in_rows(messages: Sequence[Sampled], arrays: Collection[str]) 
     if not all(isinstance(item, dict) for items in elements for item in items):
         return None
     for name in sorted({*elements[0][0]}, key=lambda name: -rank(name, SESSIONS)):
-        values = [{item.get(name) if _can_name(item.get(name)) else None for item in items} for items in elements]
+        values = [
+            {item.get(name) if _can_be_session_id(item.get(name)) else None for item in items} for items in elements
+        ]
         is_alike = all(len(found) == 1 and None not in found for found in values)
         if rank(name, SESSIONS) and is_alike and any(len(items) > 1 for items in elements):
             return f"{next(iter(arrays)).removesuffix('[*]')}[0].{name}"
@@ -119,7 +121,7 @@ def choose_time(messages: Sequence[Sampled]) -> Choice:
     found = {}
     for path, given in values.items():
         present = [value for value in given if value is not None]
-        setting = _time_setting(path, present)
+        setting = _build_time_setting(path, present)
         if setting is not None:
             is_always = len(present) == len(messages)
             score = (is_always, rank(get_field_name(path), TIMES), -path.count("."), len(present))
@@ -130,7 +132,8 @@ def choose_time(messages: Sequence[Sampled]) -> Choice:
     return Choice(found[best[0]][1], tuple(best[1:4]))
 
 
-def _time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
+def _build_time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
+    """Returns the setting `time` for the field at a path; None if its values in the sample are no times."""
     if not values:
         return None
     if all(map(is_iso_time, values)):
@@ -209,6 +212,7 @@ def _find_common_paths(messages: Sequence[dict[str, int]]) -> list[str]:
 
 
 def _compute_share(pairs: Sequence[tuple[dict[str, int], dict[str, int]]], fits: Callable[..., bool]) -> float:
+    """Returns the share of pairs of successive messages for which `fits` is true."""
     return sum(fits(one, two) for one, two in pairs) / max(1, len(pairs))
 
 
@@ -216,6 +220,7 @@ def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str
     """Returns the order in which a message names the seq of the one before, or the first seq that it covers.
 
     Args:
+        pairs: For successive messages, the whole numbers of both by path.
         paths: Paths of numbers that all messages but snapshots have.
         moving: Paths of numbers that all messages have and that rise.
     """
@@ -235,6 +240,7 @@ def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str
 
 
 def _propose_counted_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the order by a number that rises by one from each message to the next; None if there is none."""
     steps = [
         path
         for path in moving
@@ -246,6 +252,7 @@ def _propose_counted_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] 
 
 
 def _propose_rising_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the order by the number with the best name that always rises; None if none has a usual name."""
     rising = [path for path in moving if _compute_share(pairs, lambda one, two, p=path: two[p] > one[p]) == 1]
     best = max(rising, key=lambda path: rank(get_field_name(path), SEQS), default=None)
     if best is None or not rank(get_field_name(best), SEQS):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sessionlake.feeds.inference.arrays import Table
+from sessionlake.feeds.inference.arrays import ProposedTable
 from sessionlake.feeds.inference.change_capture import propose_change_capture
 from sessionlake.feeds.inference.kinds import KindGroup, group_by_kind
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
@@ -50,20 +50,20 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     Returns:
         The proposal; None if no message of the sample has rows.
     """
-    head = _build_head(name, topics)
+    head = _build_name_and_topics(name, topics)
     captured = propose_change_capture(sample) or propose_upserts(sample) or propose_signed_levels(sample)
     if captured is not None:
         settings, seen, notes = captured
         return Proposal(head | settings, seen, notes)
     kinds = group_by_kind(sample.messages)
-    parts = _find_parts(kinds)
+    parts = _find_table_and_session(kinds)
     if parts is None:
         return None
     table, session, messages = parts
     order = _choose_order(table, messages, sample.messages, session)
-    if not _tells_numbered_kinds(kinds, order):
+    if not _can_separate_numbered_messages(kinds, order):
         order = Choice(None)
-    rules = _rules(kinds, table, order, session.setting)
+    rules = _build_rules(kinds, table, order, session.setting)
     found = _build_proposal(sample, table, session, order, rules)
     found.settings = head | found.settings
     without = [group for group in kinds if not any(group is one for one in table.kinds)]
@@ -87,7 +87,7 @@ def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Ite
             continue
         parts, others = taken
         kinds = group_by_kind(parts.messages)
-        found = _find_parts(kinds)
+        found = _find_table_and_session(kinds)
         if found is None or not all("each" in part for rows in found[0].rows for part in rows):
             continue
         table, session, messages = found
@@ -98,17 +98,24 @@ def propose_split_feeds(sample: Sample, name: str, topics: Sequence[str]) -> Ite
             continue
         order = _choose_order(table, messages, sample.messages, session, is_split=True)
         rules = [
-            _split_rule(rule, split, has_others=bool(others)) for rule in _rules(kinds, table, order, session.setting)
+            _build_rule_of_parts(rule, split, has_others=bool(others))
+            for rule in _build_rules(kinds, table, order, session.setting)
         ]
-        rules += _ignore_messages_without_parts(split, others, order.setting)
+        rules += _build_rules_for_unsplit_messages(split, others, order.setting)
         proposal = _build_proposal(sample, table, session, order, rules)
-        proposal.settings = _build_head(name, topics) | proposal.settings
+        proposal.settings = _build_name_and_topics(name, topics) | proposal.settings
         proposal.notes.insert(0, f"a message can hold several sessions, so it is read part by part: {split.each}")
         yield replace(proposal, parts=parts)
 
 
-def _split_rule(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict[str, Any]:
-    """Returns a rule of parts for messages with parts."""
+def _build_rule_of_parts(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict[str, Any]:
+    """Returns a rule that reads each part of a message as a message.
+
+    Args:
+        rule: The rule for a part.
+        split: Where messages have parts.
+        has_others: True if there are messages without parts, which the rule must not read.
+    """
     path, value = split.condition
     when = ({path: value} if has_others else {}) | rule.get("when", {})
     rest = {key: setting for key, setting in rule.items() if key not in ("when", "rows")}
@@ -116,10 +123,18 @@ def _split_rule(rule: dict[str, Any], split: Split, *, has_others: bool) -> dict
     return ({"when": when} if when else {}) | rest | {"split": {"each": split.each}} | rows
 
 
-def _ignore_messages_without_parts(
+def _build_rules_for_unsplit_messages(
     split: Split, others: Sequence[Sampled], order: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Returns the rules for messages without parts. If they lack a number of the chain, they are no part of it."""
+    """Returns the rules that ignore messages without parts.
+
+    Messages without the chain's number get a separate rule, because they have no place in the chain.
+
+    Args:
+        split: Where the other messages have parts.
+        others: The messages without parts.
+        order: The setting `order`; None if there is none.
+    """
     if not others or not split.path:
         return []
     rule: dict[str, Any] = {"when": {split.path: "absent"}, "is": "ignore"}
@@ -129,23 +144,24 @@ def _ignore_messages_without_parts(
     return [{"when": {split.path: "absent", seq: "absent"}, "is": "ignore", "order": "none"}, rule]
 
 
-def _tells_numbered_kinds(kinds: Sequence[KindGroup], order: Choice) -> bool:
-    """Returns False if a kind has messages with a number of a chain, and others without one.
+def _can_separate_numbered_messages(kinds: Sequence[KindGroup], order: Choice) -> bool:
+    """Returns True if rules can separate messages with a number of a chain from those without one.
 
-    Then no rule can say which of its messages are part of the chain.
+    They cannot if a kind of message has both.
     """
     if order.setting is None or "chain" not in order.setting:
         return True
     return all(len({order.setting["seq"] in one.scalars for one in group.messages}) == 1 for group in kinds)
 
 
-def _build_head(name: str, topics: Sequence[str]) -> dict[str, Any]:
+def _build_name_and_topics(name: str, topics: Sequence[str]) -> dict[str, Any]:
     return {"name": propose_feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
 
 
 def _build_proposal(
-    sample: Sample, table: Table, session: Choice, order: Choice, rules: list[dict[str, Any]]
+    sample: Sample, table: ProposedTable, session: Choice, order: Choice, rules: list[dict[str, Any]]
 ) -> Proposal:
+    """Returns the feed with these settings and rules, its time, and what the sample shows about them."""
     time = choose_time(_sort_sampled(table))
     has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
     settings = {
@@ -166,8 +182,14 @@ def _build_proposal(
 
 
 def _choose_order(
-    table: Table, messages: Sequence[Sampled], every: Sequence[Sampled], session: Choice, *, is_split: bool = False
+    table: ProposedTable,
+    messages: Sequence[Sampled],
+    every: Sequence[Sampled],
+    session: Choice,
+    *,
+    is_split: bool = False,
 ) -> Choice:
+    """Chooses the setting `order`. `messages` have rows, and `every` are all messages."""
     snapshots = {
         id(one)
         for number, group in enumerate(table.kinds)
@@ -184,7 +206,7 @@ def propose_feed_name(name: str) -> str:
     return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
 
 
-def _find_parts(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled]] | None:
+def _find_table_and_session(kinds: Sequence[KindGroup]) -> tuple[ProposedTable, Choice, list[Sampled]] | None:
     """Finds the table that the messages describe and the field with the session id.
 
     The session id is a field of messages with rows, and which messages have rows can depend on the session. So the
@@ -205,28 +227,36 @@ def _find_parts(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled
     return table, session, _sort_sampled(table)
 
 
-def _sort_sampled(table: Table) -> list[Sampled]:
+def _sort_sampled(table: ProposedTable) -> list[Sampled]:
     messages = [one for group in table.kinds for one in group.messages]
     return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
 
 
 def _create_session_reader(setting: Any) -> Callable[[Sampled], Any]:
+    """Returns a function that returns the session of a message, given the setting `session`."""
     if isinstance(setting, str) and setting != "kafka.key":
-        return lambda one: one.scalars.get(setting, _find_in_first_row(one, setting))
+        return lambda one: one.scalars.get(setting, _get_value_of_first_row(one, setting))
     if setting == "kafka.key":
         return lambda one: one.record.key
     return lambda one: (one.record.topic, one.record.partition)
 
 
-def _find_in_first_row(one: Sampled, path: str) -> Any:
+def _get_value_of_first_row(one: Sampled, path: str) -> Any:
     """Returns the value at a path such as `data[0].symbol`; None if the message has none."""
     array, _, name = path.rpartition("[0].")
     rows = next((source.elements for source in one.sources if source.path == f"{array}[*]"), [])
     return rows[0].get(name) if rows and isinstance(rows[0], dict) else None
 
 
-def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any) -> list[dict[str, Any]]:
-    """Returns the rules. Kinds without rows are ignored, all of one field in one rule."""
+def _build_rules(kinds: Sequence[KindGroup], table: ProposedTable, order: Choice, session: Any) -> list[dict[str, Any]]:
+    """Returns the rules for all kinds of messages. Kinds without rows are ignored, all of one field in one rule.
+
+    Args:
+        kinds: All kinds of messages.
+        table: The rows of the sample.
+        order: The proposed order.
+        session: The setting `session`.
+    """
     rules: list[dict[str, Any]] = []
     ignored: list[KindGroup] = []
     for group in sorted(kinds, key=lambda group: not group.when):
@@ -241,7 +271,7 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
         rule: dict[str, Any] = {"when": group.when} if group.when else {}
         rule["is"] = "snapshot" if is_snapshot else "update"
         if is_snapshot and order.setting is not None:
-            rule |= _build_restart(group, order.setting)
+            rule |= _build_restart_settings(group, order.setting)
         rule["rows"] = [dict(part) for part in table.rows[number]]
         if not is_snapshot:
             _add_deletes(rule["rows"], find_deleting_values(table, group, table.rows[number]))
@@ -264,7 +294,7 @@ def _add_deletes(parts: list[dict[str, Any]], values: dict[str, Any] | bool) -> 
             part["row"] = "key"
 
 
-def _build_restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
+def _build_restart_settings(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a snapshot by which the order starts again, without a number that snapshots lack."""
     other = order.get("after") or order.get("first")
     has_other = other is None or all(other in one.scalars for one in group.messages)
@@ -277,6 +307,7 @@ def _sort_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
+    """Returns True if a kind without rows is named as a heartbeat, and its messages have a session and seq."""
     needed = [order.setting["seq"]] if order.setting else []
     needed += [session] if isinstance(session, str) and session != "kafka.key" else []
     return bool(HEARTBEAT.search(group.label)) and all(
@@ -284,7 +315,11 @@ def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
     )
 
 
-def _is_snapshot(group: KindGroup, number: int, table: Table) -> bool:
+def _is_snapshot(group: KindGroup, number: int, table: ProposedTable) -> bool:
+    """Returns True if messages of a kind are snapshots, by their name, or because they have many more rows than others.
+
+    `number` is the index of the kind in `table.kinds`.
+    """
     if OF_SNAPSHOT.search(group.label) or OF_UPDATE.search(group.label):
         return OF_SNAPSHOT.search(group.label) is not None
     others = [one for place, one in enumerate(table.kinds) if place != number]
@@ -339,6 +374,7 @@ def _describe_seen_values(session: Choice, time: Choice, order: Choice) -> dict[
 
 
 def _list_notes(sample: Sample, *, has_snapshot: bool, is_ordered: bool) -> list[str]:
+    """Returns notes about what is missing in the sample, and about messages that the feed does not read."""
     notes = []
     if not has_snapshot:
         notes.append("no kind of message is a snapshot, so tables start with any message")

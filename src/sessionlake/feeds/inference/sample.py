@@ -72,7 +72,7 @@ class Sample:
 
 
 def take_sample(records: Iterable[KafkaRecord]) -> Sample:
-    """Parses messages and takes them apart."""
+    """Parses messages, and finds the single values and arrays in each."""
     messages, others, tombstones = [], [], []
     for record in records:
         if record.value is None:
@@ -86,9 +86,9 @@ def take_sample(records: Iterable[KafkaRecord]) -> Sample:
             messages.append(Sampled(record, value))
         else:
             others.append(record)
-    wrapped = _list_wrapping_arrays(messages)
+    wrapping_arrays = _list_wrapping_arrays(messages)
     for one in messages:
-        _take_apart(one, one.value, "", "", wrapped, 0)
+        _add_values_below(one, one.value, "", "", wrapping_arrays, 0)
         if isinstance(one.value, list):
             one.scalars |= {
                 f"[{-n}]": one.value[-n] for n in (1, 2) if len(one.value) > n and _is_scalar(one.value[-n])
@@ -97,9 +97,9 @@ def take_sample(records: Iterable[KafkaRecord]) -> Sample:
 
 
 def take_part_apart(record: KafkaRecord, value: Any, prefix: str) -> Sampled:
-    """Takes a part of a message apart. All paths begin with `prefix`."""
+    """Finds the single values and arrays in a part of a message. All their paths begin with `prefix`."""
     one = Sampled(record, value)
-    _take_apart(one, value, "", "", set(), 0)
+    _add_values_below(one, value, "", "", set(), 0)
     one.scalars = {f"{prefix}{path}": item for path, item in one.scalars.items()}
     for source in one.sources:
         source.path = f"{prefix}{source.path}"
@@ -129,17 +129,18 @@ def _list_wrapping_arrays(messages: list[Sampled]) -> set[str]:
     longest: dict[str, int] = {}
     for one in messages:
         for path, items in _find_arrays(one.value, "", 0):
-            if has_rows_inside(items):
+            if has_element_with_rows(items):
                 longest[path] = max(longest.get(path, 0), len(items))
     return {path for path, most in longest.items() if most == 1}
 
 
-def has_rows_inside(items: list[Any]) -> bool:
+def has_element_with_rows(items: list[Any]) -> bool:
     """Returns True if an element of an array is an object with an array that may have rows."""
-    return any(isinstance(item, dict) and any(_is_rows(inner) for inner in item.values()) for item in items)
+    return any(isinstance(item, dict) and any(_may_be_rows(inner) for inner in item.values()) for item in items)
 
 
 def _find_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yields the arrays in a value that are not in another array, with their paths."""
     if isinstance(value, list):
         yield path, value
     elif isinstance(value, dict) and depth < _DEPTH:
@@ -149,8 +150,8 @@ def _find_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[
                 yield from _find_arrays(inner, below, depth + 1)
 
 
-def _is_rows(value: Any) -> bool:
-    """Returns True for an array of objects, or of arrays of single values. An empty array may be either."""
+def _may_be_rows(value: Any) -> bool:
+    """Returns True for an array of objects, or of arrays of single values. An empty array may have either."""
     if not isinstance(value, list):
         return False
     objects = all(isinstance(item, dict) for item in value)
@@ -158,34 +159,45 @@ def _is_rows(value: Any) -> bool:
     return objects or levels
 
 
-def _take_apart(one: Sampled, value: Any, path: str, name: str, wrapped: set[str], depth: int) -> None:
-    """Adds the single values and arrays below a value to a message."""
+def _add_values_below(
+    sampled: Sampled, value: Any, path: str, name: str, wrapping_arrays: set[str], depth: int
+) -> None:
+    """Adds the single values below a value, and the arrays that may have rows, to a message.
+
+    Args:
+        sampled: The message.
+        value: The value.
+        path: Path of the value.
+        name: Name of the field that has the value; "" if there is none.
+        wrapping_arrays: Paths of arrays whose only element is an object with arrays of rows.
+        depth: Number of objects and arrays around the value.
+    """
     if _is_scalar(value):
-        if len(one.scalars) < _MOST_VALUES and path:
-            one.scalars[path] = value
+        if len(sampled.scalars) < _MOST_VALUES and path:
+            sampled.scalars[path] = value
     elif depth > _DEPTH:
         return
     elif isinstance(value, dict):
         for inner, item in value.items():
             below = path_of(path, inner)
             if below is not None:
-                _take_apart(one, item, below, inner, wrapped, depth + 1)
-    elif path in wrapped and has_rows_inside(value):
-        _take_apart(one, value[0], f"{path}[0]", name, wrapped, depth)
-    elif _is_rows(value):
-        one.sources.append(Source(f"{path}[*]", name, value))
+                _add_values_below(sampled, item, below, inner, wrapping_arrays, depth + 1)
+    elif path in wrapping_arrays and has_element_with_rows(value):
+        _add_values_below(sampled, value[0], f"{path}[0]", name, wrapping_arrays, depth)
+    elif _may_be_rows(value):
+        sampled.sources.append(Source(f"{path}[*]", name, value))
     elif not path:
-        _take_tuple_apart(one, value, wrapped)
+        _add_values_of_array(sampled, value, wrapping_arrays)
 
 
-def _take_tuple_apart(one: Sampled, value: list[Any], wrapped: set[str]) -> None:
-    """Adds the values and arrays of a message that is an array of different things."""
+def _add_values_of_array(sampled: Sampled, value: list[Any], wrapping_arrays: set[str]) -> None:
+    """Adds the values and arrays in a message that is an array of different things, by their index."""
     for index, item in enumerate(value):
         if _is_scalar(item):
             if index < _NAMED:
-                one.scalars[f"[{index}]"] = item
+                sampled.scalars[f"[{index}]"] = item
             continue
-        before = len(one.sources)
-        _take_apart(one, item, f"[{index}]", "", wrapped, 1)
-        for source in one.sources[before:]:
+        before = len(sampled.sources)
+        _add_values_below(sampled, item, f"[{index}]", "", wrapping_arrays, 1)
+        for source in sampled.sources[before:]:
             source.index = index, len(value)

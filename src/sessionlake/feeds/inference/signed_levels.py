@@ -20,15 +20,19 @@ _Found = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
 def propose_signed_levels(sample: Sample) -> _Found | None:
-    """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
+    """Proposes a feed for books whose levels have the side as the sign of the amount; None for other messages.
+
+    Returns:
+        The feed's settings, what the sample shows about each by its name, and notes for the user.
+    """
     arrays = [one.value for one in sample.messages if isinstance(one.value, list)]
     if not arrays or not all(len(value) > 1 and type(value[0]) in (int, str) for value in arrays):
         return None
-    snapshots = [value[1] for value in arrays if _is_snapshot(value[1])]
+    snapshots = [value[1] for value in arrays if _is_list_of_levels(value[1])]
     updates = [value[1] for value in arrays if _is_level(value[1])]
     words = sorted({value[1] for value in arrays if isinstance(value[1], str)})
     others = len(arrays) - len(snapshots) - len(updates) - sum(isinstance(value[1], str) for value in arrays)
-    if others or not updates or not snapshots or not all(map(_says_side, snapshots)):
+    if others or not updates or not snapshots or not all(map(_has_side_in_sign, snapshots)):
         return None
     levels = [*updates, *(level for levels in snapshots for level in levels)]
     columns = {"side": Inferred("string")}
@@ -39,7 +43,7 @@ def propose_signed_levels(sample: Sample) -> _Found | None:
     has_objects = len(arrays) < len(sample.messages)
     rules: list[dict[str, Any]] = [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
     rules += [{"when": {"body": "object"}, "is": "ignore"}] if has_objects else []
-    rules += [{"when": {"[1]": word}, "is": _find_meaning(word)} for word in words]
+    rules += [{"when": {"[1]": word}, "is": _choose_rule_kind(word)} for word in words]
     settings = {
         "session": "[0]",
         "key": ["side", "price"],
@@ -60,24 +64,25 @@ def _is_level(value: Any) -> bool:
     return is_number and price > 0 and count >= 0 and amount != 0
 
 
-def _is_snapshot(value: Any) -> bool:
+def _is_list_of_levels(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_level, value))
 
 
-def _says_side(levels: Sequence[Sequence[Any]]) -> bool:
+def _has_side_in_sign(levels: Sequence[Sequence[Any]]) -> bool:
     """Returns True if all prices with a positive amount are below those with a negative one, and both occur."""
     bids, asks = ([level[0] for level in levels if (level[_AMOUNT] > 0) is is_bid] for is_bid in (True, False))
     return bool(bids) and bool(asks) and max(bids) < min(asks)
 
 
-def _find_meaning(word: str) -> str:
-    """Returns what messages with a word are. One with a checksum is an update without rows, which is compared."""
+def _choose_rule_kind(word: str) -> str:
+    """Returns the `is` of a rule for messages with a word: `update` if the word is that of a checksum."""
     if word.lower() in CHECKSUMS:
         return "update"
     return "heartbeat" if HEARTBEAT.search(word) else "ignore"
 
 
 def _list_rules() -> list[dict[str, Any]]:
+    """Returns the rules for snapshots and updates, one of each for bids and for asks."""
     sides = (("bid", {"above": 0}), ("ask", {"below": 0}))
     row = {name: f".[{place}]" for place, name in enumerate(_COLUMNS)}
     snapshots = [

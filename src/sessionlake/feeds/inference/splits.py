@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessionlake.feeds.inference.sample import Sample, Sampled, has_rows_inside, path_of, take_part_apart
+from sessionlake.feeds.inference.sample import Sample, Sampled, has_element_with_rows, path_of, take_part_apart
 from sessionlake.feeds.inference.words import OF_SNAPSHOT, OF_UPDATE, SIDES
 
 _DEPTH = 3
@@ -46,7 +46,7 @@ class Split:
     def find_parts(self, one: Sampled) -> _Parts | None:
         """Returns the name and value of each part; None if the message has no such parts."""
         found = dict(_find_values(one.value, "", 0)).get(self.path)
-        return _name_parts(found) if isinstance(found, dict if self.is_object else list) else None
+        return _list_parts(found) if isinstance(found, dict if self.is_object else list) else None
 
 
 def find_splits(sample: Sample) -> list[Split]:
@@ -55,7 +55,7 @@ def find_splits(sample: Sample) -> list[Split]:
     for one in sample.messages:
         for path, value in _find_values(one.value, "", 0):
             split = Split(path, isinstance(value, dict))
-            parts.setdefault(split, []).append(_name_parts(value))
+            parts.setdefault(split, []).append(_list_parts(value))
     found = [split for split, messages in parts.items() if _are_tables(split, messages)]
     return sorted(found, key=lambda split: -sum(map(len, parts[split])))
 
@@ -72,7 +72,8 @@ def _find_values(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]
                 yield from _find_values(inner, below, depth + 1)
 
 
-def _name_parts(value: Any) -> _Parts:
+def _list_parts(value: Any) -> _Parts:
+    """Returns the parts of an array or object, each with the name of its field; None for elements."""
     return [*value.items()] if isinstance(value, dict) else [(None, part) for part in value]
 
 
@@ -82,7 +83,7 @@ def _are_tables(split: Split, messages: Sequence[_Parts]) -> bool:
     if max(map(len, messages)) <= _MOST_FORMS or not all(isinstance(value, dict) for value in values):
         return False
     every = {name for value in values for name in value}
-    if not all(has_rows_inside([value]) and len(value.keys() & every) >= _ALIKE * len(every) for value in values):
+    if not all(has_element_with_rows([value]) and len(value.keys() & every) >= _ALIKE * len(every) for value in values):
         return False
     return not split.is_object or _are_names([str(name) for parts in messages for name, _ in parts])
 

@@ -12,7 +12,7 @@ from sessionlake.feeds.inference.arrays import (
     Elements,
     Fields,
     Place,
-    Table,
+    ProposedTable,
     find_elements,
     find_empty_sides,
     has_side,
@@ -46,7 +46,9 @@ _NUMBERS = ("bigint", "decimal", "double")
 _LOCAL = re.compile(r"\w+")
 
 
-def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None) -> Table | None:
+def find_table(
+    kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None
+) -> ProposedTable | None:
     """Returns the table to which most rows belong; None if the sample has no rows.
 
     Args:
@@ -64,14 +66,14 @@ def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], se
     objects = {place for place, (_, items) in found.items() if items and all(isinstance(one, dict) for one in items)}
     is_book = any(has_side(found[place][0]) or one.side is not None for place, one in roles.items())
     if is_book or (roles and not any(has_side(found[place][0]) for place in objects)):
-        return _with_usable_key(build_levels_table(kinds, found, roles))
+        return _choose_usable_key(build_levels_table(kinds, found, roles))
     if objects:
-        return _with_usable_key(_find_table_of_objects(kinds, found, objects))
-    return _with_usable_key(_find_table_of_messages(kinds, session, session_path))
+        return _choose_usable_key(_find_table_of_objects(kinds, found, objects))
+    return _choose_usable_key(_find_table_of_messages(kinds, session, session_path))
 
 
-def _with_usable_key(table: Table | None) -> Table | None:
-    """Returns the table with a key of columns that may be a key; None if no column may."""
+def _choose_usable_key(table: ProposedTable | None) -> ProposedTable | None:
+    """Returns the table with a key of columns whose type allows it, or None if there is none. Changes the table."""
     if table is None:
         return None
     usable = [name for name, column in table.columns.items() if not column.sql.startswith(_NO_KEY)]
@@ -79,7 +81,8 @@ def _with_usable_key(table: Table | None) -> Table | None:
     return table if table.key else None
 
 
-def _find_table_of_objects(kinds: Sequence[KindGroup], elements: Elements, objects: set[Place]) -> Table:
+def _find_table_of_objects(kinds: Sequence[KindGroup], elements: Elements, objects: set[Place]) -> ProposedTable:
+    """Returns the table whose rows are the objects in some arrays. `objects` are the places of arrays of objects."""
     forms = {place: {name for item in elements[place][1] for name in item} for place in objects}
     sided = {place for place in objects if has_side(elements[place][0])}
     main = max(sided or objects, key=lambda place: (len(elements[place][1]), -len(place[1])))
@@ -87,12 +90,12 @@ def _find_table_of_objects(kinds: Sequence[KindGroup], elements: Elements, objec
     empty = find_empty_sides(elements, chosen) if sided else _find_empty_changes(elements, chosen)
     items = [item for place in sorted(chosen) for item in elements[place][1]]
     fields, columns = columns_of(items, taken=("side",) if sided else ())
-    key = _key_of(fields, [found for place in chosen for found in _count_elements_per_message(kinds, place)])
+    key = _find_key_columns(fields, [found for place in chosen for found in _list_elements_per_message(kinds, place)])
     if sided:
         columns = {"side": Inferred("string"), **columns}
         key = ["side", *key]
-    columns |= {name: _try_as_key(name, fields, columns, items) for name in key if name in fields}
-    table = Table([], columns, key)
+    columns |= {name: _infer_key_type(name, fields, columns, items) for name in key if name in fields}
+    table = ProposedTable([], columns, key)
     single = _find_single_rows(kinds, fields) if sided else {}
     words = {str(one.scalars["side"]) for group in single.values() for one in group.messages}
     for number, group in enumerate(kinds):
@@ -130,23 +133,28 @@ def _find_single_rows(kinds: Sequence[KindGroup], fields: Fields) -> dict[int, K
     }
 
 
-def _is_alike(one: set[str], main: set[str]) -> bool:
-    """Returns True for elements with fields of the main ones: most are common, or all are, as in a deleted row."""
-    return _compute_likeness(one, main) >= _SIMILAR or (len(one) > 1 and one <= main)
+def _is_alike(names: set[str], main_names: set[str]) -> bool:
+    """Returns True if elements with these fields are rows of the same table as the main elements.
+
+    Most of their fields are the same, or all of them are fields of the main elements, as in a deleted row.
+    """
+    return _compute_likeness(names, main_names) >= _SIMILAR or (len(names) > 1 and names <= main_names)
 
 
-def _compute_likeness(one: set[str], other: set[str]) -> float:
-    return len(one & other) / max(1, len(one | other))
+def _compute_likeness(names: set[str], other_names: set[str]) -> float:
+    """Returns the share of the names in either set that are in both."""
+    return len(names & other_names) / max(1, len(names | other_names))
 
 
-def _count_elements_per_message(kinds: Sequence[KindGroup], place: Place) -> list[list[Any]]:
+def _list_elements_per_message(kinds: Sequence[KindGroup], place: Place) -> list[list[Any]]:
+    """Returns the elements that messages of a kind have in an array, one list for each message."""
     number, path = place
     found = [source.elements for one in kinds[number].messages for source in one.sources if source.path == path]
     return found[:MOST_ELEMENTS]
 
 
 def propose_row_setting(fields: Fields, constants: Fields) -> Fields | str:
-    """Returns the setting `row`: `all` if each column has the name of its field."""
+    """Returns the setting `row`: the path of each column, or `all` if each column has the name of its field."""
     if not constants and all(path == f".{name}" for name, path in fields.items()):
         return "all"
     return {**constants, **fields}
@@ -184,21 +192,26 @@ def column_name(path: str, taken: Iterable[str]) -> str:
     return name if fold_case(name) not in used else f"{name}_{len(used)}"
 
 
-def _try_as_key(name: str, fields: Fields, columns: dict[str, Inferred], elements: Sequence[Any]) -> Inferred:
-    """Returns the type of a column that is part of the key, which may not be a double or variant."""
+def _infer_key_type(name: str, fields: Fields, columns: dict[str, Inferred], elements: Sequence[Any]) -> Inferred:
+    """Returns the type of a key column. Values that would give a double or variant get a type that a key allows."""
     if not columns[name].sql.startswith(_NO_KEY):
         return columns[name]
     source = fields[name].removeprefix(".").strip('"')
     return infer_type(name, [item.get(source) for item in elements], is_key=True)
 
 
-def _key_of(fields: Fields, groups: Sequence[Sequence[Any]]) -> list[str]:
-    """Returns the column whose values are different in each message; two columns if one is not enough."""
+def _find_key_columns(fields: Fields, groups: Sequence[Sequence[Any]]) -> list[str]:
+    """Returns the names of the columns that identify a row: one column, or two if one is not enough.
+
+    Args:
+        fields: Path of each column in an element.
+        groups: For each message, the elements in which the values of the key must be different.
+    """
     direct = {name: path[1:].strip('"') for name, path in fields.items() if path.count(".") == 1}
     price = next((name for name in direct if OF_PRICE.search(name)), None)
     if "side" in direct and price is not None and not any(name in direct for name in ("id", "uuid", "order_id")):
         return ["side", price]
-    usable = {name: raw for name, raw in direct.items() if _is_usable(raw, groups)}
+    usable = {name: raw for name, raw in direct.items() if _can_be_in_key(raw, groups)}
     order = sorted(usable, key=lambda name: (-rank(name, KEYS), not is_identifier(name)))
     good = [name for name in order if rank(name, KEYS) or is_identifier(name)]
     candidates = [[name] for name in good] + [[a, b] for a in good for b in order if a != b]
@@ -208,7 +221,8 @@ def _key_of(fields: Fields, groups: Sequence[Sequence[Any]]) -> list[str]:
     return order[:1] or [*fields][:1]
 
 
-def _is_usable(name: str, groups: Sequence[Sequence[Any]]) -> bool:
+def _can_be_in_key(name: str, groups: Sequence[Sequence[Any]]) -> bool:
+    """Returns True if all elements have a single value in this field that is neither null nor a boolean."""
     return all(item.get(name) is not None and not isinstance(item[name], dict | list | bool)
                for items in groups for item in items)  # fmt: skip
 
@@ -222,7 +236,7 @@ def _are_distinct(names: Sequence[str], items: Sequence[Any]) -> bool:
 
 def _find_table_of_messages(
     kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None
-) -> Table | None:
+) -> ProposedTable | None:
     """Returns the table whose rows are the messages of the most frequent kind, and of similar ones."""
     objects = [group for group in kinds if isinstance(group.messages[0].value, dict)]
     if not objects:
@@ -237,9 +251,9 @@ def _find_table_of_messages(
     if not fields:
         return None
     key = _find_key_of_messages(fields, messages, session, session_path)
-    columns |= {name: _try_as_key(name, fields, columns, [one.value for one in messages]) for name in key}
+    columns |= {name: _infer_key_type(name, fields, columns, [one.value for one in messages]) for name in key}
     row = propose_row_setting(fields, {})
-    return Table(chosen, columns, key, [[{"row": row}] for _ in chosen])
+    return ProposedTable(chosen, columns, key, [[{"row": row}] for _ in chosen])
 
 
 def _find_key_of_messages(
@@ -265,7 +279,9 @@ def _find_key_of_messages(
     return (named or identifying or complete or [*fields])[:1]
 
 
-def find_deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | bool:
+def find_deleting_values(
+    table: ProposedTable, kind: KindGroup, parts: Sequence[dict[str, Any]]
+) -> dict[str, Any] | bool:
     """Returns the setting `delete` for updates of a kind: values that mark a deleted row; False if there are none."""
     if OF_DELETE.search(kind.label):
         return True
@@ -275,14 +291,14 @@ def find_deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str
     if quantity is not None and "side" in table.key and has_it:
         return {quantity: 0}
     for name in (name for name, column in table.columns.items() if column.sql == "string"):
-        words = sorted(word for word in _texts_of(kind, name) if OF_DELETE.search(word) and _LOCAL.fullmatch(word))
-        if words and len(_texts_of(kind, name)) <= len(KEYS):
+        words = sorted(word for word in _list_texts(kind, name) if OF_DELETE.search(word) and _LOCAL.fullmatch(word))
+        if words and len(_list_texts(kind, name)) <= len(KEYS):
             return {name: words[0]}
     return False
 
 
-def _texts_of(kind: KindGroup, name: str) -> set[str]:
-    """Returns the texts that elements of a kind have in a field."""
+def _list_texts(kind: KindGroup, name: str) -> set[str]:
+    """Returns the texts that rows of a kind have in the field `name`."""
     found = set()
     for one in kind.messages[:MOST_ELEMENTS]:
         items = [item for source in one.sources for item in source.elements if isinstance(item, dict)] or [one.value]

@@ -67,7 +67,7 @@ def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_lev
 
 
 def find_unit(number: int | Decimal) -> str | None:
-    """Returns the unit of a number that is a time between 2000 and 2100 since 1970: s, ms, us or ns; None if none."""
+    """Returns the unit in which a number is a time from 2000 to 2100: s, ms, us or ns; None if there is none."""
     return next((unit for unit, parts in UNITS.items() if _YEAR_2000 <= number / parts <= _YEAR_2100), None)
 
 

@@ -12,7 +12,11 @@ _USUAL = 0.9
 
 
 def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], list[str]] | None:
-    """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
+    """Proposes a feed for messages that are rows with their key as Kafka key; None if the messages have another form.
+
+    Returns:
+        The feed's settings, what the sample shows about each by its name, and notes for the user.
+    """
     field = _find_field_of_key(sample)
     rows = [one.value for one in sample.messages]
     if field is None or field not in (names := list_usable_names(rows)):

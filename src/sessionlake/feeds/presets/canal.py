@@ -10,7 +10,7 @@ from sessionlake.feeds.decoder import Delete, Event, Message, Put
 
 
 class Canal:
-    """The decoder of the preset `canal`."""
+    """The decoder class of the preset `canal`, for changes of rows of a MySQL table."""
 
     def decode(self, message: Message) -> Iterable[Event]:
         """Yields one event, or none for tombstones and changes of schemas."""
@@ -21,13 +21,22 @@ class Canal:
         if kind == "TRUNCATE":
             yield Event(kind="snapshot", ts=found.get("es"))
         elif kind in {"INSERT", "UPDATE", "DELETE"}:
-            yield Event(ts=found.get("es"), rows=_rows(kind, found["data"], found.get("old"), message.key_columns))
+            yield Event(
+                ts=found.get("es"), rows=_read_changes(kind, found["data"], found.get("old"), message.key_columns)
+            )
         elif not found.get("isDdl"):
             raise ValueError(f"the type {kind} is unknown")
 
 
-def _rows(kind: str, data: list[Any], old: list[Any] | None, key: tuple[str, ...]) -> Iterator[Put | Delete]:
-    """Yields the changes. A row whose key has changed is deleted under its old key."""
+def _read_changes(kind: str, data: list[Any], old: list[Any] | None, key: tuple[str, ...]) -> Iterator[Put | Delete]:
+    """Yields the changes of rows. A row whose key has changed is deleted under its old key.
+
+    Args:
+        kind: `INSERT`, `UPDATE` or `DELETE`.
+        data: The rows after the change; for `DELETE`, the deleted rows.
+        old: For each row, the changed values as they were before; None unless it is an update.
+        key: Names of the key columns.
+    """
     for row, before in zip(data, old or repeat(None), strict=bool(old)):
         if kind == "DELETE":
             yield Delete(row)

@@ -67,7 +67,7 @@ class GtfsRealtime:
             return
         found = parse_tree(_FeedMessage, message.value)
         header = found.get("header", {})
-        seq, rows = header.get("timestamp"), _rows(found["entity"])
+        seq, rows = header.get("timestamp"), _read_entities(found["entity"])
         ts = message.timestamp if seq is None else seq * 1000
         incrementality = header.get("incrementality", _FULL_DATASET)
         if incrementality == _FULL_DATASET:
@@ -78,39 +78,39 @@ class GtfsRealtime:
             raise ValueError(f"the incrementality {incrementality} is unknown")
 
 
-def _rows(entities: list[dict[str, Any]]) -> Iterator[Put | Delete]:
+def _read_entities(entities: list[dict[str, Any]]) -> Iterator[Put | Delete]:
     for entity in entities:
         keys = {kind: {"kind": kind, "id": entity.get("id")} for kind in _KINDS}
         if entity.get("is_deleted"):
             yield from map(Delete, keys.values())
             continue
         present = [kind for kind in _KINDS if kind in entity] or ["unknown"]
-        yield from (Put(keys[kind], {"kind": kind} | _values(entity.get(kind, {}))) for kind in present)
+        yield from (Put(keys[kind], {"kind": kind} | _read_values(entity.get(kind, {}))) for kind in present)
 
 
-def _values(body: dict[str, Any]) -> dict[str, Any]:
+def _read_values(body: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of the columns for a part of an entity; None for all that it does not have."""
     trip, vehicle, position = (body.get(name, {}) for name in ("trip", "vehicle", "position"))
     return {
         **{name: trip.get(name) for name in ("trip_id", "route_id", "direction_id", "start_date", "start_time")},
-        "schedule_relationship": _symbol(_RELATIONSHIP, trip.get("schedule_relationship")),
+        "schedule_relationship": _get_enum_name(_RELATIONSHIP, trip.get("schedule_relationship")),
         "vehicle_id": vehicle.get("id"),
         "vehicle_label": vehicle.get("label"),
-        **{name: _number(position.get(name)) for name in _OF_POSITION},
+        **{name: _convert_number(position.get(name)) for name in _OF_POSITION},
         **{name: body.get(name) for name in ("stop_id", "current_stop_sequence", "delay", "occupancy_percentage")},
-        "current_status": _symbol(_STATUS, body.get("current_status")),
-        "occupancy_status": _symbol(_OCCUPANCY, body.get("occupancy_status")),
+        "current_status": _get_enum_name(_STATUS, body.get("current_status")),
+        "occupancy_status": _get_enum_name(_OCCUPANCY, body.get("occupancy_status")),
         "measured": body.get("timestamp"),
         "entity": body or None,
     }
 
 
-def _number(value: Any) -> float | None:
+def _convert_number(value: Any) -> float | None:
     """Returns a number; None for NaN and infinities, which are texts here."""
     return value if isinstance(value, float) else None
 
 
-def _symbol(names: tuple[str, ...], number: int | None) -> str | None:
+def _get_enum_name(names: tuple[str, ...], number: int | None) -> str | None:
     """Returns the name of an enum value; its number as text if it has none."""
     if number is None:
         return None

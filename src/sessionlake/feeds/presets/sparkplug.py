@@ -107,13 +107,13 @@ class Sparkplug:
         metrics, device, seq = payload["metrics"], topic.device, payload.get("seq")
         common: dict[str, Any] = {"session": (topic.group, topic.node), "ts": payload.get("timestamp")}
         if topic.kind == "NDEATH":
-            yield Event(kind="snapshot", scope=_scope_of_death(metrics, message.columns), **common)
+            yield Event(kind="snapshot", scope=_read_scope_of_death(metrics, message.columns), **common)
             return
         if seq is None or seq >= _MODULO:
             found = "no seq" if seq is None else f"seq {seq}, which is above {_MODULO - 1}"
             raise ValueError(f"a message {topic.kind} has {found}")
         common |= {"seq": seq, "after": seq - 1}
-        rows = [] if topic.kind == "DDEATH" else [_row(metric, device, message.columns) for metric in metrics]
+        rows = [] if topic.kind == "DDEATH" else [_read_row(metric, device, message.columns) for metric in metrics]
         if topic.kind.endswith("DATA"):
             yield Event(rows=rows, **common)
             return
@@ -130,7 +130,7 @@ class Sparkplug:
         if kind not in _TYPES:
             return {}
         try:
-            found = _value_columns(_read_value(_from_json(values["untyped"]), kind))
+            found = _build_value_columns(_read_value(_parse_value_field(values["untyped"]), kind))
         except (_UnknownTypeError, ValueError, struct.error):
             return {}
         return {name: value for name, value in found.items() if name in values}
@@ -163,7 +163,7 @@ def _read_topic(message: Message) -> _Topic | None:
     return _Topic(group, kind, node, device)
 
 
-def _scope_of_death(metrics: list[dict[str, Any]], columns: Collection[str]) -> dict[str, Any]:
+def _read_scope_of_death(metrics: list[dict[str, Any]], columns: Collection[str]) -> dict[str, Any]:
     """Returns the number of the birth that has died, as `Sparkplug.narrow` reads it; empty if the death has none."""
     births = [_read_value(one, "UInt64") for one in metrics if one.get("name") == _BIRTH]
     if not births or not isinstance(births[0], int) or not {"metric", "number"} <= {*columns}:
@@ -179,22 +179,23 @@ def _require_unique_aliases(metrics: list[dict[str, Any]]) -> None:
             raise ValueError(f"the metrics {names[alias]!r} and {name!r} have the same alias {alias}")
 
 
-def _row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
+def _read_row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
+    """Returns the row of a metric."""
     name, alias = metric.get("name"), metric.get("alias")
     if name is None and alias is None:
         raise ValueError("a metric has neither a name nor an alias")
-    kind = _type_name(metric.get("datatype"))
+    kind = _get_type_name(metric.get("datatype"))
     try:
-        values = _value_columns(_read_value(metric, kind))
+        values = _build_value_columns(_read_value(metric, kind))
     except _UnknownTypeError:
         if not {"untyped", "datatype"} <= {*columns}:
             raise ValueError(
                 f"the value {_get_value_field(metric)} of metric {name or alias} means nothing without its data type; "
                 "declare the columns untyped and datatype as the preset does, or let the node send data types"
             ) from None
-        values = _value_columns(None) | {"untyped": _get_value_field(metric)}
+        values = _build_value_columns(None) | {"untyped": _get_value_field(metric)}
     values["at"] = metric.get("timestamp")
-    properties = _properties(metric.get("properties", {}))
+    properties = _read_properties(metric.get("properties", {}))
     quality = properties.get(_QUALITY)
     values["quality"] = quality if type(quality) is int else None
     if "properties" in metric:
@@ -213,7 +214,8 @@ def _quote_name(name: str) -> str:
     return json.dumps(name, ensure_ascii=False) if name.isdecimal() or name.startswith('"') else name
 
 
-def _value_columns(value: Any) -> dict[str, Any]:
+def _build_value_columns(value: Any) -> dict[str, Any]:
+    """Returns the columns that depend on the value of a metric; null in those of other types."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return {
         "value": value,
@@ -224,7 +226,7 @@ def _value_columns(value: Any) -> dict[str, Any]:
     }
 
 
-def _type_name(number: int | None) -> str:
+def _get_type_name(number: int | None) -> str:
     """Returns the name of a data type; "" if there is none, and the number as text if it is not known."""
     if not number:
         return ""
@@ -239,8 +241,8 @@ def _get_value_field(one: dict[str, Any]) -> dict[str, Any]:
     return {field: one[field] for field in _VALUES if field in one}
 
 
-def _from_json(text: str) -> dict[str, Any]:
-    """Returns the field of a value from its JSON text."""
+def _parse_value_field(text: str) -> dict[str, Any]:
+    """Returns the field of a metric that has its value, `{"int_value": 255}`, from its JSON text."""
     found: dict[str, Any] = json.loads(text)
     if "bytes_value" in found:
         found["bytes_value"] = base64.b64decode(found["bytes_value"])
@@ -295,7 +297,7 @@ def _read_nested(one: dict[str, Any], kind: str) -> Any:
 
 
 def _read_integer(field: str, value: int, kind: str) -> int:
-    """Returns an integer with its sign. It is sent without a sign."""
+    """Returns the integer, with its sign, that is sent as an unsigned `value` in a field. `kind` is its data type."""
     bits = _SIGNED_BITS.get(kind)
     if bits is None:
         if kind not in _UNSIGNED and any(1 << (width - 1) <= value < 1 << width for width in _SIGNED_IN[field]):
@@ -311,6 +313,7 @@ def _read_integer(field: str, value: int, kind: str) -> int:
 
 
 def _read_bytes(value: bytes, kind: str) -> Any:
+    """Returns the value of a metric that is sent as bytes: bytes, or the elements of an array."""
     if kind in {"Bytes", "File"}:
         return value
     if kind.endswith("Array"):
@@ -322,6 +325,7 @@ def _read_bytes(value: bytes, kind: str) -> Any:
 
 
 def _read_array(value: bytes, kind: str) -> Iterator[Any]:
+    """Yields the elements of an array that is sent as bytes. `kind` is its data type, such as `Int8Array`."""
     if kind == "StringArray":
         *texts, rest = value.split(b"\0")
         if rest:
@@ -342,7 +346,7 @@ def _read_data_set(value: dict[str, Any]) -> list[dict[str, Any]]:
     columns = value["columns"]
     if len(set(columns)) < len(columns):
         raise ValueError("a data set has two columns with the same name")
-    kinds = [_type_name(number) for number in value["types"] or [0] * len(columns)]
+    kinds = [_get_type_name(number) for number in value["types"] or [0] * len(columns)]
     return [
         {
             column: _read_nested(element, kind)
@@ -358,26 +362,28 @@ def _read_template(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_member(one: dict[str, Any]) -> dict[str, Any]:
-    kind = _type_name(one.get("datatype", one.get("type")))
+    kind = _get_type_name(one.get("datatype", one.get("type")))
     found = {name: item for name, item in one.items() if name not in {*_VALUES, "datatype", "type", "properties"}}
     if kind:
         found["datatype"] = kind
     if "properties" in one:
-        found["properties"] = _properties(one["properties"])
+        found["properties"] = _read_properties(one["properties"])
     return found | {"value": _read_nested(one, kind)}
 
 
-def _properties(given: dict[str, Any]) -> dict[str, Any]:
+def _read_properties(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the properties of a metric by name."""
     pairs = zip(given.get("keys", ()), given.get("values", ()), strict=True)
     # The specification fixes this type, so that senders may leave it out of data.
-    return {name: _read_nested(one, _type_name(one.get("type")) or _FIXED_TYPES.get(name, "")) for name, one in pairs}
+    return {
+        name: _read_nested(one, _get_type_name(one.get("type")) or _FIXED_TYPES.get(name, "")) for name, one in pairs
+    }
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "dataset_value": _read_data_set,
     "template_value": _read_template,
-    "propertyset_value": _properties,
-    "propertysets_value": lambda value: [_properties(item) for item in value["propertyset"]],
+    "propertyset_value": _read_properties,
+    "propertysets_value": lambda value: [_read_properties(item) for item in value["propertyset"]],
 }
 """How values are read that have parts, by field."""

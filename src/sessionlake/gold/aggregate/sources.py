@@ -137,13 +137,13 @@ class Texts(EventSource):
 
 @dataclass(frozen=True)
 class DecimalPoints(EventSource):
-    """One event for every number that a change sets in one decimal column.
+    """A source of events: the numbers that changes set in one decimal column, one event for each.
 
-    The event has the exact decimal in `value`, and the name of the column in `metric`.
+    An event has the exact decimal in `value`, and the name of the column in `metric`.
 
     Attributes:
         decimal_column: Name of the column.
-        type: Spark SQL type of the column. A product's logic depends on it.
+        type: Spark SQL type of the column. If it changes, products with this source must be computed again.
     """
 
     decimal_column: str

@@ -21,7 +21,7 @@ from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
-from sessionlake.gold.fold.outputs import AveragesOutput, RowRange, append_report
+from sessionlake.gold.fold.outputs import AveragesOutput, RowCountAndTimeRange, append_report
 from sessionlake.gold.fold.pack import ReadChanges, combine_partition_and_offset
 from sessionlake.gold.fold.series import EXACT, EXACT_TYPES, RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
@@ -99,7 +99,7 @@ class AverageWriter:
         self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
     ) -> TableOutput | None:
         kinds = [AveragesOutput.RESTATED.build_payload_kind(series) for series in averages]
-        span = _sum_row_ranges(parts, kinds)
+        span = _sum_counts_and_time_ranges(parts, kinds)
         if span is None:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
@@ -119,7 +119,7 @@ class AverageWriter:
             The table's new version and the number of written rows; None if the batch has no rows for the table.
         """
         new, changed = (
-            _sum_row_ranges(parts, [kind.build_payload_kind(series)])
+            _sum_counts_and_time_ranges(parts, [kind.build_payload_kind(series)])
             for kind in (AveragesOutput.NEW, AveragesOutput.CHANGED)
         )
         if not new and not changed:
@@ -138,7 +138,9 @@ class AverageWriter:
         return TableOutput(series.table_name, version, sum(span.rows for span in (new, changed) if span))
 
 
-def _sum_row_ranges(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
+def _sum_counts_and_time_ranges(
+    fold_results: Sequence[FoldResult], kinds: Iterable[str]
+) -> RowCountAndTimeRange | None:
     found = [part.report.spans[kind] for part in fold_results for kind in kinds if kind in part.report.spans]
     return reduce(operator.add, found) if found else None
 

@@ -100,7 +100,7 @@ class FinalRowAppender:
                 "session moved to another topic-partition while some of its messages were held back, or "
                 "session_timeout was shortened",
                 fix="Wait until silver has read all of bronze (`sessionlake status`), then run `sessionlake "
-                f"rebuild {product.table_name}`, which rebuilds both tables",
+                f"rebuild {product.table_name}`, which also rebuilds {final_name}",
             )
 
     def append_final_rows(self, spark: SparkSession, stream_times: PartitionTimes, txn: Txn) -> Iterator[TableOutput]:

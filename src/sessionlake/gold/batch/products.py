@@ -67,22 +67,22 @@ class ProductMerger:
         Yields the new version and the number of merged rows of each table.
         """
         for product in products:
-            if self.rows.compute_row_range(product).rows:
+            if self.rows.compute_count_and_time_range(product).rows:
                 part = self._drop_expired(product, self.rows.find_product_rows(product))
                 self.final_rows.require_open_buckets(
-                    self.spark, product, part, self.rows.compute_row_range(product).low
+                    self.spark, product, part, self.rows.compute_count_and_time_range(product).low
                 )
                 yield self._merge_rows(product, part)
 
     def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
         """Returns the batch's rows of a product without those whose bucket has expired."""
         floors = self.expiry.get_expiry_times(product.table_name)
-        if self.rows.compute_row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
+        if self.rows.compute_count_and_time_range(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
         return apply_to_rows(part, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
 
     def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
-        rows = self.rows.compute_row_range(product).rows
+        rows = self.rows.compute_count_and_time_range(product).rows
         if not isinstance(part, pa.Table):
             if self._has_only_new_keys(product):
                 append_rows(self.spark, self.lake, product.table_name, part, self.txn)
@@ -107,7 +107,7 @@ class ProductMerger:
             return False
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.fold_result.report.times_by_topic))]
         if product.bucket_ms is not None:
-            span = self.rows.compute_row_range(product)
+            span = self.rows.compute_count_and_time_range(product)
             ends = (find_nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).has_rows(product.table_name, *conditions)
@@ -149,7 +149,7 @@ class ProductMerger:
         """Returns the rows of a product's table in the batch's range of time, so that Delta reads fewer files."""
         from pyspark.sql import functions as F
 
-        rows, span = self.lake.read(self.spark, product.table_name), self.rows.compute_row_range(product)
+        rows, span = self.lake.read(self.spark, product.table_name), self.rows.compute_count_and_time_range(product)
         if START not in product.row_keys:
             return rows
         return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))

@@ -18,10 +18,10 @@ from sessionlake.gold.fold.outputs import (
     CHANGES,
     AveragesOutput,
     GoldReport,
-    RowRange,
+    RowCountAndTimeRange,
     compute_product_rows,
+    count_rows_and_time_range,
     dictionary_encode_keys,
-    measure_row_range,
     sum_reports,
 )
 from sessionlake.gold.fold.series import OF_SESSION
@@ -77,15 +77,15 @@ class BatchRows:
             product, self._merged_rows_of_small_shards[product.name], self._collect_payloads(product.name)
         )
 
-    def compute_row_range(self, product: Product) -> RowRange:
+    def compute_count_and_time_range(self, product: Product) -> RowCountAndTimeRange:
         """Returns the number of rows that the batch adds to a product, and their range of `window_start` in µs.
 
         A row that several shards have counts once for each shard.
         """
         few, left = self._merged_rows_of_small_shards[product.name], self.fold_result.report.spans.get(product.name)
         if not few.num_rows:
-            return left or RowRange(0, 0, 0)
-        span = measure_row_range(few, START if product.bucket_ms else None)
+            return left or RowCountAndTimeRange(0, 0, 0)
+        span = count_rows_and_time_range(few, START if product.bucket_ms else None)
         return span if left is None else span + left
 
     @cached_property

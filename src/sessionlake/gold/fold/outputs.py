@@ -63,7 +63,7 @@ class AveragesOutput(StrEnum):
         return f"{series.name}/{self}"
 
 
-class RowRange(msgspec.Struct):
+class RowCountAndTimeRange(msgspec.Struct):
     """The number of rows in a payload, and the lowest and highest time in these rows.
 
     The time is `ts` in ms for averages, and `window_start` in microseconds for products. `low` and `high` are 0 for
@@ -74,8 +74,8 @@ class RowRange(msgspec.Struct):
     low: int
     high: int
 
-    def __add__(self, other: RowRange) -> RowRange:
-        return RowRange(self.rows + other.rows, min(self.low, other.low), max(self.high, other.high))
+    def __add__(self, other: RowCountAndTimeRange) -> RowCountAndTimeRange:
+        return RowCountAndTimeRange(self.rows + other.rows, min(self.low, other.low), max(self.high, other.high))
 
 
 class GoldReport(msgspec.Struct):
@@ -90,7 +90,7 @@ class GoldReport(msgspec.Struct):
 
     read: ReadChanges = ReadChanges()
     points: int = 0
-    spans: dict[str, RowRange] = {}
+    spans: dict[str, RowCountAndTimeRange] = {}
     stream_times: dict[TopicPartition, int] = {}
 
     def __add__(self, other: GoldReport) -> GoldReport:
@@ -124,7 +124,7 @@ class EmittedPayload(NamedTuple):
     """
 
     kind: str
-    row_range: RowRange
+    row_range: RowCountAndTimeRange
     rows: pa.Table
 
 
@@ -166,7 +166,7 @@ def create_product_payloads(
     late = (product.select_late_rows(changes, declared) for product in products if product.lateness_ms is not None)
     payloads = [emitted for rows in late for emitted in _split_into_payloads(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
-        return [*payloads, EmittedPayload(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
+        return [*payloads, EmittedPayload(CHANGES, RowCountAndTimeRange(changes.num_rows, 0, 0), changes)]
     tables = compute_product_rows(changes, declared, products)
     return payloads + [
         emitted
@@ -206,14 +206,14 @@ def dictionary_encode_keys(product: Product, rows: pa.Table) -> pa.Table:
     return rows.combine_chunks()
 
 
-def measure_row_range(rows: pa.Table, time_column: str | None) -> RowRange:
+def count_rows_and_time_range(rows: pa.Table, time_column: str | None) -> RowCountAndTimeRange:
     """Returns the number of rows, and the lowest and highest value of a time column.
 
     Args:
         time_column: Name of the time column. None if there is none; then both times are 0.
     """
     ends = {"min": 0, "max": 0} if time_column is None else pc.min_max(rows[time_column].cast(pa.int64())).as_py()
-    return RowRange(rows.num_rows, ends["min"], ends["max"])
+    return RowCountAndTimeRange(rows.num_rows, ends["min"], ends["max"])
 
 
 def _split_into_payloads(kind: str, table: pa.Table, time_column: str | None) -> Iterator[EmittedPayload]:
@@ -226,7 +226,7 @@ def _split_into_payloads(kind: str, table: pa.Table, time_column: str | None) ->
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
-        yield EmittedPayload(kind, measure_row_range(part, time_column), part)
+        yield EmittedPayload(kind, count_rows_and_time_range(part, time_column), part)
 
 
 def append_report(
@@ -243,7 +243,7 @@ def append_report(
         emitted: The payloads.
         stream_times: By topic-partition, the highest stream time in ms at which a change was applied.
     """
-    found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowRange]()
+    found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowCountAndTimeRange]()
     for kind, span, rows in emitted:
         found.append((kind, rows))
         spans[kind] = spans[kind] + span if kind in spans else span

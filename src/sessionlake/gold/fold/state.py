@@ -178,7 +178,7 @@ class GoldShardState:
         if missing:
             raise LakeError(
                 f"gold's state has points of {', '.join(missing)}, which capture.columns no longer declares as numbers",
-                fix=f"Declare the columns again as before. {LAST_RESORT}",
+                fix="Declare the columns as before. Or run `sessionlake rebuild silver`, which also rebuilds gold",
             )
         place = np.array([metrics.index(name) if name in metrics else -1 for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))

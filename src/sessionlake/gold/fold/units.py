@@ -61,7 +61,7 @@ class DecimalUnits:
 
     @staticmethod
     def from_decimals(decimals: pa.Array) -> DecimalUnits:
-        """Returns the units of decimals that are not null."""
+        """Converts decimals without nulls to whole numbers of units of 10^-s, where s is the scale of their type."""
         high, low = split_units(decimals)
         return DecimalUnits(high, low, np.full(len(high), decimals.type.scale))
 

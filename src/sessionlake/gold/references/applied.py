@@ -148,7 +148,7 @@ class AppliedRows:
         Added rows are appended with the number of the correction, removed rows are marked with it.
         """
         with self.lock:
-            txn = create_reference_txn(spark, self._lake, reference.applied_table)
+            txn = create_txn_for_reference_commit(spark, self._lake, reference.applied_table)
             rows = _create_correction_rows(reference, part, txn.version)
             token = self._lake.storage.get_fencing_token(GOLD)
             if part.removed.num_rows:
@@ -184,7 +184,7 @@ class AppliedRows:
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
-def create_reference_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+def create_txn_for_reference_commit(spark: SparkSession, lake: Lake, table: str) -> Txn:
     """Returns the transaction for the next commit that corrections or lookups make to a table."""
     return commit.create_next_txn(spark, lake, table, "references")
 

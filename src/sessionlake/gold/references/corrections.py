@@ -31,7 +31,7 @@ from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
     block_earlier_writers,
-    create_reference_txn,
+    create_txn_for_reference_commit,
     read_reference,
 )
 from sessionlake.protocol.names import build_ddl, quote
@@ -164,7 +164,7 @@ class CorrectionRunner:
             rows = join_again(near)
             if not rows.num_rows:
                 return
-        txn = create_reference_txn(self._spark, self._lake, table.table_name).add_fencing_token(
+        txn = create_txn_for_reference_commit(self._spark, self._lake, table.table_name).add_fencing_token(
             self._lake.storage.get_fencing_token(GOLD)
         )
         added = tuple(name for name, _ in join.added_columns)

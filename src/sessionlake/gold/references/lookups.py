@@ -27,7 +27,7 @@ from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.enrich.upsert import Key
-from sessionlake.gold.references.applied import create_reference_txn
+from sessionlake.gold.references.applied import create_txn_for_reference_commit
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
 from sessionlake.gold.references.writing import write_reference_rows
 from sessionlake.protocol.columns import is_decimal
@@ -214,7 +214,7 @@ class LookupRunner:
                 self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
             )
             source = pa.Table.from_pylist(rows, schema)
-            txn = create_reference_txn(self._spark, self._lake, LOOKUP_FAILURES)
+            txn = create_txn_for_reference_commit(self._spark, self._lake, LOOKUP_FAILURES)
             merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:

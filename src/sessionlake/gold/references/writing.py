@@ -19,7 +19,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 from sessionlake.gold.enrich.upsert import Key, plan_upsert
-from sessionlake.gold.references.applied import create_reference_txn, read_reference
+from sessionlake.gold.references.applied import create_txn_for_reference_commit, read_reference
 from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def write_reference_rows(
                 reference.table_name,
                 pa.concat_tables(parts),
                 upsert,
-                create_reference_txn(spark, lake, reference.table_name),
+                create_txn_for_reference_commit(spark, lake, reference.table_name),
             )
         return WriteResult(*counts, plan.refused)
 

@@ -31,11 +31,11 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    RemovedRows,
-    delete_records_of_removed_rows,
-    read_removed_rows,
-    read_removed_rows_of_table,
-    record_removed_rows,
+    RemovalRecord,
+    delete_removal_records,
+    read_removal_record_of_table,
+    read_removal_records,
+    store_removal_record,
 )
 from sessionlake.protocol.arrow import encode_as_codes
 
@@ -57,7 +57,7 @@ def read_expiry_times(reader: TableReader, tables: Collection[str]) -> dict[str,
 
     Tables and topics without expired buckets are left out.
     """
-    known = read_removed_rows(reader, tables)
+    known = read_removal_records(reader, tables)
     return {table: _compute_expiry_times_from_limits(known[table]) for table in tables if table in known}
 
 
@@ -137,18 +137,18 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
     Raises:
         ClaimedError: Another process is removing rows.
     """
-    known = read_removed_rows(lake.reader(spark), tables)
+    known = read_removal_records(lake.reader(spark), tables)
     if any(
         (_compute_expiry_times_from_limits(known[table]) if table in known else {}) != dict(expiry_times)
         for table in tables
     ):
         with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
-                record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
+                store_removal_record(spark, lake, _create_retained_entry(table, expiry_times))
             others = {
                 topic for one in known.values() for topic in _compute_expiry_times_from_limits(one)
             } - expiry_times.keys()
-            delete_records_of_removed_rows(spark, lake, tables, sorted(others) if expiry_times else None)
+            delete_removal_records(spark, lake, tables, sorted(others) if expiry_times else None)
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> BucketExpiry:
@@ -173,7 +173,7 @@ class BucketExpiry:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = read_removed_rows(lake.reader(spark), [one.table_name for one in self._products])
+        known = read_removal_records(lake.reader(spark), [one.table_name for one in self._products])
         self._floors = {
             one.table_name: _compute_expiry_times_from_limits(known[one.table_name])
             for one in self._products
@@ -228,20 +228,20 @@ class BucketExpiry:
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
         is_gone = _build_expired_filter(now)
         count = self._lake.read(spark, table).where(is_gone).count()
-        found = read_removed_rows_of_table(self._lake.reader(spark), table)
+        found = read_removal_record_of_table(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
         # A process that died has removed either all of its pending rows or none.
         removed = 0 if found is None else found.max_missing_rows - (count if found.pending else 0)
         noted = replace(_create_retained_entry(table, now), removed=removed, pending=count)
         if count:
-            record_removed_rows(spark, self._lake, noted)
+            store_removal_record(spark, self._lake, noted)
             self._floors[table] = now
             txn = create_next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
-        record_removed_rows(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
+        store_removal_record(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 
 def _find_latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
@@ -260,11 +260,11 @@ def _build_expired_filter(expiry_times: ExpiryTimes) -> Column:
     return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
-def _compute_expiry_times_from_limits(removed: RemovedRows) -> dict[str, int]:
+def _compute_expiry_times_from_limits(removed: RemovalRecord) -> dict[str, int]:
     """Returns, by topic, the start in ms of the first bucket that has not expired, from a row of `ops.retained`."""
     return {row["topic"]: row["limit"] + 1 for row in removed.limits.to_pylist()}
 
 
-def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RemovedRows:
+def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RemovalRecord:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(expiry_times.items())]
-    return RemovedRows(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))
+    return RemovalRecord(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

@@ -16,7 +16,7 @@ from sessionlake.ledger.retained import (
     build_selection_of_expired_rows,
     expand_to_tables_removed_together,
     read_limits_as_frame,
-    read_removed_rows_without_limits,
+    read_removal_records_without_limits,
 )
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
@@ -75,7 +75,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     In tables from which retention has removed rows, only rows above the recorded limits are compared.
     """
     staging = Lake(settings).build_staging_lake()
-    cut = read_removed_rows_without_limits(lake.reader(spark))
+    cut = read_removal_records_without_limits(lake.reader(spark))
     recorded = expand_to_tables_removed_together(cut)
 
     def compute_remaining_rows(source: Lake, table: str) -> DataFrame:

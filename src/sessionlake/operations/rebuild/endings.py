@@ -53,7 +53,7 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
     if token:
         for app_id in _read_query_ids(spark, lake, layer):
             last, merges = (
-                Txn.build_last_txn_of_app(app_id),
+                Txn.create_txn_with_highest_version(app_id),
                 Txn.build_txn_before_lease_holder(build_merge_app_id(app_id), token),
             )
             for txn in (last, last.txn_of_second_write, *([merges] if layer == SILVER else [])):

@@ -12,7 +12,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_offsets
-from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
+from sessionlake.ledger.retained import read_partition_starts, read_removal_records_without_limits
 from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
 from sessionlake.settings.model import Settings
@@ -125,11 +125,12 @@ def _require_complete_ledger(reader: TableReader) -> None:
     Raises:
         LakeError: Retention has removed rows of silver.
     """
-    cut = [entry for table, entry in sorted(read_removed_rows_without_limits(reader).items()) if table in REPLAYED]
+    cut = [entry for table, entry in sorted(read_removal_records_without_limits(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
             f"rebuild silver: {cut[0].removal_text}, so single sessions cannot be rebuilt",
-            why="The rebuilt sessions would have the removed rows again, though they are recorded as removed",
+            why="The rebuilt sessions would have the removed rows again, but ops.retained says that they are removed. "
+            "Only a rebuild of all sessions also resets ops.retained",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions, which rebuilds all sessions",
         )
 

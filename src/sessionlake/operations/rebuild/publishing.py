@@ -175,12 +175,12 @@ def finish_publishing(
     settings, plan = lake.settings, journal.inputs
     lake.ensure_version_after(spark, MESSAGES, plan.version)
 
-    def replace_states() -> None:
+    def replace_layer_states() -> None:
         lake.storage.require_claims()
         handover.activate_handover(spark, settings, plan.rebuild, layer)
         remove_manifest(settings, layer)
 
-    journal.run_step("swap", replace_states)
+    journal.run_step("swap", replace_layer_states)
     journal.remove_journal()
     remove_staging()
 

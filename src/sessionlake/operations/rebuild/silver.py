@@ -19,7 +19,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch_number
-from sessionlake.ledger.retained import delete_records_of_removed_rows
+from sessionlake.ledger.retained import delete_removal_records
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import is_gold_behind, reset_gold, retire_query
@@ -245,7 +245,7 @@ def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal
     entry = build_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
-    delete_records_of_removed_rows(spark, lake, REPLAYED)
+    delete_removal_records(spark, lake, REPLAYED)
     finish_publishing(spark, lake, LAYER, journal, lambda: remove_staging_tables(spark, settings))
 
 

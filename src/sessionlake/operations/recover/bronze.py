@@ -105,7 +105,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     app_id, number, unrecorded = end_bronze_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
-    generation = start_recovered_generation(settings, generations, number + 1, app_id)
+    generation = start_recovered_checkpoint(settings, generations, number + 1, app_id)
     return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
 
 
@@ -127,14 +127,15 @@ def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tup
     return app_id, number, _record_in_ledger(spark, lake, settings, Txn(app_id, number - 1))
 
 
-def start_recovered_generation(
+def start_recovered_checkpoint(
     settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
 ) -> Generation:
-    """Starts the new generation of the checkpoint with which bronze resumes. Call `end_bronze_query` first.
+    """Starts a fresh checkpoint folder, with which bronze resumes. Call `end_bronze_query` first.
 
     Args:
-        first_batch: The number of the generation's first batch.
-        app_id: The query's id.
+        generations: Creates the folder.
+        first_batch: The number of the first batch in that folder.
+        app_id: The id under which Delta records the transactions of bronze's query.
     """
     generation = generations.create_next_generation(first_batch, app_id)
     RECOVER_BRONZE.find_journal_file(settings).unlink()

@@ -32,7 +32,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
 from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
-from sessionlake.operations.recover.bronze import end_bronze_query, start_recovered_generation
+from sessionlake.operations.recover.bronze import end_bronze_query, start_recovered_checkpoint
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
@@ -109,7 +109,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
         txn = Txn(app_id, number + 1)
         messages = _commit_until_skipped(spark, lake, book, (start, decision.first), decision, txn)
         fault_point("after:bronze.skipped")
-        start_recovered_generation(settings, generations, number + 2, app_id)
+        start_recovered_checkpoint(settings, generations, number + 2, app_id)
     remove_stopping_message(settings, LAYER)
     return messages
 

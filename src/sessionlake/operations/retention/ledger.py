@@ -18,7 +18,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.ledger.books import LedgerReader, read_stored_sums
 from sessionlake.ledger.positions import write_sums_of_old_entries
 from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch_number
-from sessionlake.ledger.retained import RemovedRows, read_removed_rows_of_table, record_removed_rows
+from sessionlake.ledger.retained import RemovalRecord, read_removal_record_of_table, store_removal_record
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -32,7 +32,7 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime)
     This process must hold the claim `retention`. Entries committed at `keep_since` or later stay.
     """
     reader = lake.reader(spark)
-    before = read_removed_rows_of_table(reader, LEDGER) or RemovedRows(LEDGER, keep_since)
+    before = read_removal_record_of_table(reader, LEDGER) or RemovalRecord(LEDGER, keep_since)
     if before.pending:  # a process died during an earlier removal
         before = replace(_finish_removal(spark, lake, before), pending=0)
     cut = find_end_of_removable_entries(reader, lake.settings, keep_since)
@@ -40,14 +40,14 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime)
         return 0
     refuse_restored_tables(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
-    record_removed_rows(spark, lake, now)
+    store_removal_record(spark, lake, now)
     write_sums_of_old_entries(spark, lake, cut)
     remove_rows(spark, lake, LEDGER, _select_entries_before(cut))
-    record_removed_rows(spark, lake, replace(now, removed=now.max_missing_rows, pending=0))
+    store_removal_record(spark, lake, replace(now, removed=now.max_missing_rows, pending=0))
     return count
 
 
-def _finish_removal(spark: SparkSession, lake: Lake, recorded: RemovedRows) -> RemovedRows:
+def _finish_removal(spark: SparkSession, lake: Lake, recorded: RemovalRecord) -> RemovalRecord:
     """Finishes an interrupted removal if the sums of its entries were stored. Else the entries stay in the ledger.
 
     Args:

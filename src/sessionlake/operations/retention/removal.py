@@ -48,13 +48,13 @@ from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
     TABLES_REMOVED_TOGETHER,
-    RemovedRows,
+    RemovalRecord,
     build_selection_of_expired_rows,
     read_last_changed_limits,
-    read_removed_rows,
-    read_removed_rows_of_table,
-    read_removed_rows_without_limits,
-    record_removed_rows,
+    read_removal_record_of_table,
+    read_removal_records,
+    read_removal_records_without_limits,
+    store_removal_record,
 )
 from sessionlake.operations.retention import by_session, rules
 from sessionlake.operations.retention.ledger import remove_ledger_entries
@@ -171,7 +171,7 @@ class RetentionRunner:
 
         Interrupted removals from the ledger are left alone: its entries are not counted by session.
         """
-        for table, entry in read_removed_rows_without_limits(self._lake.reader(self._spark)).items():
+        for table, entry in read_removal_records_without_limits(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
                 self._finish_removal(self._read_removal_record(table, entry.before))
 
@@ -196,13 +196,13 @@ class RetentionRunner:
         if not count:
             return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
-        now = RemovedRows(table, max(before.before, keep_since), batch, before.removed, count, noted)
+        now = RemovalRecord(table, max(before.before, keep_since), batch, before.removed, count, noted)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
-        record_removed_rows(self._spark, self._lake, now)
+        store_removal_record(self._spark, self._lake, now)
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
 
-    def _finish_removal(self, entry: RemovedRows) -> int:
+    def _finish_removal(self, entry: RemovalRecord) -> int:
         """Removes the rows that a process was removing when it died. Returns their number.
 
         Args:
@@ -213,14 +213,14 @@ class RetentionRunner:
         self._remove_rows(entry, entry.limits)
         return count
 
-    def _remove_rows(self, entry: RemovedRows, limits: pa.Table) -> None:
+    def _remove_rows(self, entry: RemovalRecord, limits: pa.Table) -> None:
         """Removes the rows of a table up to the limits, and records in `ops.retained` that they are removed."""
         for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
             remove_rows(self._spark, self._lake, part, build_selection_of_expired_rows(part, limits, entry.batch))
         finished = replace(entry, removed=entry.max_missing_rows, pending=0, limits=LIMITS.empty_table())
-        record_removed_rows(self._spark, self._lake, finished)
+        store_removal_record(self._spark, self._lake, finished)
 
-    def _read_removal_record(self, table: str, keep_since: datetime) -> RemovedRows:
+    def _read_removal_record(self, table: str, keep_since: datetime) -> RemovalRecord:
         """Returns the row of `ops.retained` for a table.
 
         If there is none, returns a new row with `keep_since` and no removals.
@@ -229,11 +229,11 @@ class RetentionRunner:
         removing rows: then those up to which it was removing them.
         """
         reader = self._lake.reader(self._spark)
-        entry = read_removed_rows_of_table(reader, table)
+        entry = read_removal_record_of_table(reader, table)
         if entry is None:
-            return RemovedRows(table, keep_since)
+            return RemovalRecord(table, keep_since)
         if _list_key_columns(table) == _PLACE:
-            return read_removed_rows(reader, [table])[table]
+            return read_removal_records(reader, [table])[table]
         if not entry.pending:
             return entry
         if table == PROGRESS:
@@ -273,7 +273,7 @@ class RetentionRunner:
 
     def _find_due_rows(self, table: str, keep_since: datetime) -> _DueRows:
         """Returns the limits up to which a table's rows are older than `keep_since` and needed by no reader."""
-        ledger = read_removed_rows_of_table(self._lake.reader(self._spark), LEDGER)
+        ledger = read_removal_record_of_table(self._lake.reader(self._spark), LEDGER)
         if ledger is not None and ledger.before > keep_since:
             raise _BlockedError(f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are")
         if table == MESSAGES:

@@ -56,8 +56,8 @@ class RowsOfBatch:
     columns: tuple[Column, ...]
     applied: dict[int, AppliedChanges] = field(default_factory=dict)
 
-    def open_rows(self, session_number: int, stored: bytes | None) -> OpenedRows:
-        """Returns the rows of a session, to which its messages can be applied.
+    def load_session_rows(self, session_number: int, stored: bytes | None) -> LoadedSessionRows:
+        """Decodes the stored rows of a session, so that its messages can be applied to them.
 
         Args:
             session_number: The session's number in the batch.
@@ -65,7 +65,7 @@ class RowsOfBatch:
         """
         feed = self.rules.find_feed(self.topics[session_number])
         check = None if feed.check is None or feed.check.load is None else feed.check.load()
-        return OpenedRows(self, decode_rows(stored, feed, check))
+        return LoadedSessionRows(self, decode_rows(stored, feed, check))
 
     def read_changes(self, index: int, feed: Feed) -> tuple[list[Put | Delete], dict[str, Any] | None]:
         """Returns the changes that a feed has read from a message, and a snapshot's scope (None: the whole table).
@@ -172,8 +172,8 @@ class RowsOfBatch:
 
 
 @dataclass
-class OpenedRows:
-    """The rows of one session, to which its messages are applied. Implements `SessionRows` of the judging code.
+class LoadedSessionRows:
+    """The rows of one session in memory, to which its messages are applied. Implements `SessionRows`.
 
     Attributes:
         batch: The rows of all sessions of the batch.

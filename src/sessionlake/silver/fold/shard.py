@@ -182,7 +182,7 @@ class ShardJudge:
             held_bounds=held_bounds,
             decisions=self._list_decisions_by_session(names),
             chain_gaps=self._list_chain_gaps_by_session(keys),
-            open_rows=rows.open_rows,
+            load_session_rows=rows.load_session_rows,
         )
         self._load_cursors(batch, places)
         out = judge_batch(batch, is_vectorized=is_vectorized)

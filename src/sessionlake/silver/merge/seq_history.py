@@ -15,7 +15,12 @@ from sessionlake.protocol.arrow import build_session_keys, find_rows_of_sessions
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import select_latest_cuts, select_resumable_cuts
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, build_rows_schema, list_change_columns, select_last_cuts
+from sessionlake.silver.tables.snapshots import (
+    CUT_COLUMNS,
+    build_rows_schema,
+    list_columns_of_session_changes,
+    select_last_cuts,
+)
 
 # For each session, at most this many of its last stored tables are tried.
 _TRIED = 4
@@ -29,7 +34,7 @@ def read_seq_history(
     columns: tuple[Column, ...],
     conditions: Sequence[Condition] = (),
 ) -> tuple[pa.Table, pa.Table]:
-    """Reads what the tables of sessions in seq order, after a batch, are computed from.
+    """Reads what is needed to compute the tables of sessions, in the order of seqs, as they are after a batch.
 
     Args:
         read_table: Reads a table.
@@ -40,18 +45,22 @@ def read_seq_history(
         conditions: More conditions on the rows of these sessions, which let Delta skip files.
 
     Returns:
-        A stored table of each session to start from, and all its changes since. A session without a suitable stored
-        table has all its changes and no table.
+        Two tables for all sessions:
+
+        - Rows of `session_rows`: each session's stored table to start from. None for sessions without a usable one.
+        - Rows of `session_changes`: the changes after these stored tables; all changes of the other sessions.
     """
     tried = select_latest_cuts(cuts.filter(find_rows_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*conditions, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
-    changes = read_table(CHANGES, *until, *recent, columns=list_change_columns(columns), sessions=sessions)
+    changes = read_table(CHANGES, *until, *recent, columns=list_columns_of_session_changes(columns), sessions=sessions)
     base = select_last_cuts(select_resumable_cuts(tried, changes))
     without_base = sessions.filter(pc.invert(find_rows_of_sessions(sessions, base)))
     if without_base.num_rows and recent:
-        all_changes = read_table(CHANGES, *until, columns=list_change_columns(columns), sessions=without_base)
+        all_changes = read_table(
+            CHANGES, *until, columns=list_columns_of_session_changes(columns), sessions=without_base
+        )
         changes = pa.concat_tables([changes.filter(find_rows_of_sessions(changes, base)), all_changes])
     position = base["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))

@@ -21,7 +21,7 @@ from sessionlake.silver.tables.snapshots import (
     WEIGHTS,
     SnapshotTablesMapper,
     build_snapshots_schema,
-    list_change_columns,
+    list_columns_of_session_changes,
 )
 from sessionlake.spark.frames import apply_to_batches
 
@@ -138,7 +138,7 @@ class ClusterSnapshots:
             (F.col("_batch") <= last_batch) & late & _build_session_condition(due)
         )
         return (
-            history.select(*map(quote, list_change_columns(self._columns)), "_batch")
+            history.select(*map(quote, list_columns_of_session_changes(self._columns)), "_batch")
             .join(due, list(SESSION), "left_semi")
             .join(begun.drop(_LAST_AT), list(SESSION), "left")
             .where(F.col(_LAST).isNull() | (F.col("_position") > F.col(_LAST)))
@@ -178,7 +178,7 @@ class ClusterSnapshots:
         """
         from pyspark.sql import functions as F
 
-        columns = [*map(quote, list_change_columns(self._columns))]
+        columns = [*map(quote, list_columns_of_session_changes(self._columns))]
         if late_filled.isEmpty():
             return changes.select(*columns)
         history = (

@@ -31,7 +31,7 @@ from sessionlake.silver.tables.snapshots import (
     build_snapshots_schema,
     compute_snapshots,
     count_table_rows,
-    list_change_columns,
+    list_columns_of_session_changes,
     select_last_cuts,
 )
 from sessionlake.silver.tables.weights import build_snapshot_weights, mark_cuts_of_storing_sessions
@@ -110,7 +110,7 @@ class SnapshotSource:
             The stored tables to start from, the changes since, and the sessions with late fills.
         """
         until = *_build_session_conditions(due), ("_batch", operator.le, last_batch)
-        columns = [*list_change_columns(self._columns), "_batch"]
+        columns = [*list_columns_of_session_changes(self._columns), "_batch"]
         changes = read_table(CHANGES, _build_since_condition(due, last), *until, columns=columns, sessions=due)
         changes = changes.filter(_compare_with_last_cut(changes, "_position", pc.greater, last, "position"))
         late_filled = self._find_late_filled_sessions(read_table, changes, last, until)

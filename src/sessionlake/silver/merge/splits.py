@@ -91,7 +91,10 @@ def select_started_sessions(sessions: pa.Table, first_offsets: Mapping[TopicPart
 def _find_missing_events_in_parts(
     reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup
 ) -> Iterator[pa.Table]:
-    """Yields the missing `split_session` events for these session ids, for a limited number of ids at a time."""
+    """Yields the events of sessions whose id is in several partitions, if `integrity_events` does not have them yet.
+
+    Each yielded table has the events of a limited number of ids. `ids` are rows with topic and session id.
+    """
     ids = _select_distinct_ids(ids)
     for start in range(0, ids.num_rows, _AT_ONCE):
         yield from _find_missing_events(reader, lake, ids.slice(start, _AT_ONCE), rules)

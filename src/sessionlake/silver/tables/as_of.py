@@ -141,7 +141,7 @@ def _to_numbers(column: pa.ChunkedArray) -> Int64s:
     return found
 
 
-def have_higher_seqs(cut: pa.Table, changes: pa.Table) -> bool:
+def are_seqs_past_cut(cut: pa.Table, changes: pa.Table) -> bool:
     """Returns True if all changes have higher seqs than everything that a cut contains.
 
     Args:

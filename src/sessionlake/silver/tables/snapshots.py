@@ -48,7 +48,7 @@ def build_snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(build_rows_schema(columns))[len(SESSION) :]])
 
 
-def list_change_columns(columns: tuple[Column, ...]) -> list[str]:
+def list_columns_of_session_changes(columns: tuple[Column, ...]) -> list[str]:
     """Returns the names of the columns of `session_changes` from which tables are computed."""
     own = ("change", "_set", "_position", "ordinal", "_life")
     return [*ROW_KEY, *(column.name for column in columns), RESCUED, *CLEAR_MARKERS, *own]
@@ -186,7 +186,7 @@ class _ChangesByCut:
         self._bounds = np.searchsorted(cut[self._order], np.arange(cuts + 1))
 
     def select_changes(self, cuts: Int64s) -> pa.Array:
-        """Returns the indices of the changes that one of these cuts is the first to contain."""
+        """Returns indices of changes: those that one of these cuts, given by their indices, is the first to contain."""
         lengths = self._bounds[cuts + 1] - self._bounds[cuts]
         return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
