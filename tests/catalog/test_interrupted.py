@@ -44,7 +44,7 @@ def settings(spark: Any, location: dict[str, Any]) -> Settings:
 
 
 def rebuild_silver_tables(spark: Any, settings: Settings) -> None:
-    silver_commands.rebuild_silver_tables(spark, settings, None, EVERYTHING, print)
+    silver_commands.rebuild_silver(spark, settings, None, EVERYTHING, print)
 
 
 def cancel_silver(spark: Any, settings: Settings) -> None:
