@@ -4,12 +4,14 @@ from __future__ import annotations
 
 TEXTS = {
     "fix": "Stop it or wait until it ends, and run the command again",
-    "_did_you_mean": "Write one of NAMES",
+    "_suggest_known_name": "Write one of NAMES",
     "batches": "though LAYER has committed batches (FOLDER)",
     "remedy": "Run the command again with --start-over, which builds everything again",
     "_describe_remedy": "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer",
     "_describe_column_fix": "Declare the column as it is in the table, or rebuild the table: the error has the command",
-    "_suggest_alter": "Run `kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config NAME=VALUE`",
+    "_suggest_topic_config": (
+        "Run `kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config NAME=VALUE`"
+    ),
     "build_recovery_hint": (
         "Run `sessionlake recover LAYER`, which makes the checkpoint of this layer again from the tables; or "
         "restore the checkpoint from a backup"
@@ -54,7 +56,7 @@ WORDS = {
     "self._first": "FOLDER",
     "operation.file": "FILE",
     "find_journal_file": "FILE",
-    "find_prepared_folder": "FOLDER",
+    "find_prepared_handover_folder": "FOLDER",
     "self._path": "FOLDER",
     "join_names": "NAMES",
     "str": "CAUSE",
