@@ -301,7 +301,7 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (JSONDecodeError("Expecting value", "{", 1), LakeError, "A file of the table, or its log, is damaged"),
+        (JSONDecodeError("Expecting value", "{", 1), LakeError, "damaged"),
         (OSError("Could not open Parquet input source"), LakeError, "Could not open Parquet input source"),
         (OSError(28, "No space left on device", "/x/y"), MachineError, "/x/y: No space left on device. a disk is full"),
         (OSError("Generic error: No space left on device (os error 28)"), MachineError, "Free some space"),
