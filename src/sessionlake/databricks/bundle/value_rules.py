@@ -104,7 +104,7 @@ def _find_combination_faults(kind: str, resource: Tree) -> Iterator[ResourceFaul
     if kind == "volumes":
         is_external = resource.get("volume_type") == "EXTERNAL"
         if is_external != bool(resource.get("storage_location")):
-            yield ("volume_type",), "a volume has a location if its type is EXTERNAL, and else none"
+            yield ("volume_type",), "a volume has a storage_location if its type is EXTERNAL, and else none"
     if kind == "secret_scopes" and not is_unknown(name := str(resource.get("name"))) and not _SCOPE.fullmatch(name):
         yield ("name",), f"the scope's name {name!r} may only have letters, digits and -_@. and 128 characters"
 
