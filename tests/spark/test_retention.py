@@ -267,7 +267,7 @@ def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Agin
     place = TOPIC, 0
     assert _read_stream_times_from_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
     assert _read_stream_times_from_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
-    with pytest.raises(LakeError, match=r"stream time up to offset 4 is not known any more"):
+    with pytest.raises(LakeError, match=r"stream time up to offset 4, .*is not known any more"):
         _read_stream_times_from_bronze(cut.spark, cut.lake, {place: 4})
 
 
@@ -294,7 +294,7 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
         patch.setattr(losses, "read_stored_sums", lambda _: StoredSums(None, pa.table({})))
-        with pytest.raises(LakeError, match=r"ops\.positions is gone\. Only that table has the sums"):
+        with pytest.raises(LakeError, match=r"ops\.positions .*\. Only that table has the sums"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
         as_of_batch(cut.spark, cut.settings, 0)
