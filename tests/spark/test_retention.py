@@ -296,7 +296,7 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
         patch.setattr(losses, "read_stored_sums", lambda _: StoredSums(None, pa.table({})))
         with pytest.raises(LakeError, match=r"ops\.positions .*\. Only that table has the sums"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
-    with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
+    with pytest.raises(LakeError, match=r"retention has removed rows of ops\.ledger that were .*after batch 0"):
         as_of_batch(cut.spark, cut.settings, 0)
     assert [as_of_batch(cut.spark, cut.settings, batch).batch for batch in (1, 2)] == [1, 2]
 
