@@ -16,14 +16,14 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
+from sessionlake.protocol.arrow import HEADERS, SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
@@ -39,21 +39,6 @@ INT64_MAX = 2**63 - 1
 INTERVAL = 600_000
 Row = dict[str, Any]
 SessionKey = tuple[str, int, str]
-_RAW = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("ingested_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
-
-
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class ViolationError(Exception):
@@ -85,8 +70,10 @@ def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
         else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value, read_at(m))
         for m in facts
     ]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(_RAW)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(RAW_ARROW_SCHEMA)
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, RAW_ARROW_SCHEMA, strict=True)], schema=RAW_ARROW_SCHEMA
+    )
 
 
 def read_at(message: KafkaMessage) -> int | None:
@@ -211,7 +198,7 @@ class Folder:
         for task in filter(None, tasks):
             raw = raw_table(task, self._shards)
             if self._headers:
-                raw = raw.append_column("headers", pa.array([self._headers] * raw.num_rows, _HEADERS))
+                raw = raw.append_column("headers", pa.array([self._headers] * raw.num_rows, HEADERS))
             packed = packer.pack_block(raw).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)

@@ -18,6 +18,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.operations.forgetting.eraser import SessionEraser
 from sessionlake.operations.forgetting.messages import MessageEraser
+from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.erased import ERASED_KEY, PARTS_ERASED_HEADER
 from sessionlake.protocol.types import Row
 from sessionlake.settings.capture import CaptureSettings
@@ -31,7 +32,6 @@ from unit import test_chains
 
 Messages = list[KafkaMessage]
 Capture = Callable[[], CaptureSettings]
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def eraser_of(capture: CaptureSettings, session: str) -> SessionEraser:
@@ -184,7 +184,7 @@ def test_what_goes_with_a_part(path: str, text: str, is_removed: list[int], left
 
 
 def batch_of(*rows: Row) -> pa.RecordBatch:
-    schema = pa.schema([*raw_table([], 1).schema][1:]).append(pa.field("headers", _HEADERS))
+    schema = pa.schema([*raw_table([], 1).schema][1:]).append(pa.field("headers", HEADERS))
     given = {"topic": "split", "partition": 0, "timestamp": test_chains.START * 1000, "ingested_at": None}
     return pa.RecordBatch.from_pylist([given | {"key": b"k", "headers": None} | row for row in rows], schema)
 

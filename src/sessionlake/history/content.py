@@ -13,6 +13,7 @@ from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
 from sessionlake.history.fate import MessageContent
+from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.chunk import IGNORED
 from sessionlake.protocol.decode import decode_messages
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
@@ -30,7 +31,7 @@ _RAW = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("ingested_at", pa.int64()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("headers", HEADERS),
     ]
 )
 READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at", "headers")

@@ -33,7 +33,7 @@ from sessionlake.protocol.arrow import SESSION, split_session_key
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, Packer
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import build_stop_error, sum_partition_counts
@@ -42,18 +42,6 @@ from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rul
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
 
-_RAW = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("ingested_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
 _HEAD_NAMES = frozenset(name for name, _ in HEAD)
 
 
@@ -294,4 +282,5 @@ def _create_raw_tables(batches: Iterable[Sequence[Sent]], shards: int) -> Iterat
             shard = zlib.crc32(message.topic.encode() + key) % shards
             rows.append((shard, *place, offset, message.time * 1000, key, value, None))
         columns = zip(*rows, strict=True)
-        yield pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, RAW_ARROW_SCHEMA, strict=True)]
+        yield pa.table(arrays, schema=RAW_ARROW_SCHEMA)

@@ -17,6 +17,8 @@ SESSION = ("topic", "partition", "session_id")
 """The columns that identify a session. The same session id in two partitions of a topic means two sessions."""
 SESSION_COLUMN_TYPES = (pa.string(), pa.int32(), pa.string())
 """The Arrow types of the columns in `SESSION`."""
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The Arrow type of the headers of Kafka messages."""
 _SEPARATOR = "\0"
 _WIDEST = 1 << 62
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import HEADERS, to_contiguous
 
 CHANGE = "_change_type"
 VERSION = "_commit_version"
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("headers", HEADERS),
         ("version", pa.int64()),
     ]
 )

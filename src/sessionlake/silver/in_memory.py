@@ -13,30 +13,18 @@ from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.integrity.stream_times import StreamTimeNotes
-from sessionlake.protocol.arrow import find_rows_of_sessions
+from sessionlake.protocol.arrow import HEADERS, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Row
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.stream_times import list_stream_times_after_batch
 from sessionlake.silver.tables.net_changes import compute_net_changes, fold_in_seq_order
 from sessionlake.silver.tables.rows_in_memory import SessionKey, apply_net_changes
 
-_RAW = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("ingested_at", pa.timestamp("us", tz="UTC")),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
-)
+_RAW = RAW_ARROW_SCHEMA.append(pa.field("headers", HEADERS))
 
 
 class ViolationError(Exception):

@@ -15,7 +15,7 @@ from sessionlake.delta.storage.session_rows import MessageRows
 from sessionlake.errors import UsageError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.operations.forgetting.eraser import SessionEraser
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS
+from sessionlake.silver.fold.pack import list_bronze_columns
 from sessionlake.streaming.payloads import build_feed_decoder
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class MessageEraser:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of `bronze.messages` that are needed."""
-        return (*BRONZE_COLUMNS, "headers") if self.eraser.decoder.reads_headers else BRONZE_COLUMNS
+        return list_bronze_columns(self.eraser.decoder)
 
     def erase_messages(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Returns place, new value and `is_shared` of each message. All messages must be of the session."""

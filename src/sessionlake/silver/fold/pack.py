@@ -31,9 +31,27 @@ BLOCK_MESSAGES = 262_144
 BLOCK_BYTES = 64 * 1024 * 1024
 # The error about a block names at most this many topic-partitions.
 _MAX_NAMED_PARTITIONS = 3
-BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
+RAW_ARROW_SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("ingested_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""What `Packer` reads: the shard of each message, and the columns `BRONZE_COLUMNS`."""
+BRONZE_COLUMNS = tuple(RAW_ARROW_SCHEMA.names[1:])
 """The columns of `bronze.messages` that silver reads. It also reads `headers` if a feed needs them."""
 PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
+
+
+def list_bronze_columns(feeds: FeedDecoder | None) -> tuple[str, ...]:
+    """Returns the columns of `bronze.messages` that decoding reads: with `headers` if a feed reads them."""
+    return (*BRONZE_COLUMNS, "headers") if feeds and feeds.reads_headers else BRONZE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,7 @@ class Packer:
     @property
     def bronze_columns(self) -> tuple[str, ...]:
         """The columns of `bronze.messages` that the packer reads."""
-        return (*BRONZE_COLUMNS, "headers") if self.feeds and self.feeds.reads_headers else BRONZE_COLUMNS
+        return list_bronze_columns(self.feeds)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the packed messages of a Spark task, in blocks of limited size."""
