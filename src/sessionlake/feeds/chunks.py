@@ -106,7 +106,7 @@ class FeedDecoder:
             if not len(mine):
                 continue
             lists = get_compiled_reader(feed, self.payload if feed.needs_payload else None).read(
-                _select_records(raw, mine), max_bytes=self.max_message_bytes
+                select_records(raw, mine), max_bytes=self.max_message_bytes
             )
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
@@ -206,8 +206,8 @@ def _drop_repeated_chain_events(lists: EventLists) -> None:
     )
 
 
-def _select_records(raw: pa.Table, places: Int64s) -> KafkaRecords:
-    """Returns the messages at some indices of a raw table."""
+def select_records(raw: pa.Table, places: Int64s) -> KafkaRecords:
+    """Returns the messages at some indices of a table with the columns that `FeedDecoder.decode` reads."""
     rows = raw if len(places) == raw.num_rows else raw.take(pa.array(places))
     codes, topics = encode_as_codes(rows["topic"])
     names = np.array(topics.to_pylist(), np.object_)

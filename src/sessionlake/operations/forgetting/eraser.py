@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.feeds.chunks import DecodedParts, FeedDecoder
+from sessionlake.feeds.chunks import DecodedParts, FeedDecoder, select_records
 from sessionlake.feeds.part_removal import NotRemovableError, remove_parts
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic
+from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
 from sessionlake.operations.forgetting.chain_places import list_chain_places
 from sessionlake.protocol.erased import ChainPlace, encode_chain_places
 from sessionlake.protocol.types import Int64s, Row
@@ -84,7 +84,7 @@ class SessionEraser:
         before = list_chain_places(parts)
         values = {message: encode_chain_places(before.get(message, ())) for message in own.tolist()}
         shared = own[np.array(is_shared, np.bool_)]
-        removed, refused = self._remove_from_shared(raw.take(pa.array(shared)), shared)
+        removed, refused = self._remove_from_shared(select_records(raw, shared), shared)
         values |= removed
         refused |= self._find_changed(raw, parts, before, removed)
         return ErasedMessages(own, [values[message] for message in own.tolist()], is_shared, refused)
@@ -92,16 +92,24 @@ class SessionEraser:
     def _find_own_parts(self, chunk: pa.Table) -> Any:
         return pc.fill_null(pc.equal(chunk["session_id"], self.session), fill_value=False).to_numpy()
 
-    def _remove_from_shared(self, raw: pa.Table, shared: Int64s) -> tuple[dict[int, bytes | None], dict[int, str]]:
-        """Returns the new values of shared messages, and the reasons of those that cannot be changed, by index."""
+    def _remove_from_shared(
+        self, records: KafkaRecords, shared: Int64s
+    ) -> tuple[dict[int, bytes | None], dict[int, str]]:
+        """Returns the new values of shared messages, and the reasons of those that cannot be changed, by index.
+
+        Args:
+            records: The shared messages.
+            shared: The index of each in the batch.
+        """
         payload = None if self.decoder.payload is None else PayloadReader(self.decoder.payload)
         removed, refused = dict[int, bytes | None](), dict[int, str]()
-        for number, row in zip(shared.tolist(), raw.to_pylist(), strict=True):
-            feed = find_feed_of_topic(self.decoder.feeds, row["topic"])
+        for place, number in enumerate(shared.tolist()):
+            record = records.record(place)
+            feed = find_feed_of_topic(self.decoder.feeds, record.topic)
             if feed is None:
-                raise ValueError(f"no feed reads topic {row['topic']}")
+                raise ValueError(f"no feed reads topic {record.topic}")
             try:
-                removed[number] = remove_parts(feed, _to_record(row), self.session, payload)
+                removed[number] = remove_parts(feed, record, self.session, payload)
             except NotRemovableError as error:
                 removed[number], refused[number] = None, str(error)
         return removed, refused
@@ -138,9 +146,3 @@ class SessionEraser:
         for number, row in zip(parts.message[chosen].tolist(), rows, strict=True):
             found[number].append(row)
         return found
-
-
-def _to_record(row: Row) -> KafkaRecord:
-    headers = {header["key"]: header["value"] for header in row.get("headers") or ()}
-    place = row["topic"], row["partition"], row["offset"], row["kafka_ts"]
-    return KafkaRecord(*place, row["key"], row["value"], headers)
