@@ -117,9 +117,9 @@ def test_schemas_are_named_only_through_their_resource(files):
         assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}_schema.name}}"
 
 
-def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
+def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, read_job_settings):
     beside, schemas = (
-        create_storage(told(bundle)).build_staging_settings().schemas,
+        create_storage(read_job_settings(bundle)).build_staging_settings().schemas,
         bundle.list_resources_of_kind("schemas"),
     )
     named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
@@ -132,9 +132,11 @@ def test_every_job_has_one_environment_without_secrets_or_what_a_shell_would_rea
     assert set(json.loads(environment)) >= {"SESSIONLAKE_CONFIG", "SESSIONLAKE_TARGET", "SESSIONLAKE_SECRET_SCOPE"}
 
 
-def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(bundle, told, tmp_path, monkeypatch):
+def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(
+    bundle, read_job_settings, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    settings = told(bundle)
+    settings = read_job_settings(bundle)
     lake = Lake(settings)
     schemas = bundle.list_resources_of_kind("schemas")
     assert lake.to_sql_identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
@@ -149,9 +151,9 @@ def test_a_laptop_in_this_folder_has_the_defaults(monkeypatch):
     assert load_settings() == Settings()
 
 
-def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, told):
+def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, read_job_settings):
     for layer in ("silver", "gold"):
-        settings = told(bundle)
+        settings = read_job_settings(bundle)
         assert build_databricks_conf(settings)[PARTITIONS] == str(getattr(settings, layer).shards)
 
 
@@ -247,7 +249,7 @@ def test_what_jobs_read_as_files_is_deployed(files):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def read_job_settings(monkeypatch):
     """The settings that the package reads in a job of a target."""
 
     def read(bundle: ResolvedTarget) -> Settings:

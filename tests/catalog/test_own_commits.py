@@ -1,4 +1,4 @@
-"""What a writer is told about its own commit, without asking the table's history."""
+"""After its own commit, a writer knows the version and the number of rows without reading the table's history."""
 
 from __future__ import annotations
 

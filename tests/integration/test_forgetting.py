@@ -101,9 +101,9 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
         until(lambda: rows_of(spark, lake, METRICS_1M), failed)
         running = published(spark, settings, name)
         found = forget_session(spark, settings, GONE, None, SECONDS)
-        told = create_receipt(found)
-        assert (told["messages"], told["search"]["found"]) == (3, [])
-        assert told["offsets"] == [{"topic": f"{name}.t", "partition": 0, "first": 0, "last": 4, "messages": 3}]
+        receipt = create_receipt(found)
+        assert (receipt["messages"], receipt["search"]["found"]) == (3, [])
+        assert receipt["offsets"] == [{"topic": f"{name}.t", "partition": 0, "first": 0, "last": 4, "messages": 3}]
         stopped(running)
         send(3, 4)
         until(lambda: stands_at(OTHER, 5), failed)

@@ -104,7 +104,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
         ((world.name("t"), 1), 1, 1001),
     ]
     run_layer(world.spark, world.settings, BRONZE)
-    assert len(list_silences(world)) == 2, "they are told once"
+    assert len(list_silences(world)) == 2, "each is reported once"
     later(monkeypatch, 2.5 * HOUR)
     run_layer(world.spark, world.settings, BRONZE)
     assert len(list_silences(world)) == 4

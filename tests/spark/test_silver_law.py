@@ -139,8 +139,8 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert holding.held_messages is not None
     topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
     shard = compute_shard_of_session(spark, pipeline.settings, topic, session)
-    told = find_session_state(states[shard], topic, partition, session)
-    assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
+    session_state = find_session_state(states[shard], topic, partition, session)
+    assert {tuple(message) for message in session_state["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
     pipeline.lose_last_commit()
@@ -206,10 +206,15 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
     pipeline.stream()
     states = dict(read_shard_states(spark, pipeline.settings))
-    told = find_session_state(
+    session_state = find_session_state(
         states[compute_shard_of_session(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s"
     )
-    assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
+    assert (session_state["last_seq"], session_state["messages"], session_state["gaps"], session_state["held"]) == (
+        3,
+        3,
+        1,
+        [],
+    )
 
 
 def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, location: dict[str, Any]) -> None:

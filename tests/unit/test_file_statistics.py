@@ -92,9 +92,9 @@ def written_by_an_earlier_version(lake: FolderStorage, *, bounds: Any = None) ->
     for commit in (lake.path(TABLE) / "_delta_log").glob("*.json"):
         actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
         for add in (action["add"] for action in actions if "add" in action):
-            told = parse_statistics(add["stats"])
-            told |= {} if bounds is None else {"minValues": bounds, "maxValues": bounds}
-            add["stats"] = json.dumps(told)
+            statistics = parse_statistics(add["stats"])
+            statistics |= {} if bounds is None else {"minValues": bounds, "maxValues": bounds}
+            add["stats"] = json.dumps(statistics)
         commit.write_text("".join(json.dumps(action) + "\n" for action in actions), encoding="utf-8")
 
 
@@ -167,9 +167,9 @@ def test_what_was_escaped_is_reported_unescaped_and_what_is_so_is_left_alone(val
         return
     assert correct_statistics(plain, 1) is None
     escaped = json.dumps(json.loads(plain))
-    told = correct_statistics(escaped, 1)
-    assert told is None or told == plain
-    assert told is not None or not any(ord(character) > 0xFFFF for character in plain)
+    statistics = correct_statistics(escaped, 1)
+    assert statistics is None or statistics == plain
+    assert statistics is not None or not any(ord(character) > 0xFFFF for character in plain)
 
 
 DAY = date(2026, 1, 2)
@@ -200,18 +200,18 @@ def test_bounds_of_each_type_are_the_values_as_json(tmp_path: Path, kind: str, b
         pq.write_table(made, tmp_path / "x.parquet", row_group_size=1, store_schema=False)
         file = _move_spark_file_to_table(tmp_path / "x.parquet", tmp_path, ("key",))
         assert file is not None
-        told = parse_statistics(file.stats)
+        statistics = parse_statistics(file.stats)
     else:
         known = FileStatistics(["key"], made.schema)
         for batch in made.to_batches(max_chunksize=1):
             known.add_batch(batch)
-        told = parse_statistics(known.to_json())
+        statistics = parse_statistics(known.to_json())
     if by_spark and pa.types.is_floating(arrow):  # whose footers do not tell of NaN
-        assert told == {"numRecords": len(values) + 1}
+        assert statistics == {"numRecords": len(values) + 1}
         return
-    ends = [told["minValues"]["key"], told["maxValues"]["key"]]
+    ends = [statistics["minValues"]["key"], statistics["maxValues"]["key"]]
     assert ([*map(float, ends)] if pa.types.is_floating(arrow) else ends) == [least, most]
-    assert (told["numRecords"], told["nullCount"]) == (len(values) + 1, {"key": 1})
+    assert (statistics["numRecords"], statistics["nullCount"]) == (len(values) + 1, {"key": 1})
 
 
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])

@@ -74,11 +74,11 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
     commit_marking_merge(lake, 1, rows(a=3))
     former = list_live_files(DeltaTable(lake.path(TABLE)))
     lake.append_rows(None, TABLE, rows(c=4), Txn("app", 1))
-    staged(lake, rows(d=5), rows(e=6)).replace_files(former, Txn("anew", 7), "why")
+    staged(lake, rows(d=5), rows(e=6)).replace_files(former, Txn("other", 7), "why")
     assert held(lake) == {"c": 4, "d": 5, "e": 6}
     version = DeltaTable(lake.path(TABLE)).version()
     again = staged(lake, rows(f=7))
-    again.replace_files(former, Txn("anew", 7))
+    again.replace_files(former, Txn("other", 7))
     again.discard_files()
     assert (held(lake), DeltaTable(lake.path(TABLE)).version()) == ({"c": 4, "d": 5, "e": 6}, version)
     assert lake.last_commit(NO_SPARK, TABLE).rows == 2
@@ -142,13 +142,13 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
     steps = [
         lambda: lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
         lambda: staged(lake, rows(c=3)).commit_rows(Txn("app", 1)),
-        lambda: merge_without_spark(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, uses_vectors=False),
+        lambda: merge_without_spark(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "other", 1, uses_vectors=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
         lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRows((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append_rows(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
         lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
         lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),
-        lambda: staged(lake, rows(h=11)).replace_files(list_live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
+        lambda: staged(lake, rows(h=11)).replace_files(list_live_files(DeltaTable(lake.path(TABLE))), Txn("other", 1)),
         lambda: lake.replace_rows(None, TABLE, rows(i=12), None),
         lambda: lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0)),
     ]

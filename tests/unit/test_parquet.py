@@ -58,12 +58,12 @@ def with_dictionary(rnd: random.Random, batch: pa.RecordBatch) -> pa.RecordBatch
 
 def assert_bounds_hold(stats: str, made: list[dict[str, Any]]) -> None:
     """Delta leaves out a file whose bounds exclude what is asked for: no row may lie beyond them."""
-    told = json.loads(stats)
-    assert told["numRecords"] == len(made)
+    written = json.loads(stats)
+    assert written["numRecords"] == len(made)
     for name in INDEXED:
         values = [row[name] for row in made if row[name] is not None]
-        assert told["nullCount"][name] == len(made) - len(values)
-        least, greatest = told["minValues"].get(name), told["maxValues"].get(name)
+        assert written["nullCount"][name] == len(made) - len(values)
+        least, greatest = written["minValues"].get(name), written["maxValues"].get(name)
         if name == "at" and least is not None:
             least, greatest = datetime.fromisoformat(least), datetime.fromisoformat(greatest)
         assert (least is None) is (greatest is None) is (not values)
@@ -78,8 +78,8 @@ def assert_bounds_hold(stats: str, made: list[dict[str, Any]]) -> None:
 def test_a_task_s_rows_are_in_one_file_with_bounds_that_hold(seed: int, tmp_path: Path) -> None:
     rnd = random.Random(seed)
     made = rows(rnd, rnd.randrange(1, 40))
-    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(batches(rnd, made))
-    [file] = told.to_pylist()
+    [written] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(batches(rnd, made))
+    [file] = written.to_pylist()
     found = pq.read_table(tmp_path / file["path"])
     assert found.schema == SCHEMA
     assert found.to_pylist() == made
@@ -105,9 +105,12 @@ def test_a_time_that_no_calendar_here_has_leaves_a_file_without_bounds(tmp_path:
     """As of a producer that takes microseconds for milliseconds."""
     times = pa.array([0, ms * 1000], pa.int64()).cast(TIME)
     made = pa.table({"text": ["a", "b"], "number": [1, 2], "at": times, "value": [b"", b""]}, SCHEMA)
-    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
+    [written] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
     pq.write_table(made, tmp_path / "x.parquet")
-    for stats in (told["stats"][0].as_py(), _move_spark_file_to_table(tmp_path / "x.parquet", tmp_path, INDEXED).stats):
+    for stats in (
+        written["stats"][0].as_py(),
+        _move_spark_file_to_table(tmp_path / "x.parquet", tmp_path, INDEXED).stats,
+    ):
         assert json.loads(stats) == {"numRecords": 2}
 
 
@@ -131,8 +134,8 @@ def test_columns_are_the_table_s_in_its_order_and_absent_ones_null(tmp_path: Pat
     batch = pa.RecordBatch.from_pylist(
         [{"number": 1, "text": "a"}], pa.schema([("number", pa.int32()), ("text", "string")])
     )
-    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)([batch])
-    found = pq.read_table(tmp_path / told.to_pylist()[0]["path"])
+    [written] = FileWriter(str(tmp_path), SCHEMA, INDEXED)([batch])
+    found = pq.read_table(tmp_path / written.to_pylist()[0]["path"])
     assert found.schema.names == SCHEMA.names
     assert found.to_pylist() == [{"text": "a", "number": 1, "at": None, "value": None}]
 

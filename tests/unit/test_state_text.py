@@ -1,4 +1,4 @@
-"""What the state store remembers of a session, told to people and to programs."""
+"""What the state store remembers of a session, shown to people and to programs."""
 
 from __future__ import annotations
 
@@ -47,19 +47,23 @@ def stored() -> bytes:
 
 
 def test_programs_get_times_as_ms(stored):
-    told = find_session_state(stored, "t", 0, "s")
-    assert (told["first_ts"], told["stream_time"], told["highest_ts"]) == (NOON, NOON + 60_000, None)
-    assert told["unfilled"] == [{"from": 5, "to": 5, "due": NOON + 2500}]
+    session_state = find_session_state(stored, "t", 0, "s")
+    assert (session_state["first_ts"], session_state["stream_time"], session_state["highest_ts"]) == (
+        NOON,
+        NOON + 60_000,
+        None,
+    )
+    assert session_state["unfilled"] == [{"from": 5, "to": 5, "due": NOON + 2500}]
 
 
 def test_people_get_times_to_read(stored):
-    told = convert_times_to_iso(find_session_state(stored, "t", 0, "s"))
-    assert told["first_ts"] == "2026-01-02T12:00:00.000Z"
-    assert told["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
-    assert told["stream_time"] == "2026-01-02T12:01:00.000Z"
-    assert told["unfilled"] == [{"from": 5, "to": 5, "due": "2026-01-02T12:00:02.500Z"}]
-    assert (told["highest_ts"], told["last_seq"]) == (None, 7)
-    assert told["ended_at"] == -(10**17)  # no calendar has it
+    session_state = convert_times_to_iso(find_session_state(stored, "t", 0, "s"))
+    assert session_state["first_ts"] == "2026-01-02T12:00:00.000Z"
+    assert session_state["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
+    assert session_state["stream_time"] == "2026-01-02T12:01:00.000Z"
+    assert session_state["unfilled"] == [{"from": 5, "to": 5, "due": "2026-01-02T12:00:02.500Z"}]
+    assert (session_state["highest_ts"], session_state["last_seq"]) == (None, 7)
+    assert session_state["ended_at"] == -(10**17)  # no calendar has it
 
 
 @pytest.mark.parametrize(("form", "at"), [(OutputFormat.TABLE, "2026-01-02T12:00:00.000Z"), (OutputFormat.JSON, NOON)])
@@ -70,6 +74,6 @@ def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at)
     monkeypatch.setattr(command, "show_rows", lambda names, rows, form: show_rows(names, rows, form, out))
     monkeypatch.setattr(command, "_find_topic_partition", lambda *_: ("t", 0))
     command.show_session_state(None, Settings(home=tmp_path), "s", "t", form)
-    told = out.getvalue()
-    rows = dict(line.split(maxsplit=1) for line in told.splitlines() if line.strip(" ─"))
-    assert (json.loads(told) if form is OutputFormat.JSON else rows)["first_ts"] == at
+    session_state = out.getvalue()
+    rows = dict(line.split(maxsplit=1) for line in session_state.splitlines() if line.strip(" ─"))
+    assert (json.loads(session_state) if form is OutputFormat.JSON else rows)["first_ts"] == at

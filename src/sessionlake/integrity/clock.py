@@ -191,7 +191,7 @@ def cut_into_segments(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream times just before stretches. A stretch is from the start of one segment to that of the next.
+    """The stream time just before each stretch. A stretch begins with a segment and ends where the next segment begins.
 
     Attributes:
         lane: For each stretch, the index of its topic-partition in the clock; ascending.

@@ -323,7 +323,7 @@ def _can_wait_for_snapshot(topic_rules: TopicRules, parsed: ParsedMessage) -> bo
 
 
 def _is_before_end_seq(integrity: str, life: LifeState, parsed: ParsedMessage) -> bool:
-    """Returns True if the class is `once` and the seq of the message is lower than that of the applied `end`."""
+    """Returns True if the class is `once` and the message's seq is below the seq of the `end` that was applied."""
     if integrity != "once" or parsed.seq is None or life.end_seq is None:
         return False
     return parsed.seq < life.end_seq

@@ -73,7 +73,7 @@ def find_unused_variables(files: BundleFiles) -> Iterator[FileFault]:
 def _count_lines_below_key(text: str, part: str) -> int:
     """Returns how many lines below its YAML key a part of the key's text is.
 
-    It is 0 if the text has one line, which is that of the key. A longer text begins on the line below the key.
+    Returns 0 for a text of one line, which is on the key's own line. A longer text begins on the line below the key.
     """
     return text[: text.index(part)].count("\n") + 1 if "\n" in text.strip("\n") else 0
 

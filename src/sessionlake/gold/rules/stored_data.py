@@ -33,7 +33,7 @@ class BucketQuery(NamedTuple):
 class RuleInputs(ABC):
     """Interface that reads the data of rules from gold's tables: buckets, matches of patterns, and logged alerts.
 
-    The data includes that of the current batch.
+    The rows of the current batch are included.
     """
 
     @abstractmethod

@@ -105,7 +105,8 @@ def find_oldest_version_needed(settings: Settings, table: str, removal_version: 
 def _has_sent_version(settings: Settings, publication: str, version: int) -> bool:
     """Returns True if the publication has sent all changes of its table up to this version of the table.
 
-    That is so if it reads a later version, or if it reads this version and several triggers have brought no new batch.
+    It has if it reads a later version already. It also has if it reads this version, and had no new batch while
+    several triggers passed.
     """
     since, index, batch = _read_publication_position(settings, publication)
     if since > version:
