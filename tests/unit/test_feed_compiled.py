@@ -64,6 +64,53 @@ messages:
       amount: "[1][1]"}}]}
   - {when: {"[1]": {below: 100}}, is: heartbeat}
 """
+GATEWAY = """
+name: gateway
+topics: gateway
+session: [.device, site]
+key: [sensor]
+columns: {sensor: string, v: double, unit: string, w: "decimal(6,3)"}
+time: {path: .at, unit: ms, else: kafka.timestamp}
+messages:
+  - {when: {kind: readings, .drop: absent}, is: update, split: {each: "data[*]"},
+     rows: [{row: {sensor: .sensor | =none, v: .v, unit: .unit | =C, w: .w | =1.5}, delete: {v: null}}]}
+  - {when: {kind: readings}, is: ignore, split: {each: "data[*]"}}
+  - {when: {kind: groups}, is: update, split: {each: "groups[*].data[*]"}, session: [.device, ^.site],
+     rows: [{each: ".list[*]", row: {sensor: .s, v: .v, unit: ^.unit}}, {at: .more, row: {sensor: .s, v: .v}}]}
+  - {is: heartbeat, session: ["=all", number], time: {path: t, unit: ms, else: kafka.timestamp}}
+"""
+CHANNEL = """
+name: channel
+topics: channel
+session: .id
+key: [side, price]
+columns: {side: string, price: {type: "decimal(20,10)", from: text}, qty: "decimal(20,10)"}
+order: {seq: n, chain: conn}
+repeats: refuse
+messages:
+  - {when: {.type: snapshot}, is: snapshot, split: {each: "events[*]"}, scope: {side: .side | =bid},
+     rows: [{each: ".levels[*]", row: {side: .side | ^.side | =bid, price: ".[0]", qty: ".[1]"}}]}
+  - {when: {.type: update}, is: update, split: {each: "events[*]"},
+     rows: [{each: ".levels[*]", row: {side: ^.side, price: ".[0]", qty: ".[1]"}, delete: {qty: 0}}]}
+  - {when: {.type: beat}, is: ignore, split: {each: "events[*]"}}
+  - {when: {events: absent}, is: ignore}
+"""
+LINKED = """
+name: linked
+topics: linked
+session: .id
+key: [k]
+columns: {k: int, v: string}
+order: {seq: .n, after: .p}
+messages:
+  - {when: {.full: true}, is: snapshot, restart: true, split: {each: "entries(by.id)"}, rows: [],
+     session: .key, order: {seq: .value.n, after: .value.p}}
+  - {when: {.value: present}, is: update, split: {each: "entries(by.id)"}, session: .key,
+     order: {seq: .value.n, after: .value.p}, rows: [{each: ".value.rows[*]", row: {k: .k, v: .v}}]}
+  - {when: {.full: true}, is: snapshot, restart: true, split: {each: "list[*]"}, rows: [{row: {k: .k, v: "=x y"}}]}
+  - {is: update, split: {each: "list[*]"}, rows: [{each: entries(.rows), row: {k: .value, v: .key}}]}
+"""
+DEPTHS = [["1.50", 2], ["1.7", 0]]
 LEVELS = [["1.50", "2"], ["1.7", "0.000"], ["1e1", "3", "x"]]
 ROW = {
     "id": 1,
@@ -109,6 +156,32 @@ FRAMES: dict[str, tuple[str, list[Any]]] = {
     "upsert": (SETTINGS, UPSERT),
     "upsert_json": (SETTINGS.replace("uses:", "key_format: json\nuses:"), UPSERT[:1]),
     "signed": (SIGNED, [["a", [1.5, 2.25]], ["a", [1.5, -2]], ["a", "sum", 77], ["a", -3], ["a", "99.5"]]),
+    "gateway": (GATEWAY, [
+        {"kind": "readings", "site": 7, "data": [
+            {"device": "a", "sensor": "x", "v": 1.5, "at": 1_000}, {"device": "b", "sensor": "x", "v": 2.5, "w": 2},
+            {"device": "a", "sensor": "y", "v": None, "unit": "F"}, {"device": "c", "drop": 1}]},
+        {"kind": "groups", "groups": [
+            {"site": site, "data": [{"device": site, "unit": "F", "list": [{"s": "x", "v": 0.5}, {"s": "y"}],
+                                     "more": {"s": "z", "v": 3}}] * site}
+            for site in (1, 2)]},
+        {"number": 3, "t": 5}, {"number": True},
+    ]),
+    "channel": (CHANNEL, [
+        {"conn": 5, "n": 2, "events": [
+            {"type": "snapshot", "id": "A", "side": "ask", "levels": DEPTHS[:2]}, {"type": "beat"},
+            {"type": "snapshot", "id": "B", "levels": DEPTHS[:1]}]},
+        {"conn": 5, "n": 3, "events": [
+            {"type": "update", "id": "A", "side": "ask", "levels": DEPTHS[:1]}, {"type": "beat"},
+            {"type": "update", "id": "A", "side": "bid", "levels": DEPTHS[:1]}]},
+        {"conn": 6, "n": 4, "events": [{"type": "beat"}, {"type": "beat"}]},
+        {"conn": 6, "n": 5},
+    ]),
+    "linked": (LINKED, [
+        {"by": {"id": {
+            "A": {"n": 3, "p": 2, "rows": [{"k": 1, "v": "a"}]}, "B": {"n": 5, "p": 4, "rows": [{"k": 1}]}}}},
+        {"list": [{"id": 7, "full": True, "n": 3, "p": -1, "k": 2}, {"id": "A", "n": 9, "p": 8, "rows": {"u": 1}}]},
+        {"list": [{"id": 7, "n": n, "p": n - 1, "rows": {"u": n, "w": 2}} for n in (3, 4, 5)]},
+    ]),
     "mixed": (MIXED, [
         {"n": 3, "s": "q", "deep": {"list": [0, {"in": [{"id": "a", "v": 1.5}, {"id": "b", "w": 2}]}, {"in": []}]}},
         {"n": 7, "s": "q"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from sessionlake.feeds.feed import Feed, KeyFormat
 from sessionlake.feeds.paths import MISSING, Access, ArrayIndex, Constant, Field, Path, Slice, Start, Step
@@ -49,6 +49,26 @@ def build_plain_decimal_pattern(sql: str) -> str:
     return rf"-?[0-9]{{1,{before_point}}}{fraction}" if before_point else rf"-?0{fraction}"
 
 
+def cut_at_constant(path: Path) -> tuple[Path | None, Constant | None]:
+    """Returns the alternatives of a path before its first constant, None if there are none; and the constant."""
+    for number, one in enumerate(path.alternatives):
+        if isinstance(one, Constant):
+            return Path(path.text, path.alternatives[:number]) if number else None, one
+    return path, None
+
+
+class At(NamedTuple):
+    """Where code reads a row or a part of a message.
+
+    Attributes:
+        element: Variable that has the element; None if the code reads the message itself.
+        parent: Variable that has the element's parent; None if there is none.
+    """
+
+    element: str | None = None
+    parent: str | None = None
+
+
 class CodeWriter:
     """Generates code line by line. Methods append lines and return the names of variables.
 
@@ -74,6 +94,8 @@ class CodeWriter:
         self._blocks: list[dict[tuple[str, Step], str]] = [{}]
         self._shapes: dict[str, Shape] = {"d": message}
         self._checked: set[str] = set()
+        self._entries: dict[str, tuple[str, str]] = {}
+        """For each element that `entries(…)` makes: the variables with the name and the value of its field."""
         self._temporary = 0
 
     @property
@@ -100,8 +122,11 @@ class CodeWriter:
         self.names[name] = value
         return name
 
-    def _add_conversion(self, column: FeedColumn, raw: str) -> str:
-        """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
+    def _add_conversion(self, column: FeedColumn, raw: str, *, is_needed: bool) -> str:
+        """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result.
+
+        `is_needed` is true if a text must be there.
+        """
         if self._unavailable:
             name = self._create_variable_name()
             self._add_line(f"{name} = {raw}")
@@ -115,7 +140,7 @@ class CodeWriter:
                 self._add_line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
             self._add_line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
         name, base = self._create_variable_name(), column.sql
-        null = "" if column in self._key else f" and {raw} is not M and {raw} is not None"
+        null = "" if is_needed else f" and {raw} is not M and {raw} is not None"
         if self._is_text(column):
             self._add_line(f"if type({raw}) is not str{null}: raise Unusual")
             return raw
@@ -154,12 +179,12 @@ class CodeWriter:
         """Returns True if values of the column are added to the lists as the texts that messages have."""
         return column.sql == "string" or is_decimal_text(column)
 
-    def _add_lookup(self, path: Path, element: str | None, *, is_read: bool = True) -> str:
-        """Adds lines that find the value at a path, from the variable `element` if the path starts there.
+    def _add_lookup(self, path: Path, at: At, *, is_read: bool = True) -> str:
+        """Adds lines that find the value at a path.
 
         Args:
             path: The path.
-            element: Variable of the element; None if the path must not start there.
+            at: The element from which the path may start.
             is_read: False if only parts of the value are read, or whether there is one.
 
         Returns:
@@ -172,8 +197,10 @@ class CodeWriter:
             if number:
                 self._add_line(f"if {found} is M:")
                 self._depth += 1
-            value = self._name_start(one, element)
+            value = self._name_start(one, at)
             steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
+            if value in self._entries and not steps:
+                raise NoCodeError
             for step in steps:
                 value = self._add_step(value, step)
             if value in self._shapes:
@@ -187,13 +214,15 @@ class CodeWriter:
             self._depth -= bool(number)
         return found
 
-    def _name_start(self, access: Access, element: str | None) -> str:
+    def _name_start(self, access: Access, at: At) -> str:  # noqa: PLR0911 - one return for each start
         """Returns the variable in which a path begins. May add lines that set it."""
         match access.start:
             case Start.MESSAGE:
                 return "d"
-            case Start.ELEMENT if element is not None:
-                return element
+            case Start.ELEMENT if at.element is not None:
+                return at.element
+            case Start.PARENT if at.parent is not None:
+                return at.parent
             case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
                 return self._name_record_field(access.start.value)
             case Start.KEY if self._key_format is not KeyFormat.TEXT:
@@ -221,6 +250,9 @@ class CodeWriter:
         for block in self._blocks:
             if (value, step) in block:
                 return block[value, step]
+        if value in self._entries:
+            names = dict(zip(("key", "value"), self._entries[value], strict=True))
+            return names.get(step.name, "M") if isinstance(step, Field) else "M"
         name = self._blocks[-1][value, step] = self._create_variable_name()
         shape = self._shapes.get(value) or Shape()
         match step:

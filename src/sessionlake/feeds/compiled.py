@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from sessionlake.feeds.bulk import convert_times, find_odd_decimals
 from sessionlake.feeds.caches import RowIds
 from sessionlake.feeds.code import NoCodeError, is_decimal_text, list_columns_of_deletes
 from sessionlake.feeds.decode_many import ManyReader
-from sessionlake.feeds.feed import Feed, Ordering, Rule
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.lists import NO_SCOPE, EventLists, list_constants_of_rule
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, list_constants_of_messages, read
 from sessionlake.feeds.shapes import Shape
@@ -133,13 +132,13 @@ def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
 
     `rules` has the number of the rule of each event.
     """
-    of_rule = {rule.number: rule for rule in feed.rules}
-    for name, one in (("kind", _get_kind_name), ("restart", _restarts_order), ("is_link", partial(_is_link, feed))):
-        found = {number: one(of_rule[number]) for number in set(rules)}
+    constants = {rule.number: list_constants_of_rule(feed, rule) for rule in feed.rules}
+    for name in ("kind", "restart", "is_link"):
+        found = {number: constants[number][name] for number in set(rules)}
         is_same = len(set(found.values())) == 1
         getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
     out.chain += [None] * (len(out.message) - len(out.chain))
-    out.scope += [_NO_SCOPE] * (len(out.message) - len(out.scope))
+    out.scope += [NO_SCOPE] * (len(out.message) - len(out.scope))
     _fill_rescued(out)
     out.sent += [None] * (len(out.message) - len(out.sent))
     out.after += [None] * (len(out.message) - len(out.after))
@@ -152,20 +151,6 @@ def _fill_rescued(out: EventLists) -> None:
     out.rescued += [None] * (len(out.row_id) - len(out.rescued))
 
 
-def _get_kind_name(rule: Rule) -> str:
-    return rule.kind.value
-
-
-def _restarts_order(rule: Rule) -> bool:
-    return rule.restart
-
-
-def _is_link(feed: Feed, rule: Rule) -> bool:
-    """Returns True if the events of a rule name the seq of the message before them."""
-    return (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
-
-
-_NO_SCOPE: dict[str, Any] = {}
 _MOST_COMPILED = 64
 _compiled: dict[tuple[str, Payload | None], Compiled] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sessionlake.feeds.events import Decoded, Delete, Event, Refusal
-from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.feed import Feed, Ordering, Rule
 from sessionlake.feeds.paths import MISSING
 
 FIELDS_OF_EVENT = (
@@ -20,6 +20,16 @@ FIELDS_OF_EVENT = (
 """The lists of `EventLists` that have a value for each event."""
 FIELDS_OF_ROW = ("deletes", "row_id", "rescued", "expect")
 """The lists of `EventLists`, beside `values`, that have a value for each changed row."""
+
+
+NO_SCOPE: dict[str, Any] = {}
+"""The scope of events that replace or change a whole table. Never changed."""
+
+
+def list_constants_of_rule(feed: Feed, rule: Rule) -> dict[str, Any]:
+    """Returns the fields `kind`, `restart` and `is_link` of events, which depend only on the rule."""
+    is_link = (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
+    return {"kind": rule.kind.value, "restart": rule.restart, "is_link": is_link}
 
 
 @dataclass

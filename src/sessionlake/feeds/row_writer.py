@@ -6,10 +6,17 @@ import re
 from typing import Any
 
 from sessionlake.feeds.caches import RowIds
-from sessionlake.feeds.code import CodeWriter, NoCodeError, build_plain_decimal_pattern, is_decimal_text
+from sessionlake.feeds.code import (
+    At,
+    CodeWriter,
+    NoCodeError,
+    build_plain_decimal_pattern,
+    cut_at_constant,
+    is_decimal_text,
+)
 from sessionlake.feeds.feed import Feed, Rows
 from sessionlake.feeds.parsers import format_exact_json
-from sessionlake.feeds.paths import Access, Constant, EachElement, Field, Path, Start
+from sessionlake.feeds.paths import Access, EachElement, Field, Path, Start
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -36,48 +43,74 @@ class RowWriter(CodeWriter):
         self._added = set[str]()
         self.row_ids: list[RowIds] = []
 
-    def _add_part(self, row_rule: Rows) -> None:
-        """Adds lines that read rows by one entry of a rule's `rows`."""
+    def _add_rows(self, row_rule: Rows, at: At) -> None:
+        """Adds lines that read rows by one entry of a rule's `rows`, from the message or from a part of it."""
         if row_rule.each and row_rule.source is not None:
-            self._add_loop_over_elements(row_rule, row_rule.source)
-            return
-        element = "d"
-        if row_rule.source is not None:
-            element = self._add_lookup(row_rule.source, element=None, is_read=False)
+            depth = self._depth
+            self._add_row(row_rule, self._add_loop_over_elements(row_rule.source, at))
+            self._depth = depth
+        elif row_rule.source is not None:
+            element = self._add_lookup(row_rule.source, at, is_read=False)
             self._add_line(f"if {element} is M or {element} is None: raise Unusual")
-        self._add_row(row_rule, element)
+            self._add_row(row_rule, At(element, "d"))
+        else:
+            self._add_row(row_rule, At("d") if at.element is None else at)
 
-    def _add_loop_over_elements(self, row_rule: Rows, source: Path) -> None:
-        """Adds a loop that reads a row from each element at a path."""
+    def _add_loop_over_elements(self, source: Path, at: At) -> At:
+        """Opens a loop over the elements at a path, and returns the variables of the element. The caller closes it."""
         if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
             raise NoCodeError
-        if one.entries or one.start is not Start.MESSAGE or _uses_parent(row_rule):
+        if one.start is Start.HEADERS:
             raise NoCodeError
-        depth, value, steps = self._depth, "d", list(one.steps)
-        while steps:
-            step = steps.pop(0)
-            if not isinstance(step, EachElement):
-                value = self._add_step(value, step)
+        value = self._name_start(one, at)
+        parent = before = value
+        for step in one.steps:
+            if isinstance(step, EachElement) and not one.entries:
+                value = self._add_loop(value)
                 continue
-            self._add_line(f"if type({value}) is not list:")
-            self._add_line(f"    if {value} is not M and {value} is not None: raise Unusual")
-            self._add_line("else:")
-            self._depth += 1
-            item = self._create_variable_name()
-            self._shapes[item] = (self._shapes.get(value) or Shape()).find_items()
-            self._add_line(f"for {item} in {value}:")
-            self._depth += 1
-            value = item
+            before, parent = value, value if isinstance(step, Field) else parent
+            value = self._add_step(value, step)
+        if one.entries:
+            return At(self._add_loop_over_entries(value), before)
         if not isinstance(one.steps[-1], EachElement):
-            self._add_line(f"if {value} is M or {value} is None: raise Unusual")
-        self._add_row(row_rule, value)
-        self._depth = depth
+            self._add_line(f"if {value} is not M and {value} is not None:")
+            self._depth += 1
+        return At(value, parent)
 
-    def _add_row(self, row_rule: Rows, element: str) -> None:
-        """Adds lines that add a row, read from the variable `element`, to the lists of rows."""
-        feed = self._feed
+    def _add_loop(self, value: str) -> str:
+        """Opens a loop over the array in a variable, and returns the variable of its element."""
+        self._add_type_check(value, "list")
+        item = self._create_variable_name()
+        self._shapes[item] = (self._shapes.get(value) or Shape()).find_items()
+        self._add_line(f"for {item} in {value}:")
+        self._depth += 1
+        return item
+
+    def _add_loop_over_entries(self, value: str) -> str:
+        """Opens a loop over the fields of the object in a variable, and returns the variable of its element."""
+        if value in self._shapes:
+            self._shapes[value].is_read = True
+        self._add_type_check(value, "dict")
+        element, name, inner = (self._create_variable_name() for _ in range(3))
+        self._entries[element] = name, inner
+        self._add_line(f"for {name}, {inner} in {value}.items():")
+        self._depth += 1
+        return element
+
+    def _add_type_check(self, value: str, kind: str) -> None:
+        """Opens a block for a value of a type. It leaves a message with another value to the slow reader."""
+        self._add_line(f"if type({value}) is not {kind}:")
+        self._add_line(f"    if {value} is not M and {value} is not None: raise Unusual")
+        self._add_line("else:")
+        self._depth += 1
+
+    def _add_row(self, row_rule: Rows, at: At) -> None:
+        """Adds lines that add a row, read from an element, to the lists of rows."""
+        feed, element = self._feed, at.element or "d"
+        if element in self._entries and (row_rule.by_name or row_rule.rescue):
+            raise NoCodeError
         places = {name: number for number, name in enumerate(feed.columns)}
-        raw = self._add_raw_values(row_rule, element)
+        raw = self._add_raw_values(row_rule, element, at)
         key = [raw[column.name][1] for column in feed.key]
         unknown = [one for column, one in zip(feed.key, key, strict=True) if not self._is_text(column)]
         for one in unknown:
@@ -102,16 +135,17 @@ class RowWriter(CodeWriter):
         if "expect" in self._added:
             self._add_line(f"add_expect({None if row_rule.expect is None else row_rule.expect.value!r})")
 
-    def _add_raw_values(self, row_rule: Rows, element: str) -> dict[str, tuple[FeedColumn, str]]:
+    def _add_raw_values(self, row_rule: Rows, element: str, at: At) -> dict[str, tuple[FeedColumn, str]]:
         """Adds lines that read a row's columns; returns each column with the variable that has its value."""
         shape, was_checked = self._shapes.get(element) or Shape(), element in self._checked
         if (shape.kind is not None or row_rule.by_name) and not was_checked:
             kind = "dict" if shape.kind is None else self._name_type(shape.kind)
             self._add_line(f"if type({element}) is not {kind}: raise Unusual")
             self._checked.add(element)
-        raw = {column.name: (column, self._add_value(column, path, element)) for column, path in row_rule.values}
+        raw = {column.name: (column, self._add_value(column, path, at)) for column, path in row_rule.values}
         for column in row_rule.by_name:
-            raw[column.name] = (column, self._add_conversion(column, self._add_step(element, Field(column.name))))
+            value = self._add_step(element, Field(column.name))
+            raw[column.name] = (column, self._add_conversion(column, value, is_needed=column in self._feed.key))
         shape.is_read |= row_rule.rescue and self._rescues
         shape.refuses.add(row_rule.rescue)
         if row_rule.rescue and not self._rescues:
@@ -192,19 +226,16 @@ class RowWriter(CodeWriter):
         self._add_line(f"row_id = {cache}.get(key)")
         self._add_line(f"if row_id is None: row_id = {cache}.compute(key)")
 
-    def _add_value(self, column: FeedColumn, path: Path, element: str) -> str:
-        """Adds lines that read a column's value in the variable `element`; returns the variable that has it."""
-        if len(path.alternatives) == 1 and isinstance(one := path.alternatives[0], Constant):
-            return self._name_constant(convert_constant(one, column))
-        if any(isinstance(one, Constant) for one in path.alternatives):
-            raise NoCodeError
-        return self._add_conversion(column, self._add_lookup(path, element))
-
-
-def _uses_parent(row_rule: Rows) -> bool:
-    """Returns True if a row has values of the parent of its element."""
-    return any(
-        isinstance(one, Access) and one.start is Start.PARENT
-        for _, path in row_rule.values
-        for one in path.alternatives
-    )
+    def _add_value(self, column: FeedColumn, path: Path, at: At) -> str:
+        """Adds lines that read a column's value in an element; returns the variable that has it."""
+        found, constant = cut_at_constant(path)
+        default = None if constant is None else self._name_constant(convert_constant(constant, column))
+        if found is None:
+            return str(default)
+        value = self._add_lookup(found, at)
+        converted = self._add_conversion(column, value, is_needed=default is None and column in self._feed.key)
+        if default is None:
+            return converted
+        name = self._create_variable_name()
+        self._add_line(f"{name} = {default} if {value} is M else {converted}")
+        return name

@@ -9,15 +9,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sessionlake.feeds.caches import SessionIds
-from sessionlake.feeds.code import NoCodeError
+from sessionlake.feeds.code import At, NoCodeError, cut_at_constant
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rule, Time
+from sessionlake.feeds.joined_events import EventJoiner
+from sessionlake.feeds.lists import NO_SCOPE, list_constants_of_rule
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.parsers import MOST_DIGITS, create_parsers, has_long_number
-from sessionlake.feeds.paths import Access, Path, Start
+from sessionlake.feeds.paths import Path
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.row_writer import RowWriter
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.values import convert_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH
 from sessionlake.protocol.payload import PayloadFormat
@@ -49,7 +52,8 @@ class FeedWriter(RowWriter):
         loads, load_key = create_parsers(feed, payload, kind, keeps_digits=rescues)
         self.names |= {
             "has_long_number": has_long_number, "is_too_deep": is_too_deep,
-            "loads": loads, "load_key": load_key, "convert_to_milliseconds": convert_to_milliseconds,
+            "NO_SCOPE": NO_SCOPE, "loads": loads, "load_key": load_key,
+            "convert_to_milliseconds": convert_to_milliseconds,
         }  # fmt: skip
 
     def function(self) -> str:
@@ -60,14 +64,13 @@ class FeedWriter(RowWriter):
         reader to `unusual`. Lists with the same value for all events or rows stay empty.
         """
         feed = self._feed
-        parts = [part for rule in feed.rules for part in rule.rows]
-        of_event = ["message", "session", "ts", "seq", "rows"]
-        of_event += ["after"] * any(order.other or order.kind is Ordering.STEP for order in self._list_orders())
-        of_event += ["sent"] * any(feed.checksum_path(rule) is not None for rule in feed.rules)
-        of_row = ["row_id", *["deletes"] * any(part.delete for part in parts)]
-        of_row += ["expect"] * any(part.expect for part in parts)
-        of_row += ["rescued"] * self._rescues
+        of_event, of_row = self._list_fields()
         self._added = {*of_event, *of_row}
+        splits = any(rule.split is not None for rule in feed.rules)
+        if splits:
+            joined = tuple(name for name in of_event if name not in {"message", "rows"})
+            constants = {rule.number: list_constants_of_rule(feed, rule) for rule in feed.rules}
+            self.names["join_events"] = EventJoiner(feed, joined, constants).join
         self._depth = 3
         self._add_message()
         body, self._lines, self._depth = self._lines, [], 0
@@ -79,19 +82,40 @@ class FeedWriter(RowWriter):
             self._add_line(f"add_c{number} = out.values[{number}].append")
         self._add_line("add_rule, row_id_list, ends = rules.append, out.row_id, out.rows")
         self._add_line(f"per_row = [{', '.join(f'out.{name}' for name in of_row)}, *out.values]")
+        if splits:
+            self._add_line(f"per_event = [rules, {', '.join(f'out.{name}' for name in of_event)}]")
         # A value with more levels than allowed has as many closing brackets, or it is no JSON.
         self._add_line(f"unchecked = min(max_bytes, {2 * MAX_DEPTH})")
         fields = sorted(self.record_fields)
         columns = ", ".join(f"records.{name}" for name in fields)
         self._add_line(f"for number, {', '.join(fields)} in zip(numbers, {columns}):")
         self._depth = 2
+        if splits:
+            self._add_line("first = len(ends)")
         self._add_line("try:")
         self._lines += body
         self._add_line("except Exception:")
         self._depth = 3
+        if splits:
+            self._add_line("for one in per_event: del one[first:]")
         self._add_line("for one in per_row: del one[ends[-1] if ends else 0 :]")
         self._add_line("unusual.append(number)")
         return "\n".join(self._lines) + "\n"
+
+    def _list_fields(self) -> tuple[list[str], list[str]]:
+        """Returns the names of the lists to which the code adds a value for each event, and for each row."""
+        feed, rules = self._feed, self._feed.rules
+        parts = [part for rule in rules for part in rule.rows]
+        orders = [rule.order or feed.order for rule in rules]
+        of_event = ["message", "session", "ts", "seq", "rows"]
+        of_event += ["after"] * any(order.other or order.kind is Ordering.STEP for order in orders)
+        of_event += ["sent"] * any(feed.checksum_path(rule) is not None for rule in rules)
+        of_event += ["chain"] * any(order.chain is not None for order in orders)
+        of_event += ["scope"] * any(rule.scope for rule in rules)
+        of_row = ["row_id", *["deletes"] * any(part.delete for part in parts)]
+        of_row += ["expect"] * any(part.expect for part in parts)
+        of_row += ["rescued"] * self._rescues
+        return of_event, of_row
 
     def _add_message(self) -> None:
         """Adds the lines that check and decode one message and then try the rules."""
@@ -120,35 +144,57 @@ class FeedWriter(RowWriter):
         """Adds a block for each rule, in a loop. The rule that has read the message leaves the loop by `break`."""
         self._add_line("while True:")
         self._depth += 1
-        for rule in self._feed.rules:
-            self._add_rule(rule)
+        rules = self._feed.rules
+        for number, rule in enumerate(rules):
+            conditions = self._write_conditions(rule, of_parts=False)
+            self._add_line(f"if {conditions}:")
+            self._depth += 1
+            if rule.split is None:
+                self._add_event(rule, At())
+            else:
+                self._add_parts(rule.split, [one for one in rules[number:] if one.split == rule.split])
+            self._add_line("break")
+            self._depth -= 1
+            if conditions == "True":
+                break
         self._add_line("raise Unusual")
         self._depth -= 1
 
-    def _add_rule(self, rule: Rule) -> None:
-        """Adds the lines that read a message by a rule, if its conditions are met."""
-        conditions = [self._write_condition(one) for one in rule.when]
-        self._add_line(f"if {' and '.join(conditions) or 'True'}:")
-        self._depth += 1
-        order = rule.order or self._feed.order
-        if rule.split is not None or rule.scope or order.chain is not None or order.modulo is not None:
-            self._add_line("raise Unusual")
-        elif rule.kind is Kind.IGNORE:
-            self._add_line("break")
-        else:
-            self._add_event(rule, order)
-            self._add_line("break")
-        self._depth -= 1
+    def _add_parts(self, split: Path, rules: list[Rule]) -> None:
+        """Adds lines that read each part of a message by the first of some rules whose conditions it meets.
 
-    def _write_condition(self, condition: Condition) -> str:
-        """Returns code that is true if a message meets the condition."""
+        The first rule's conditions for the message are met.
+        """
+        depth = self._depth
+        conditions = ["True"]
+        for rule in rules[1:]:
+            conditions.append(self._create_variable_name())
+            self._add_line(f"{conditions[-1]} = {self._write_conditions(rule, of_parts=False)}")
+        at = self._add_loop_over_elements(split, At())
+        for condition, rule in zip(conditions, rules, strict=True):
+            self._add_line(f"if {condition} and {self._write_conditions(rule, of_parts=True, at=at)}:")
+            self._depth += 1
+            self._add_event(rule, at)
+            self._add_line("continue")
+            self._depth -= 1
+        self._add_line("raise Unusual")
+        self._depth = depth
+        self._add_line("join_events(out, rules, per_row, first)")
+
+    def _write_conditions(self, rule: Rule, *, of_parts: bool, at: At = At()) -> str:  # noqa: B008 - a tuple that cannot change
+        """Returns code that is true if a message, or a part of it, meets the conditions of a rule that concern it."""
+        concerned = [one for one in rule.when if (one.path is not None and one.path.needs_element) == of_parts]
+        return " and ".join(self._write_condition(one, at) for one in concerned) or "True"
+
+    def _write_condition(self, condition: Condition, at: At) -> str:
+        """Returns code that is true if a message, or a part of it, meets the condition."""
         if condition.path is None:
             wanted = condition.wanted if isinstance(condition.wanted, tuple) else ()
             types = {Body.ARRAY: ["list"], Body.OBJECT: ["dict"], Body.TEXT: ["str"], Body.TOMBSTONE: []}
             if (kind := self._shapes["d"].kind) is not None:
                 types[Body.OBJECT if self._shapes["d"].fields else Body.ARRAY].append(self._name_type(kind))
             return f"type(d) in ({''.join(f'{name}, ' for one in wanted for name in types[one])})"
-        value = self._add_lookup(condition.path, element=None, is_read=not isinstance(condition.wanted, Presence))
+        value = self._add_lookup(condition.path, at, is_read=not isinstance(condition.wanted, Presence))
         if isinstance(condition.wanted, Presence):
             return f"{value} is {'' if condition.wanted is Presence.ABSENT else 'not '}M"
         if isinstance(condition.wanted, Bounds):
@@ -165,50 +211,79 @@ class FeedWriter(RowWriter):
                 )
         return f"({' or '.join(tests)})"
 
-    def _add_event(self, rule: Rule, order: Order) -> None:
-        """Adds lines that add the event of a message, and its rows, to the lists of events."""
-        feed = self._feed
-        if (checksum := feed.checksum_path(rule)) is not None:
-            found = self._add_lookup(checksum, element=None)
-            self._add_line(f"sent = None if {found} is M else {found}")
-        elif "sent" in self._added:
-            self._add_line("sent = None")
-        self._add_session(rule.session or feed.session)
-        self._add_time(rule.time or feed.time)
-        seq, after = self._add_interval(order)
-        for part in rule.rows:
-            self._add_part(part)
-        if feed.refuse_repeats:
-            self._add_line("own = row_id_list[ends[-1] if ends else 0 :]")
-            self._add_line("if len(set(own)) < len(own): raise Unusual")
-        self._add_line("add_message(number); add_session(session); add_ts(ts)")
-        self._add_line(f"add_seq({seq}); add_rule({rule.number})")
-        if "after" in self._added:
-            self._add_line(f"add_after({'None' if rule.restart else after})")
-        if "sent" in self._added:
-            self._add_line("add_sent(sent)")
-        self._add_line("add_rows(len(row_id_list))")
+    def _add_event(self, rule: Rule, at: At) -> None:
+        """Adds lines that add the event of a message or part, and its rows, to the lists of events."""
+        feed, order = self._feed, rule.order or self._feed.order
+        if rule.kind is Kind.IGNORE and order.chain is None:
+            return
+        seq, after = self._add_interval(order, at)
+        fields = {"message": "number", "session": "''", "ts": "0", "seq": seq}
+        fields |= {"after": "None" if rule.restart else after, "sent": "None", "chain": "None", "scope": "NO_SCOPE"}
+        if order.chain is not None:
+            fields["chain"] = self._add_text(order.chain, at)
+        if rule.kind is not Kind.IGNORE:
+            if (checksum := feed.checksum_path(rule)) is not None:
+                found = self._add_lookup(checksum, at)
+                fields["sent"] = f"None if {found} is M else {found}"
+            self._add_session(rule.session or feed.session, at)
+            self._add_time(rule.time or feed.time, at)
+            fields |= {"session": "session", "ts": "ts"}
+            if rule.scope:
+                fields["scope"] = self._add_scope(rule, at)
+            for part in rule.rows:
+                self._add_rows(part, at)
+            if feed.refuse_repeats and rule.split is None:
+                self._add_line("own = row_id_list[ends[-1] if ends else 0 :]")
+                self._add_line("if len(set(own)) < len(own): raise Unusual")
+        for name, value in fields.items():
+            if name in self._added:
+                self._add_line(f"add_{name}({value})")
+        self._add_line(f"add_rule({rule.number}); add_rows(len(row_id_list))")
 
-    def _add_session(self, paths: tuple[Path, ...]) -> None:
+    def _add_scope(self, rule: Rule, at: At) -> str:
+        """Adds lines that read the values of a snapshot's scope; returns code for the dict that has them."""
+        items = []
+        for column, path in rule.scope:
+            found, constant = cut_at_constant(path)
+            default = "M" if constant is None else self._name_constant(convert_constant(constant, column))
+            name = self._create_variable_name()
+            self._add_line(f"{name} = {default}")
+            if found is not None:
+                value = self._add_lookup(found, at)
+                converted = f"{self._name_constant(column.convert)}({value})"
+                self._add_line(f"if {value} is not M: {name} = None if {value} is None else {converted}")
+            self._add_line(f"if {name} is M: raise Unusual")
+            items.append(f"{column.name!r}: {name}")
+        return f"{{{', '.join(items)}}}"
+
+    def _add_session(self, paths: tuple[Path, ...], at: At) -> None:
         """Adds lines that set the variable `session` to the session id made of the texts at some paths."""
-        parts = [self._add_lookup(path, element=None) for path in paths]
-        numbers = {Start.PARTITION, Start.OFFSET, Start.TIMESTAMP}
-        for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
-            if not all(isinstance(one, Access) and one.start in numbers for one in path.alternatives):
-                self._add_line(f"if type({part}) is not str: raise Unusual")
-            elif len(paths) == 1:
-                parts[number] = f"str({part})"
+        parts = [self._add_text(path, at) for path in paths]
         cache = self._name_constant(SessionIds())
         key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
         self._add_line(f"session = {cache}.get({key})")
         self._add_line(f"if session is None: session = {cache}.compute({key})")
 
-    def _add_time(self, time: Time) -> None:
+    def _add_text(self, path: Path, at: At) -> str:
+        """Adds lines that read the text or whole number at a path; returns the variable that has it as text."""
+        found, constant = cut_at_constant(path)
+        if found is None:
+            return repr(constant.text if constant else "")
+        value, text = self._add_lookup(found, at), self._create_variable_name()
+        self._add_line(f"if type({value}) is str: {text} = {value}")
+        self._add_line(f"elif type({value}) is int: {text} = str({value})")
+        self._add_line(f"elif type({value}) is bool: {text} = 'true' if {value} else 'false'")
+        if constant is not None:
+            self._add_line(f"elif {value} is M: {text} = {constant.text!r}")
+        self._add_line("else: raise Unusual")
+        return text
+
+    def _add_time(self, time: Time, at: At) -> None:
         """Adds lines that set the variable `ts` to the event time: ms since 1970, or an ISO text."""
         if time.path is None:
             self._add_line(f"ts = {self._name_record_field('timestamp')}")
             return
-        value = self._add_lookup(time.path, element=None)
+        value = self._add_lookup(time.path, at)
         if time.or_kafka:
             self._add_line(f"if {value} is M or {value} is None: ts = {self._name_record_field('timestamp')}")
             self._add_line("else:")
@@ -227,32 +302,29 @@ class FeedWriter(RowWriter):
             self._add_line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
         self._depth -= 1
 
-    def _add_interval(self, order: Order) -> tuple[str, str]:
+    def _add_interval(self, order: Order, at: At) -> tuple[str, str]:
         """Adds lines that find the message's place in the order; returns code for its seq and for its after."""
         if order.kind is Ordering.NONE:
             return "None", "None"
         if order.kind is Ordering.ARRIVAL or order.seq is None:
             return self._name_record_field("offset"), "None"
-        seq = self._add_number(order.seq)
+        seq = self._add_number(order.seq, at)
         self._add_line(f"if {seq} < 0: raise Unusual")
         match order.kind:
             case Ordering.STEP:
                 return seq, f"{seq} - 1"
             case Ordering.LINK if order.other is not None:
-                return seq, self._add_number(order.other)
+                return seq, self._add_number(order.other, at)
             case Ordering.RANGE if order.other is not None:
-                return seq, f"{self._add_number(order.other)} - 1"
+                return seq, f"{self._add_number(order.other, at)} - 1"
             case _:
                 return seq, "None"
 
-    def _add_number(self, path: Path) -> str:
+    def _add_number(self, path: Path, at: At) -> str:
         """Adds lines that read the whole number at a path; returns the variable that has it."""
-        value = self._add_lookup(path, element=None)
+        value = self._add_lookup(path, at)
         self._add_line(f"if type({value}) is not int or not {-INT64_MAX - 1} < {value} <= {INT64_MAX}: raise Unusual")
         return value
-
-    def _list_orders(self) -> list[Order]:
-        return [rule.order or self._feed.order for rule in self._feed.rules]
 
 
 def _list_bodies(rule: Rule) -> list[Any]:
