@@ -57,6 +57,7 @@ LONG = {
     "test_rows_and_past_tables_equal_a_plain_fold",
     "test_with_lost_rows_tables_are_rebuilt_and_a_later_column_is_added",
     "test_processors_get_python_values_of_each_type",
+    "test_a_session_leaves_messages_of_others_who_keep_all_they_had",
     "test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_has_no_others",
 }
 

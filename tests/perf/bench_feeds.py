@@ -58,6 +58,15 @@ messages:
   - {when: {payload.op: [r, c, u]}, is: update, rows: [{at: payload.after, row: all}]}
   - {when: {payload.op: d}, is: update, rows: [{at: payload.before, row: key, delete: true}]}
 """
+GATEWAY = """
+name: gateway
+topics: bench
+session: .device
+key: [sensor]
+columns: {sensor: string, value: double}
+time: {path: .at, unit: ms}
+messages: [{is: update, split: {each: "readings[*]"}, rows: [{row: {sensor: .sensor, value: .value}}]}]
+"""
 SESSIONS, ROWS = 500, 200
 
 
@@ -89,6 +98,16 @@ def debezium(rnd: random.Random, number: int) -> bytes:
 def undeclared(rnd: random.Random, number: int) -> bytes:
     """A change of one row that also has two columns that the feed does not declare."""
     return debezium(rnd, number).replace(b'"status":"OPEN"', b'"status":"OPEN","note":"abc","weight":1.5')
+
+
+def gateway(rnd: random.Random, number: int) -> bytes:
+    """Readings of three devices, each of which is a session."""
+    at = 1_767_225_600_000 + number
+    readings = [
+        {"device": device, "sensor": f"s{rnd.randrange(ROWS)}", "value": rnd.random(), "at": at}
+        for device in rnd.sample(range(SESSIONS), 3)
+    ]
+    return json.dumps({"gateway": "north", "readings": readings}, separators=(",", ":")).encode()
 
 
 def own_form(rnd: random.Random, number: int) -> bytes:
@@ -157,6 +176,16 @@ class DebeziumDecoder:
         yield Event(session=(message.topic, "0"), ts=payload["ts_ms"], rows=rows)
 
 
+class GatewayDecoder:
+    """Reads the same as the feed `GATEWAY`."""
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        """Yields an event for each device."""
+        for one in message.json()["readings"]:
+            sensor = one["sensor"]
+            yield Event(session=str(one["device"]), ts=one["at"], rows=[Put((sensor,), {"value": one["value"]})])
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -197,6 +226,7 @@ CASES: tuple[tuple[str, Callable[[random.Random, int], bytes], str, Callable[[],
     ("coinbase", coinbase, COINBASE, CoinbaseDecoder),
     ("debezium", debezium, DEBEZIUM, DebeziumDecoder),
     ("undeclared", undeclared, DEBEZIUM, DebeziumDecoder),
+    ("gateway", gateway, GATEWAY, GatewayDecoder),
     ("own", own_form, "", None),
 )
 """Name, function that makes a message, feed, and decoder class."""

@@ -172,7 +172,7 @@ def test_a_session_leaves_messages_of_others_who_keep_all_they_had(
     assert "erased with its session" in shown_trace(spark, settings, *whole[0])
 
 
-@pytest.mark.parametrize("form", ["objects", "chain"])
+@pytest.mark.parametrize("form", [pytest.param("objects", marks=pytest.mark.soak), "chain"])
 def test_a_rebuild_after_that_gives_the_same_and_a_second_session_leaves(
     spark: Any, location: dict[str, Any], form: str
 ) -> None:
