@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import Txn
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import OnTopicChange, Settings
+from support.split_streams import capture_of_split, split_messages
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 HEADERS: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("none", None), ("a", b"")]
@@ -103,3 +107,26 @@ def test_what_kafka_holds_no_longer_and_what_bronze_has_not_read_is_reported(bro
     assert bronze.verify() == (True, [nothing, removed.format(30), anew])
     bronze.run()  # its offsets in bronze lie behind the former topic's
     assert bronze.verify() == (True, [exact.format(4, 1), removed.format(30)])
+
+
+def test_messages_that_a_forgotten_session_shared_with_others_are_not_compared(
+    spark: Any, broker_settings: Settings, tmp_path: Path
+) -> None:
+    bronze = Bronze(spark, broker_settings, tmp_path.name)
+    bronze.world.create("t", 2)
+    (feed,) = capture_of_split("objects").feeds
+    feeds = (feed.model_copy(update={"topics": rf"{tmp_path.name}\..+"}),)
+    settings = bronze.settings.model_copy(update={"capture": capture_of_split("objects", feeds=feeds)})
+    producer = Producer({"bootstrap.servers": settings.kafka.bootstrap_servers})
+    messages = split_messages("objects", random.Random(3), 40)
+    for one in messages:
+        producer.produce(bronze.topic, one.value, one.key, one.partition, timestamp=one.timestamp)
+    assert producer.flush(30) == 0
+    for layer in (Layer.BRONZE, Layer.SILVER):
+        bronze.world.run(settings, layer)
+    with claim_layers(spark, settings, Layer.ALL, "forgets", "retention", "forget"):
+        receipt = Forgetting(spark, settings).forget_session("secret")
+    exact = f"exact: {len(messages) - receipt.messages} messages of 2 topic-partitions, as Kafka holds them"
+    erased = f"not compared: {receipt.messages} messages with sessions that were forgotten"
+    assert 10 < receipt.messages < 35
+    assert bronze.verify() == (True, [exact, erased])

@@ -73,8 +73,8 @@ Part = dict[str, Any]
 def capture_of_split(form: str, **changed: Any) -> CaptureSettings:
     """Capture settings with the feed of a form."""
     feed = FeedSettings.model_validate(yaml.safe_load(_COMMON + FEEDS[form]))
-    given = {"integrity": "strict", "on_violation": "isolate", "session_timeout": "1 hour"} | changed
-    return CaptureSettings(feeds=(feed,), **given)
+    given = {"integrity": "strict", "on_violation": "isolate", "session_timeout": "1 hour", "feeds": (feed,)} | changed
+    return CaptureSettings(**given)
 
 
 def split_messages(form: str, rnd: random.Random, count: int) -> list[KafkaMessage]:

@@ -128,17 +128,7 @@ class CodeWriter:
         `is_needed` is true if a text must be there.
         """
         if self._unavailable:
-            name = self._create_variable_name()
-            self._add_line(f"{name} = {raw}")
-            raw, wanted = name, self._name_constant(tuple(self._unavailable))
-            if all(type(one) is str for one in self._unavailable):
-                self._add_line(f"if type({raw}) is str and {raw} in {wanted}: {raw} = M")
-            else:
-                self._add_line(
-                    f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:"
-                )
-                self._add_line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
-            self._add_line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
+            raw = self._add_unavailable_check(raw)
         name, base = self._create_variable_name(), column.sql
         null = "" if is_needed else f" and {raw} is not M and {raw} is not None"
         if self._is_text(column):
@@ -173,6 +163,24 @@ class CodeWriter:
             self._add_line(f"        {name} = {memory}[{raw}] = {self._name_constant(column.convert)}({raw})")
         else:
             self._add_line(f"else: {name} = {self._name_constant(column.convert)}({raw})")
+        return name
+
+    def _add_unavailable_check(self, raw: str) -> str:
+        """Adds lines that test the variable `raw` for values that mean "not sent".
+
+        Returns:
+            The variable that has the value, or `MISSING` for such a value.
+        """
+        name, wanted = self._create_variable_name(), self._name_constant(tuple(self._unavailable))
+        self._add_line(f"{name} = {raw}")
+        if all(type(one) is str for one in self._unavailable):
+            self._add_line(f"if type({name}) is str and {name} in {wanted}: {name} = M")
+        else:
+            self._add_line(
+                f"if {name} is None or type({name}) in (str, int, float, Decimal, bool) and {name} in {wanted}:"
+            )
+            self._add_line(f"    if None in {wanted} or {name} is not None: raise Unusual")
+        self._add_line(f"if type({name}) is list and len({name}) == 1: raise Unusual")
         return name
 
     def _is_text(self, column: FeedColumn) -> bool:
