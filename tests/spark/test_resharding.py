@@ -24,7 +24,7 @@ from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.recover import gold as recover
-from sessionlake.operations.resharding.layers import count_shards_of_states, list_layers
+from sessionlake.operations.resharding.layers import count_shards_of_states, list_sharded_layers
 from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import (
@@ -102,13 +102,13 @@ def run(spark: Any, settings: Settings, *layers: str) -> None:
 
 def numbers(spark: Any, settings: Settings) -> list[int | None]:
     """How many shards the states of each layer are of, and as many there are."""
-    for layer in list_layers(settings):
+    for layer in list_sharded_layers(settings):
         shards = count_shards_of_states(spark, settings, layer)
         if shards is None:
             continue
         found = [row["shard"] for row in read_state_frame(spark, settings, layer).select("shard").collect()]
         assert sorted(found) == list(range(shards))
-    return [count_shards_of_states(spark, settings, layer) for layer in list_layers(settings)]
+    return [count_shards_of_states(spark, settings, layer) for layer in list_sharded_layers(settings)]
 
 
 def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:

@@ -29,6 +29,12 @@ def to_contiguous(column: pa.ChunkedArray) -> pa.Array:
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
+def to_int64s(column: pa.ChunkedArray | pa.Array) -> Int64s:
+    """Returns a column of integers as a new array, with nulls as 0."""
+    found: Int64s = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
 def convert_to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """Returns a column of numbers as doubles. A decimal becomes the nearest double, as with Spark.
 

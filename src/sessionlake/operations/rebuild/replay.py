@@ -55,7 +55,7 @@ from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import select_newest_progress_frame
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.quarantine import join_raw_messages
-from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_changes_ddl
+from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_changes_ddl
 from sessionlake.silver.tables.splits import ID, build_split_events
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import apply_to_batches, to_spark_frame
@@ -299,7 +299,9 @@ def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
         by_session.where(~F.col("topic").isin(by_seq)), NetChangesMapper(columns), build_net_changes_ddl(columns)
     )
     in_seq = apply_to_batches(
-        by_session.where(F.col("topic").isin(by_seq)), SeqRefoldMapper(columns), build_net_changes_ddl(columns)
+        by_session.where(F.col("topic").isin(by_seq)),
+        NetChangesMapper(columns, in_seq_order=True),
+        build_net_changes_ddl(columns),
     )
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def list_layers(settings: Settings) -> list[str]:
+def list_sharded_layers(settings: Settings) -> list[str]:
     """Returns the layers whose states are divided into shards, in the order of the data flow."""
     return [SILVER, *(processor.layer for processor in settings.processors if not processor.key), GOLD]
 

@@ -25,7 +25,7 @@ from sessionlake.operations.pipeline import run_layer_to_end
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
     count_shards_of_states,
-    list_layers,
+    list_sharded_layers,
     read_configured_shards,
     replace_shards,
     reshard_layer_states,
@@ -130,7 +130,7 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
     """
     refuse_interrupted_operations(settings)
     Lake(settings).require_columns(spark, REPLAYED)
-    layers = [layer for layer in list_layers(settings) if read_configured_shards(settings, layer) == shards]
+    layers = [layer for layer in list_sharded_layers(settings) if read_configured_shards(settings, layer) == shards]
     if not layers:
         raise UsageError(
             f"reshard: {shards} shards are asked for, but silver.shards is {settings.silver.shards} "

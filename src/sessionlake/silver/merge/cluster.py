@@ -8,7 +8,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
-from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_changes_ddl
+from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_changes_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.spark.frames import apply_to_batches
 
@@ -98,4 +98,6 @@ class ClusterSource(MergeSource):
             history = history.where(F.col("session_id").isin(session_ids))
         own = history.join(F.broadcast(refold_sessions), list(SESSION), "left_semi")
         by_session = own.select(*(quote(name) for name in self._change_column_names)).repartition(self._tasks, *SESSION)
-        return apply_to_batches(by_session, SeqRefoldMapper(self._columns), build_net_changes_ddl(self._columns))
+        return apply_to_batches(
+            by_session, NetChangesMapper(self._columns, in_seq_order=True), build_net_changes_ddl(self._columns)
+        )

@@ -65,15 +65,18 @@ class NetChangesMapper:
 
     Attributes:
         columns: The declared columns.
+        in_seq_order: True to apply all changes of the sessions in the order of their seqs, as late fills require.
     """
 
     columns: tuple[Column, ...]
+    in_seq_order: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the net changes of a Spark partition."""
         received = list(batches)
         if received:
-            yield from compute_net_changes(pa.Table.from_batches(received), self.columns).to_batches()
+            compute = fold_in_seq_order if self.in_seq_order else compute_net_changes
+            yield from compute(pa.Table.from_batches(received), self.columns).to_batches()
 
 
 def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
@@ -105,25 +108,6 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     rows = _build_rows(changes, columns, _NetRows(order, starts, last, delete, emptied))
     marks = sessions.filter(pa.array(cleared != _NEVER))
     return pa.concat_tables([rows, _build_clear_rows(marks, columns)])
-
-
-@dataclass(frozen=True)
-class SeqRefoldMapper:
-    """A function for `mapInArrow` that reduces all changes of sessions with late fills to net changes, in seq order.
-
-    All changes of a session must be in one Spark partition.
-
-    Attributes:
-        columns: The declared columns.
-    """
-
-    columns: tuple[Column, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the net changes of a Spark partition."""
-        received = list(batches)
-        if received:
-            yield from fold_in_seq_order(pa.Table.from_batches(received), self.columns).to_batches()
 
 
 def fold_in_seq_order(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import build_session_keys, compute_running_maximum, encode_as_codes
+from sessionlake.protocol.arrow import build_session_keys, compute_running_maximum, encode_as_codes, to_int64s
 from sessionlake.protocol.types import Int64s
 
 
@@ -27,11 +27,11 @@ def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     changed = pc.index_in(build_session_keys(changes), value_set=names).to_numpy().astype(np.int64)
     count = len(changed)
     place = _rank_value_pairs(
-        np.append(changed, owner), np.append(_to_numbers(changes["_position"]), _to_numbers(cuts["position"]))
+        np.append(changed, owner), np.append(to_int64s(changes["_position"]), to_int64s(cuts["position"]))
     )
     seq = _rank_value_pairs(
-        np.append(_to_numbers(changes["_life"]), _to_numbers(cuts["life"])),
-        np.append(_to_numbers(changes["_seq"]), _to_numbers(cuts["next_seq"])),
+        np.append(to_int64s(changes["_life"]), to_int64s(cuts["life"])),
+        np.append(to_int64s(changes["_seq"]), to_int64s(cuts["next_seq"])),
     )
     order = np.argsort(place[:count], kind="stable")
     whose = changed[order]
@@ -47,7 +47,7 @@ def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     """Returns the last `count` cuts of each session, by position."""
     session, _ = encode_as_codes(build_session_keys(cuts))
-    order = np.lexsort((-_to_numbers(cuts["position"]), session))
+    order = np.lexsort((-to_int64s(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     return cuts.take(pa.array(order[rank < count]))
@@ -60,9 +60,3 @@ def _rank_value_pairs(first_values: Int64s, second_values: Int64s) -> Int64s:
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.cumsum(steps)
     return ranks
-
-
-def _to_numbers(column: pa.ChunkedArray) -> Int64s:
-    """Returns a column of integers as an array, with nulls as 0."""
-    found: Int64s = pc.fill_null(column, 0).to_numpy().astype(np.int64)
-    return found

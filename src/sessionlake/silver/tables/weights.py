@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, build_session_keys, encode_as_codes
+from sessionlake.protocol.arrow import SESSION, build_session_keys, encode_as_codes, to_int64s
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -39,7 +39,7 @@ class SnapshotWeights:
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
         place = pc.index_in(sessions, value_set=build_session_keys(kept))
-        self.rows, self.since = (_to_numbers(kept[name].take(place)) for name in ("rows", "since"))
+        self.rows, self.since = (to_int64s(kept[name].take(place)) for name in ("rows", "since"))
 
     def choose_cuts_to_store(self, cuts: pa.Table, session_numbers: Int64s) -> Bools:
         """Adds the changes of the next cuts, and returns a boolean for each cut: True if its table is to be stored.
@@ -48,7 +48,7 @@ class SnapshotWeights:
             cuts: The next cuts, at most one per session.
             session_numbers: The index of each cut's session.
         """
-        self.since[session_numbers] += _to_numbers(cuts["changes"])
+        self.since[session_numbers] += to_int64s(cuts["changes"])
         return _is_always_stored(cuts) | (self.since[session_numbers] > self.rows[session_numbers])
 
     def record_stored_tables(self, session_numbers: Int64s, rows: Int64s) -> None:
@@ -65,7 +65,7 @@ def mark_cuts_of_storing_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
     """
     session, names = encode_as_codes(build_session_keys(cuts))
     weights = SnapshotWeights(names, kept)
-    np.add.at(weights.since, session, _to_numbers(cuts["changes"]))
+    np.add.at(weights.since, session, to_int64s(cuts["changes"]))
     found = weights.since > weights.rows
     found[session[_is_always_stored(cuts)]] = True
     return pa.array(found[session])
@@ -81,7 +81,7 @@ def build_snapshot_weights(last_cuts: pa.Table, cuts: pa.Table) -> pa.Table:
     place = pc.index_in(build_session_keys(cuts), value_set=build_session_keys(last_cuts))
     later = pc.fill_null(pc.greater(cuts["position"], last_cuts["position"].take(place)), pa.scalar(value=False))
     since = np.zeros(last_cuts.num_rows, np.int64)
-    np.add.at(since, _to_numbers(place.filter(later)), _to_numbers(cuts["changes"].filter(later)))
+    np.add.at(since, to_int64s(place.filter(later)), to_int64s(cuts["changes"].filter(later)))
     return last_cuts.select([*SESSION, "rows"]).append_column("since", pa.array(since))
 
 
@@ -92,10 +92,4 @@ def _is_always_stored(cuts: pa.Table) -> Bools:
     """
     always = pc.or_(pc.not_equal(cuts["reason"], "interval"), pc.is_null(cuts["changes"]))
     found: Bools = always.to_numpy().astype(np.bool_)
-    return found
-
-
-def _to_numbers(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Returns a column of integers as an array, with nulls as 0."""
-    found: Int64s = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
