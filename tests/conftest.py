@@ -13,6 +13,7 @@ import pytest
 
 from sessionlake.settings.model import KafkaSettings, Settings
 from support import class_archive, limits
+from support.seeds import leave_out_long_tests
 from support.sessions import hive, without_generated_code
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("spark", "broker"):
             if name in taken:
                 item.add_marker(name)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Long cases need not be collected in a run without long tests."""
+    if config.option.markexpr == "not soak":
+        leave_out_long_tests()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

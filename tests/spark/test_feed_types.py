@@ -184,6 +184,7 @@ def test_products_of_a_decimal_column_are_exact(typed: TypedLake) -> None:
     job.rebuild_tables(typed.spark, typed.settings, tables)
 
 
+@pytest.mark.soak  # unit/test_exact_averages and spark/test_gold have decimals, too
 def test_averages_of_decimals_are_exact_and_rebuilt_alike(typed: TypedLake) -> None:
     typed.run(Layer.GOLD)
     tables = [one for one in list_declared_gold_tables(typed.settings) if isinstance(one, RollingAverage)]

@@ -17,8 +17,18 @@ def seeds(usual: int, in_all: int, first: int = 0) -> list[ParameterSet]:
 
 
 def long_beyond(usual: Collection[tuple[Any, ...]], cases: Iterable[tuple[Any, ...]]) -> list[ParameterSet]:
-    """Returns all cases. Those that are not usual are marked as long tests."""
-    return [pytest.param(*case, marks=() if case in usual else pytest.mark.soak) for case in cases]
+    """Returns all cases. Those that are not usual are marked as long tests, or left out if a run leaves those out."""
+    every = [pytest.param(*case, marks=() if case in usual else pytest.mark.soak) for case in cases]
+    return [case for case in every if not case.marks] or every if _leaves_out_long_tests else every
+
+
+_leaves_out_long_tests = False
+
+
+def leave_out_long_tests() -> None:
+    """Makes `long_beyond` return only the usual cases. To collect 50,000 tests only to deselect them takes seconds."""
+    global _leaves_out_long_tests  # noqa: PLW0603 - a choice of the whole run, made before tests are collected
+    _leaves_out_long_tests = True
 
 
 def examples(usual: int, in_all: int) -> settings:
