@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.compiled import Compiled
+from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.events import Decoded
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
 from sessionlake.feeds.table import SessionTable
@@ -70,7 +70,7 @@ def test_the_fast_reader_reads_all_but_tombstones_itself(seed):
     source.take_snapshot()
     for _ in range(100):
         source.transact()
-    compiled = Compiled.of(find_feed_of_topic(source))
+    compiled = CompiledFeed.of(find_feed_of_topic(source))
     records = [KafkaRecord("shop.orders", 0, offset, 0, None, value) for offset, value in enumerate(source.sent)]
     compiled.read(KafkaRecords.of(records))
     assert compiled.slow == source.sent.count(None)

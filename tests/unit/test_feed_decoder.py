@@ -17,7 +17,7 @@ import pytest
 
 from sessionlake.errors import ConfigError
 from sessionlake.feeds import decode, decode_many, events, time_limit
-from sessionlake.feeds.compiled import Compiled
+from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.completion import Completer
 from sessionlake.feeds.decoder import Delete, Event, Put
 from sessionlake.feeds.events import Decoded, Refusal
@@ -58,7 +58,7 @@ def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
     found, lists = read(given, one), EventLists.of(given)
     lists.add(given, 0, found)
-    by_fast_reader = Compiled.of(given).read(KafkaRecords.of([one]))
+    by_fast_reader = CompiledFeed.of(given).read(KafkaRecords.of([one]))
     assert in_order(by_fast_reader, given) == in_order(lists, given)
     return found
 
@@ -88,7 +88,7 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
         assert isinstance(found, Decoded)
         table.apply(found.events[0])
     assert table.rows == {"b": {"name": "b", "value": 3.0}}
-    lists = Compiled.of(given).read(KafkaRecords.of([*records, record(b"{")]))
+    lists = CompiledFeed.of(given).read(KafkaRecords.of([*records, record(b"{")]))
     assert (lists.row_id, lists.rows, lists.seq) == (["a", "b", "a", "b"], [2, 1, 1], [0, 1, 2])
     assert lists.refused[3].reason == "not_json"
 
@@ -314,7 +314,7 @@ def count_slow_messages(monkeypatch: pytest.MonkeyPatch, rnd: random.Random, pla
     exact = EventLists.of(given)
     for number, one in enumerate(records):
         exact.add(given, number, read(given, one))
-    compiled = Compiled.of(given)
+    compiled = CompiledFeed.of(given)
     assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
     return compiled.slow
 
@@ -347,7 +347,7 @@ def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_tim
     monkeypatch.setattr(decode_many, "_BLOCK", 5)
     monkeypatch.setattr(feed_decoders.Endless, "offsets", (2, 11))
     given = feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
-    begun, compiled = time.process_time(), Compiled.of(given)
+    begun, compiled = time.process_time(), CompiledFeed.of(given)
     found = compiled.read(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
     assert time.process_time() - begun < 4
     assert {number: (one.reason, one.why) for number, one in found.refused.items()} == dict.fromkeys(

@@ -12,7 +12,7 @@ import fastavro
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from sessionlake.feeds.compiled import Compiled
+from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.events import Decoded, Delete, Put, Refusal
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
@@ -75,7 +75,7 @@ def read_both(given: Feed, value: bytes | None, payload: PayloadReader, key: byt
     """What the interpreter reads; the fast reader must give the same."""
     record = KafkaRecord("orders", 0, 7, 1_000, key, value)
     found = read(given, record, payload=payload)
-    lists = Compiled.of(given, payload).read(KafkaRecords.of([record]))
+    lists = CompiledFeed.of(given, payload).read(KafkaRecords.of([record]))
     if isinstance(found, Refusal):
         assert lists.refused == {0: found}
     else:

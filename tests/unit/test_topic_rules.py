@@ -243,7 +243,7 @@ def looks(*found: tuple[float, str]) -> TopicAbsences:
     """After looks that were answered at these times and had these topics missing."""
     absences = TopicAbsences()
     for at, missing in found:
-        absences = absences.count_check(missing, at)
+        absences = absences.update_after_check(missing, at)
     return absences
 
 

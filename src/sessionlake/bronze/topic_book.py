@@ -329,7 +329,7 @@ class TopicRegister:
             self._absences = TopicAbsences()  # the broker that answers next may have just started
             raise
         known = {name for name, row in self.topics.items() if row.state not in MAY_BE_ABSENT and self._matches(name)}
-        self._absences = self._absences.count_check(known - ids.keys(), time.monotonic())
+        self._absences = self._absences.update_after_check(known - ids.keys(), time.monotonic())
         return ids
 
     def _find_topics_without_messages(self) -> set[str]:
@@ -379,7 +379,7 @@ def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topi
 
 
 def read_seen_topics(
-    admin: KafkaAdmin, topic_names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
+    admin: KafkaAdmin, topic_names: Iterable[str], ids: Mapping[str, str | None], *, only_stable: bool = False
 ) -> dict[str, SeenTopic]:
     """Asks Kafka for the partitions and offsets of topics.
 
@@ -387,7 +387,7 @@ def read_seen_topics(
         admin: The connection to Kafka.
         topic_names: The topics to ask for.
         ids: Kafka's id of each of these topics, by name; None for a topic without an id.
-        committed: If true, a partition ends before the first message of an open transaction.
+        only_stable: If true, a partition ends before the first message of an open transaction.
 
     Raises:
         BrokerError: Kafka does not answer, or one of the topics is gone.
@@ -395,6 +395,6 @@ def read_seen_topics(
     asked = sorted(topic_names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
     if asked:
-        for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), committed=committed).items():
+        for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), only_stable=only_stable).items():
             spans[topic][number] = span
-    return {name: SeenTopic(ids[name], found) for name, found in spans.items()}
+    return {name: SeenTopic(ids[name], offsets) for name, offsets in spans.items()}

@@ -59,7 +59,7 @@ class TopicAbsences:
     looked_at: float = 0.0
     missing: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def count_check(self, missing: Iterable[str], now: float) -> TopicAbsences:
+    def update_after_check(self, missing: Iterable[str], now: float) -> TopicAbsences:
         """Returns the counts after one more check.
 
         Args:

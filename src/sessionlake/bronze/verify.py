@@ -86,7 +86,7 @@ def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> Verifi
     with closing(KafkaAdmin(spark, settings)) as admin:
         ids = admin.read_topic_ids()
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
-        both = find_overlap(taken, known, read_seen_topics(admin, names & ids.keys(), ids, committed=True))
+        both = find_overlap(taken, known, read_seen_topics(admin, names & ids.keys(), ids, only_stable=True))
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
         absent = _count_absent_offsets_after_ranges(lake.reader(spark), taken)
         sides = _KafkaBronzeComparison(spark, lake, admin, ids, shifts)

@@ -101,7 +101,7 @@ def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: It
             fix=f"Set `catalog` in sessionlake.yml, or {ENV_PREFIX}CATALOG",
         )
     schemas = {
-        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.find_schema_name(schema)
+        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.get_configured_name(schema)
         for schema in SchemaSettings.model_fields
     }
     deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})

@@ -29,7 +29,7 @@ from sessionlake.protocol.payload import Payload, PayloadFormat
 
 
 @dataclass
-class Compiled:
+class CompiledFeed:
     """A feed with the functions that are generated for it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Compiled:
     slow: int = 0
 
     @classmethod
-    def of(cls, feed: Feed, payload: PayloadReader | None = None) -> Compiled:
+    def of(cls, feed: Feed, payload: PayloadReader | None = None) -> CompiledFeed:
         """Generates and compiles the functions for a feed.
 
         Args:
@@ -152,10 +152,10 @@ def _fill_rescued(out: EventLists) -> None:
 
 
 _MOST_COMPILED = 64
-_compiled: dict[tuple[str, Payload | None], Compiled] = {}
+_compiled: dict[tuple[str, Payload | None], CompiledFeed] = {}
 
 
-def get_compiled_reader(feed: Feed, payload: Payload | None = None) -> Compiled:
+def get_compiled_reader(feed: Feed, payload: Payload | None = None) -> CompiledFeed:
     """Returns the compiled form of a feed. A process compiles each feed once.
 
     Args:
@@ -167,5 +167,5 @@ def get_compiled_reader(feed: Feed, payload: Payload | None = None) -> Compiled:
     if found is None or not feed.fingerprint:
         if len(_compiled) >= _MOST_COMPILED:
             _compiled.clear()
-        found = _compiled[name] = Compiled.of(feed, None if payload is None else PayloadReader(payload))
+        found = _compiled[name] = CompiledFeed.of(feed, None if payload is None else PayloadReader(payload))
     return found

@@ -106,18 +106,19 @@ class KafkaAdmin:
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
     def read_offsets(
-        self, places: Iterable[TopicPartition], *, committed: bool = False
+        self, places: Iterable[TopicPartition], *, only_stable: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the first offset and the end offset of each topic-partition. The end is one past the last offset.
 
         Args:
             places: The topic-partitions, which must exist.
-            committed: True for the last stable offset as the end: where the first open transaction starts.
+            only_stable: True if the end is the last stable offset: where the first open transaction
+                starts.
         """
         asked = list(places)
         spec = self._kafka.clients.admin.OffsetSpec
         firsts = self._list_offsets(asked, spec.earliest())
-        ends = self.read_last_stable_offsets(asked) if committed else self._list_offsets(asked, spec.latest())
+        ends = self.read_last_stable_offsets(asked) if only_stable else self._list_offsets(asked, spec.latest())
         return {place: (firsts[place], ends[place]) for place in asked}
 
     def read_last_stable_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

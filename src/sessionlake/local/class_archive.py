@@ -41,7 +41,7 @@ def build_archive_flags(*, recording: bool = False) -> Sequence[str]:
 def find_archive() -> Path | None:
     """Returns the file of the class archive for the current Java and jars; None if there is no complete one."""
     with suppress(OSError):  # another process may be removing it
-        files = _get_archive_folder().glob(f"classes-{hash_file_list(_list_class_path())}-*.jsa")
+        files = _get_class_archive_folder().glob(f"classes-{hash_file_list(_list_class_path())}-*.jsa")
         # A truncated archive crashes Java, so its size must match the one in its name.
         return next((file for file in files if file.stem.endswith(f"-{file.stat().st_size}")), None)
     return None
@@ -57,15 +57,15 @@ def write_archive(spark: SparkSession) -> None:
         return
     from py4j.protocol import Py4JError
 
-    partial = _get_archive_folder() / f"classes.{os.getpid()}"
+    partial = _get_class_archive_folder() / f"classes.{os.getpid()}"
     try:
         with suppress(Py4JError, OSError):
             _write_archive_file(spark, partial)
             name = f"classes-{hash_file_list(_list_class_path())}-{partial.stat().st_size}.jsa"
-            partial.replace(_get_archive_folder() / name)
-            for old in sorted(_get_archive_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[
-                _MAX_ARCHIVES:
-            ]:
+            partial.replace(_get_class_archive_folder() / name)
+            for old in sorted(
+                _get_class_archive_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime
+            )[_MAX_ARCHIVES:]:
                 old.unlink(missing_ok=True)
     finally:
         partial.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def hash_file_list(files: Iterable[Path]) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
-def _get_archive_folder() -> Path:
+def _get_class_archive_folder() -> Path:
     return get_cache_folder() / "jars"
 
 

@@ -142,7 +142,7 @@ class Book:
         settings = validate_settings(read_settings(document, target))
         catalog = given["catalog"] or settings.catalog or "main"
         schemas = {
-            schema: f"{given['schema_prefix']}{settings.schemas.find_schema_name(schema)}"
+            schema: f"{given['schema_prefix']}{settings.schemas.get_configured_name(schema)}"
             for schema in SchemaSettings.model_fields
         }
         checkpoints = given["checkpoints"] or f"/Volumes/{catalog}/{schemas['ops']}/checkpoints"

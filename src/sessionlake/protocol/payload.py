@@ -41,7 +41,7 @@ class UnusableSchemaError(Exception):
     """A schema with which no message can be read. The text says why."""
 
 
-class Schemas(Protocol):
+class SchemaFinder(Protocol):
     """Finds schemas by their id, in the configuration or in a schema registry."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
@@ -80,6 +80,6 @@ class Payload:
     """
 
     format: PayloadFormat
-    schemas: Schemas
+    schemas: SchemaFinder
     header: bool = False
     message: str | None = None

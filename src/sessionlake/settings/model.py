@@ -179,7 +179,7 @@ class SchemaSettings(Section):
     reference: str = Field("reference", min_length=1)
     """Name of the schema of reference tables."""
 
-    def find_schema_name(self, schema: str) -> str:
+    def get_configured_name(self, schema: str) -> str:
         """Returns the configured name of one of the schemas `bronze`, `silver`, `gold`, `ops` and `reference`."""
         return str(getattr(self, schema))
 

@@ -339,7 +339,7 @@ def _refuse_processed_message(
 def _refuse_message_in_unfinished_batch(
     batch: BatchRecord | None, layer: str, topic: str, partition: int, offset: int
 ) -> None:
-    """Refuses a decision about a message in an unfinished batch."""
+    """Raises UsageError if a batch that was planned but not committed has the message. None means no such batch."""
     spans, target = [] if batch is None else batch.offsets, layer.replace("-", " ")
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(

@@ -77,8 +77,9 @@ _CAUSES = (
     ),
     KnownFailure(
         LakeError,
-        "the source table was dropped and created again since the last run, and the checkpoint belongs to the former "
-        "table. Restore the former table, or the checkpoint of the new one; `sessionlake doctor` compares them",
+        "the source table was dropped and created again since the last run. The layer's checkpoint is of the "
+        "former table. Restore that table from a backup, or the checkpoint that belongs to the new one. `sessionlake "
+        "doctor` names those that do not fit",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     KnownFailure(

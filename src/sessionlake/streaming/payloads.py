@@ -16,7 +16,7 @@ from sessionlake.protocol.payload import (
     Definition,
     Payload,
     PayloadFormat,
-    Schemas,
+    SchemaFinder,
     UnusableSchemaError,
 )
 from sessionlake.settings.model import CaptureSettings, PayloadSettings
@@ -86,7 +86,7 @@ def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> P
     return payload
 
 
-def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> Schemas:
+def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> SchemaFinder:
     if settings.registry_url:
         auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
         return RegistrySchemas(kind, settings.registry_url, auth)

@@ -84,9 +84,9 @@ def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) ->
 
 @dataclass(frozen=True)
 class _SessionLister:
-    """A `mapInArrow` function that adds to each shard's state the column `names`: a struct (topic, rest) for each part.
+    """A `mapInArrow` function that adds to each shard's state the column `names`: which sessions or series it has.
 
-    The hash of the struct gives the part's new shard.
+    Each is a struct (topic, rest of its key), whose hash gives its new shard.
     """
 
     resharder: StateResharder
@@ -96,7 +96,7 @@ class _SessionLister:
             for row in _iterate_row_dicts(batch):
                 names = [
                     {"topic": topic, "rest": rest}
-                    for topic, rest in self.resharder.list_sessions(**_convert_to_state_row(row))
+                    for topic, rest in self.resharder.list_sessions(**_build_state_arguments(row))
                 ]
                 yield pa.RecordBatch.from_pylist([row | {"names": names}], _NAMED)
 
@@ -111,7 +111,7 @@ class _StateSplitter:
         for batch in batches:
             for row in _iterate_row_dicts(batch):
                 for shard, part in self.resharder.split_state(
-                    **_convert_to_state_row(row), targets=row["targets"]
+                    **_build_state_arguments(row), targets=row["targets"]
                 ).items():
                     yield pa.RecordBatch.from_pylist([{"shard": shard, "chunk": part}], _PACKED)
 
@@ -122,5 +122,5 @@ def _iterate_row_dicts(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         yield from batch.slice(number, 1).to_pylist()
 
 
-def _convert_to_state_row(row: dict[str, Any]) -> dict[str, Any]:
+def _build_state_arguments(row: dict[str, Any]) -> dict[str, Any]:
     return {"shard": row["shard"], "state": row["chunk"]}

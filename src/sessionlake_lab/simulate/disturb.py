@@ -77,7 +77,7 @@ class FaultInjector:
         self._apply_faults_per_message(messages, block, messages_by_slot)
         return messages_by_slot.list_all_messages()
 
-    def end_swapped_messages(self, timestamp: int) -> list[KafkaRecord]:
+    def release_swapped_messages(self, timestamp: int) -> list[KafkaRecord]:
         """Returns the swapped messages that still wait for their session's next message, which will not come.
 
         Args:

@@ -83,7 +83,7 @@ class _MessageGenerator:
                 )
             ]
             yield self._disturb.apply_transit_faults(messages, block)
-        yield self._disturb.end_swapped_messages(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
+        yield self._disturb.release_swapped_messages(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
 
     def _draw_block(self, begin: int, count: int) -> SlotBlock:
         """Draws which session sends which kind of message, and when, for `count` slots from number `begin` on."""

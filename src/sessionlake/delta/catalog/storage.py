@@ -94,7 +94,7 @@ class CatalogStorage(TableStorage):
     sql_name = to_sql_identifier  # the configuration may rename schemas, and other catalogs may have the same ones
 
     def _to_sql_schema(self, schema: str) -> str:
-        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.find_schema_name(schema))}"
+        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.get_configured_name(schema))}"
 
     def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "FUNCTION", f"{self._to_sql_schema(schema)}.{quote(name)}"
@@ -139,7 +139,7 @@ class CatalogStorage(TableStorage):
     def build_staging_settings(self) -> Settings:
         """Returns settings for a second set of tables: schemas `silver` and `ops` end with `_rebuild`."""
         schemas = self._settings.schemas
-        beside = {name: f"{schemas.find_schema_name(name)}_rebuild" for name in ("silver", "ops")}
+        beside = {name: f"{schemas.get_configured_name(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
 
     # -- tables

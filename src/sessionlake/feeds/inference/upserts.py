@@ -17,7 +17,7 @@ def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], lis
     Returns:
         The feed's settings, what the sample shows about each by its name, and notes for the user.
     """
-    field = _find_field_of_key(sample)
+    field = _find_value_field_equal_to_key(sample)
     rows = [one.value for one in sample.messages]
     if field is None or field not in (names := list_usable_names(rows)):
         return None
@@ -27,7 +27,7 @@ def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], lis
     return {"uses": "upsert", **({} if is_text else {"key_format": "json"}), **settings}, seen, notes
 
 
-def _find_field_of_key(sample: Sample) -> str | None:
+def _find_value_field_equal_to_key(sample: Sample) -> str | None:
     """Returns the field that has the same text as the Kafka key in nearly all messages; None if there is none."""
     if not sample.messages or not all(isinstance(one.value, dict) for one in sample.messages):
         return None

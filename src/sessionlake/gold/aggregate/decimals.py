@@ -130,12 +130,12 @@ def split_units(decimals: pa.Array) -> tuple[Int64s, Uint64s]:
 
 
 def join_halves(high: Int64s, low: Uint64s) -> Any:
-    """Returns numbers of units as Python integers in a numpy array, given their upper and lower 64 bits."""
+    """Returns unscaled decimals as Python integers in a numpy array, given their upper and lower 64 bits."""
     return high.astype(object) * _LIMB + low.astype(object)
 
 
 def build_decimals(high: Int64s, low: Uint64s, is_null: Bools) -> pa.Array:
-    """Returns units as `decimal(38,0)`, given their upper and lower 64 bits; null where `is_null` is true."""
+    """Returns unscaled decimals as `decimal(38,0)`, given their upper and lower 64 bits; null where `is_null`."""
     parts = np.empty(len(high), _UNITS)
     parts["high"], parts["low"] = high, low
     valid = pa.array(~is_null).buffers()[1]

@@ -52,11 +52,11 @@ class SketchAggregate(Aggregate):
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
         entries = np.zeros(events.num_rows, self.entry_type)
-        entries["code"], entries["number"] = self._build_entries_of_events(events)
+        entries["code"], entries["number"] = self._compute_codes_and_numbers(events)
         return {name: _pack_entries(entries, np.ones(events.num_rows, np.int64))}
 
     @abstractmethod
-    def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+    def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
         """Returns the pair that stands for each event alone: an array of codes, and an array of numbers or one number.
 
         Args:
@@ -106,7 +106,7 @@ class Buckets(SketchAggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+    def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
         values = events[self.of].to_numpy().astype(np.float64)
         bucket = np.abs(values).view(np.int64) >> _DROPPED
         return np.where(values < 0, _NEGATIVES - 1 - bucket, _NEGATIVES + bucket), 1
@@ -183,7 +183,7 @@ class Registers(SketchAggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+    def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
         code, distinct = encode_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")

@@ -129,12 +129,11 @@ def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> R
     for name, sql in reference.keys:
         column = declaration.keys[name]
         if types.get(column) != sql:
-            found = types.get(column, "no column")
+            found = f"the column {column} is a {types[column]}" if column in types else f"{column} is no column"
             raise ConfigError(
-                f"{where}.join.keys: the key {name} of the reference table {reference.name} is of type "
-                f"{sql}, but {column} is of type {found}",
+                f"{where}.join.keys: the key {name} of the reference table {reference.name} is a {sql}, and {found}",
                 why="Only values of the same type can be equal",
-                fix=f"Join on a column of type {sql}, of {', '.join(f'{key} {kind}' for key, kind in types.items())}",
+                fix=f"Name a column that is a {sql}. There are {', '.join(map(' '.join, types.items()))}",
             )
     values = dict(reference.columns)
     take = {name: name for name in values} if declaration.take is None else declaration.take

@@ -172,12 +172,13 @@ class NewestTimes:
 
     @staticmethod
     def from_points(tail: PointSet, older: OlderPoints, new: PointSet, watermark_ms: int) -> NewestTimes:
-        """Computes the newest event times of series, in ms.
+        """Computes the newest event time of each series, before a batch and after it.
 
         Args:
             tail: The newest points of the series before the batch.
             older: What is known about points older than the tail, for each series.
             new: The batch's points.
+            watermark_ms: By how many ms the watermark of a series is behind its newest event time.
         """
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True

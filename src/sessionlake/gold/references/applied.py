@@ -185,7 +185,10 @@ class AppliedRows:
 
 
 def create_txn_for_reference_commit(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """Returns the transaction for the next commit that corrections or lookups make to a table."""
+    """Returns Delta's transaction id for the next commit to a table that is no part of a batch of gold.
+
+    Such commits correct enriched rows after their reference data changed, or store rows that were looked up.
+    """
     return commit.create_next_txn(spark, lake, table, "references")
 
 

@@ -56,7 +56,7 @@ class SessionEraser:
     decoder: FeedDecoder
     session: str
 
-    def find_messages(self, messages: pa.RecordBatch) -> tuple[Int64s, list[bool]]:
+    def find_messages_of_session(self, messages: pa.RecordBatch) -> tuple[Int64s, list[bool]]:
         """Returns the indices of the session's messages, and for each whether it also has other sessions.
 
         Args:

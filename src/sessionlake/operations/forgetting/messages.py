@@ -51,7 +51,7 @@ class _MessageFinder:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            own, is_shared = self.eraser.find_messages(batch)
+            own, is_shared = self.eraser.find_messages_of_session(batch)
             refused = self.eraser.erase_session(batch.take(pa.array(own))).refused if self.tries else {}
             yield pa.RecordBatch.from_arrays(
                 [
@@ -87,7 +87,7 @@ class MessageEraser:
         values = pa.array(erased.value, pa.binary()), pa.array(erased.is_shared, pa.bool_())
         return pa.RecordBatch.from_arrays([*places, *values], schema=_ERASED)
 
-    def erase_frame(self, messages: DataFrame) -> DataFrame:
+    def erase_messages_of_frame(self, messages: DataFrame) -> DataFrame:
         """Does the same for a Spark frame of messages."""
         return messages.select(*self.columns).mapInArrow(self._erase_batches, _ERASED_DDL)
 
