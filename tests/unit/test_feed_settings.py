@@ -52,6 +52,7 @@ ROWS = {"each": "a[*]", "row": {"side": "=bid", "price": ".[0]"}}
         (_rule(rows=[ROWS | {"at": "b"}]), "either `each` .* or `at` .*, not with both"),
         (_rule(rows=[ROWS | {"delete": {"qty": 0}}]), "`delete` uses qty, which `row` does not set"),
         (_rule(rows=[ROWS | {"row": {"side": "=bid", "price": "=x"}}]), "column 'price'.*constant 'x'"),
+        (_rule(**{"is": "snapshot"}, scope={"price": "=x"}), "rule 1: scope: column 'price'.*constant 'x'"),
         (_rule(rows=[ROWS | {"row": {"side": "=bid", "price": "b[*]"}}]), "leads to several values"),
         (_rule(when={"body": "number"}), "number"),
         (_rule(when={".x": 1}), "when: the path '.x' begins with a dot"),

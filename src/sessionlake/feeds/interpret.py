@@ -239,7 +239,12 @@ def _read_rows(feed: Feed, row_rule: Rows, place: Place) -> Iterator[Put | Delet
 
 
 def _is_unavailable(feed: Feed, value: Any) -> bool:
-    """Returns True for a value that means "not sent", and for an array that has only such a value."""
+    """Returns True for a value that means "not sent", and for an array that has only such a value.
+
+    A constant of the configuration never means that, because the producer does not send it.
+    """
+    if isinstance(value, Constant):
+        return False
     only = value[0] if isinstance(value, list) and len(value) == 1 else value
     return any(_equals_wanted(only, one) for one in feed.unavailable)
 

@@ -238,4 +238,6 @@ class RowWriter(CodeWriter):
             return converted
         name = self._create_variable_name()
         self._add_line(f"{name} = {default} if {value} is M else {converted}")
+        if column in self._feed.key:
+            self._add_line(f"if {name} is M or {name} is None: raise Unusual")
         return name

@@ -75,7 +75,6 @@ def convert_rule(
         )
     if rule.split is None:
         _refuse_element_paths(rule, feed, where)
-    scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
     return Rule(
         number=number,
         kind=rule.is_,
@@ -86,9 +85,20 @@ def convert_rule(
         order=convert_order(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
-        scope=scope,
+        scope=_build_scope(rule, columns, where),
         rows=tuple(_build_rule_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
+
+
+def _build_scope(
+    rule: RuleSettings, columns: Mapping[str, FeedColumn], where: str
+) -> tuple[tuple[FeedColumn, Path], ...]:
+    """Returns the columns of a rule's scope, with the paths of their values."""
+    scope = [(require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()]
+    try:
+        return tuple((column, _require_usable_column_path(path, column)) for column, path in scope)
+    except ValueError as error:
+        raise ValueError(f"{where}: scope: {error}") from None
 
 
 def _refuse_element_paths(rule: RuleSettings, feed: FeedDefaults, where: str) -> None:
