@@ -10,8 +10,8 @@ from typing import Any
 from sessionlake.feeds.reader import KafkaRecord
 
 ARRAYS, FIELDS = "ac", "abcdkvw"
-_TYPES = ("string", "string", "string", "variant", "variant", "bigint", "double", "decimal(6,2)", "boolean")
 _TEXT_DECIMAL = {"type": "decimal(6,2)", "from": "text"}
+_TYPES = (_TEXT_DECIMAL, *("string",) * 3, *("variant",) * 2, "bigint", "double", "decimal(6,2)", "boolean")
 _ODD_LEAVES = ("bid", "1.5", "", 0, -0.0, 1.5, 10**25, 2**63, True, None)
 Names = dict[str, Any]
 
@@ -27,7 +27,13 @@ def random_feed(rnd: random.Random) -> Names:
     rules = [random_rule(rnd, rnd.choice([None, *splits, *splits]), columns, key) for _ in range(rnd.randint(1, 4))]
     feed: Names = {"name": "f", "topics": "rows", "key": key, "columns": columns, "messages": rules}
     feed["session"] = [random_path(rnd, in_part=all("split" in rule for rule in rules))]
-    feed["time"] = rnd.choice([{"path": "t", "unit": "ms", "else": "kafka.timestamp"}, {"path": "kafka.timestamp"}])
+    feed["time"] = rnd.choice(
+        [
+            {"path": "t", "unit": "ms", "else": "kafka.timestamp"},
+            {"path": ".s | s", "from": "iso", "else": "kafka.timestamp"},
+            {"path": "kafka.timestamp"},
+        ]
+    )
     order = rnd.choice([{}, {}, {"seq": "n"}, {"seq": "n", "after": "p"}, {"seq": "n", "first": "p"}])
     if order:
         chain = {"chain": rnd.choice(["c", "d", "kafka.topic"])} if rnd.random() < 0.4 else {}
@@ -114,12 +120,14 @@ def _random_body(rnd: random.Random) -> Names:
 
 
 def _random_object(rnd: random.Random, depth: int) -> Names:
-    names = "acbdkvw" if depth < 3 else "dkvw"
+    names = "acbdkvws" if depth < 3 else "dkvws"
     return {name: _random_value(rnd, name, depth) for name in names if rnd.random() < 0.85}
 
 
 def _random_value(rnd: random.Random, name: str, depth: int) -> Any:
     """A value that is usual for a field: an array for `a` and `c`, an object for `b`, and a text or number else."""
+    if name == "s":
+        return rnd.choice(["2026-01-31T00:00:00Z", "2026-01-31T00:00:00.5Z"] if rnd.random() < 0.9 else ["soon", 5])
     usual = name if rnd.random() < 0.9 else rnd.choice(FIELDS)
     if usual in ARRAYS:
         return [_random_object(rnd, depth + 1) for _ in range(rnd.randint(0, 3))] if depth < 3 else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -11,7 +13,7 @@ import yaml
 from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.reader import KafkaRecords, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
 from support.event_lists import in_order
 from support.feed_cases import feed
 from support.random_feeds import random_feed, random_records
@@ -34,7 +36,7 @@ def compare_readers(seed: int) -> Counter[str]:
             expected.add(valid, number, read(valid, one))
         found = compiled.read(KafkaRecords.of(records))
         assert in_order(found, valid) == in_order(expected, valid), settings
-        seen += Counter(feeds=1, code=len(compiled.sources), events=len(expected.message))
+        seen += Counter(feeds=1, code=bool(compiled.sources), events=len(expected.message))
         seen += Counter(joined=_count_joined_messages(valid, expected), slow=compiled.slow)
     return seen
 
@@ -55,3 +57,90 @@ def test_both_readers_agree(seed: int) -> None:
 
 def test_these_messages_have_several_events() -> None:
     assert compare_readers(0)["joined"] > 5
+
+
+PART_TIMES = """
+order: {seq: .n}
+session: .id
+time: {path: .t, from: iso}
+messages: [{is: update, split: {each: "e[*]"}, rows: [{row: {k: .k}}]}]
+"""
+PART_ROWS = """
+order: {seq: .n}
+session: .id
+messages:
+  - {when: {.full: true}, is: snapshot, split: {each: "e[*]"}, rows: [{row: {k: .k, v: .v}}]}
+  - {is: update, split: {each: "e[*]"}, rows: [{row: {k: .k, v: .v}}]}
+"""
+SECONDS = """
+session: "=s"
+time: {path: t, unit: s, else: kafka.timestamp}
+messages:
+  - {when: {n: 9007199254740992}, is: update, rows: [{row: {k: k, at: at, ns: ns}}]}
+  - {when: {w: present}, is: snapshot, scope: {at: w}, rows: []}
+  - {is: ignore}
+"""
+DEEP = """
+session: "=s"
+messages: [{is: update, rows: [{each: "e%s", row: {k: .k}}]}]
+"""
+CASES = {
+    "a wrong time of a part that is joined": (
+        PART_TIMES, '{"e": [{"id": "A", "n": 1, "k": "1", "t": "2026-01-31T00:00:00Z"}, %s]}', [
+            '{"id": "A", "n": 1, "k": "2", "t": "soon"}', '{"id": "A", "n": 2, "k": "2", "t": "soon"}',
+            '{"id": "A", "n": 1, "k": "2", "t": "2026-01-31T00:00:01Z"}',
+        ],
+    ),
+    "a wrong decimal of a part that a snapshot replaces": (
+        PART_ROWS, '{"e": [%s, {"id": "A", "n": 2, "k": "2", "full": true}]}', [
+            '{"id": "A", "n": 1, "k": "1", "v": "bad"}', '{"id": "A", "n": 1, "k": "1", "v": "1.5"}',
+        ],
+    ),
+    "numbers that a double cannot have": (
+        SECONDS, "{%s}", [
+            '"n": 9007199254740993.0', '"n": 9007199254740992.0, "k": "1", "t": 1700000000.1229999999999',
+            '"n": 9007199254740992, "k": "1", "at": 1700000000.12345600001', '"w": 1700000000.12345600001',
+            '"n": 9007199254740992, "k": "1", "ns": [1700000000000000000.5]', '"w": 1700000000.5',
+        ],
+    ),
+    "more loops than Python allows": (
+        DEEP % ("[*]" * 19), '{"e": ' + "[" * 19 + '{"k": "1"}' + "]" * 19 + "}", [""],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_readers_agree_about(name: str) -> None:
+    text, body, parts = CASES[name]
+    columns = 'columns: {k: string, v: {type: "decimal(6,2)", from: text}, at: {type: timestamp, from: epoch_s}, '
+    columns += "ns: {type: array<timestamp>, from: epoch_ns}}"
+    valid = feed(f"name: f\ntopics: rows\nkey: [k]\n{columns}\n{text}")
+    values = [(body % part if "%s" in body else body).encode() for part in parts]
+    records = [KafkaRecord("rows", 0, number, 1_000, None, value, {}) for number, value in enumerate(values)]
+    expected = EventLists.of(valid)
+    for number, one in enumerate(records):
+        expected.add(valid, number, read(valid, one))
+    assert in_order(CompiledFeed.of(valid).read(KafkaRecords.of(records)), valid) == in_order(expected, valid)
+
+
+def test_a_message_of_many_parts_is_read_in_time_that_grows_with_them() -> None:
+    valid = feed(f"name: f\ntopics: rows\nkey: [k]\ncolumns: {{k: string}}\n{PART_TIMES}".replace("time:", "#"))
+    body = {"e": [{"id": "A", "n": 1, "k": str(number)} for number in range(80_000)]}
+    record = KafkaRecord("rows", 0, 0, 1_000, None, json.dumps(body).encode(), {})
+    begun = time.process_time()
+    found = CompiledFeed.of(valid).read(KafkaRecords.of([record]))
+    assert (found.rows, found.refused) == ([80_000], {})
+    assert time.process_time() - begun < 10
+
+
+def test_the_code_of_many_rules_for_parts_grows_with_them() -> None:
+    def count_lines(rules: int) -> int:
+        text = "\n".join(
+            f'  - {{when: {{kind: "{number}"}}, is: update, split: {{each: "e[*]"}}, rows: [{{row: {{k: .k}}}}]}}'
+            for number in range(rules)
+        )
+        valid = feed(f"name: f\ntopics: rows\nsession: .id\nkey: [k]\ncolumns: {{k: string}}\nmessages:\n{text}")
+        [source] = CompiledFeed.of(valid).sources
+        return source.count("\n")
+
+    assert count_lines(40) < 5 * count_lines(10)

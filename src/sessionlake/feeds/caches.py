@@ -13,11 +13,11 @@ from sessionlake.protocol.message import MAX_ID_BYTES
 
 
 class SessionIds(dict[Any, str]):
-    """A cache of session ids, by the text, or the tuple of texts and integers, of which each is made."""
+    """A cache of session ids, by the text, or the tuple of texts, of which each is made."""
 
     def compute(self, texts: Any) -> str:
         """Returns the session id made of a text or a tuple, and adds it. Raises UnusualError if it is not valid."""
-        session = format_session_id([str(text) for text in (texts if type(texts) is tuple else (texts,))])
+        session = format_session_id(texts if type(texts) is tuple else (texts,))
         if session is None:
             raise UnusualError
         if len(self) >= CACHED:

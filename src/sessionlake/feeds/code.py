@@ -63,10 +63,12 @@ class At(NamedTuple):
     Attributes:
         element: Variable that has the element; None if the code reads the message itself.
         parent: Variable that has the element's parent; None if there is none.
+        loops: Number of loops around the code.
     """
 
     element: str | None = None
     parent: str | None = None
+    loops: int = 0
 
 
 class CodeWriter:
@@ -122,15 +124,16 @@ class CodeWriter:
         self.names[name] = value
         return name
 
-    def _add_conversion(self, column: FeedColumn, raw: str, *, is_needed: bool) -> str:
+    def _add_conversion(self, column: FeedColumn, raw: str, *, is_required: bool) -> str:
         """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result.
 
-        `is_needed` is true if a text must be there.
+        `is_required` is true if a message with a missing or null text or boolean is left to the slow reader. Of other
+        types the caller checks this.
         """
         if self._unavailable:
             raw = self._add_unavailable_check(raw)
         name, base = self._create_variable_name(), column.sql
-        null = "" if is_needed else f" and {raw} is not M and {raw} is not None"
+        null = "" if is_required else f" and {raw} is not M and {raw} is not None"
         if self._is_text(column):
             self._add_line(f"if type({raw}) is not str{null}: raise Unusual")
             return raw
@@ -152,7 +155,10 @@ class CodeWriter:
             factor = MICROSECONDS[column.how or ""]
             self._add_line(f"elif type({raw}) is int and {YEAR_1 // factor} <= {raw} < {YEAR_10000 // factor}:")
             self._add_line(f"    {name} = {raw}{f' * {factor}' if factor > 1 else ''}")
-            self._add_line(f"elif type({raw}) is float: raise Unusual")
+        # A double may have lost digits of a time.
+        if column.how is not None and column.sql.startswith(("timestamp", "array")):
+            self._add_line(f"elif type({raw}) is float or type({raw}) is list and float in map(type, {raw}):")
+            self._add_line("    raise Unusual")
         if column.how == "text":
             memory = self._name_constant({})
             self._add_line(f"elif type({raw}) is not str: raise Unusual")

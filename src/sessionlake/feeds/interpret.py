@@ -10,12 +10,12 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.numbers import Bounds, number_of
-from sessionlake.feeds.parts import join_parts
+from sessionlake.feeds.parts import RowList, join_parts
 from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, find, find_elements
 from sessionlake.feeds.row_ids import create_row_id
 from sessionlake.feeds.times import convert_to_milliseconds
@@ -86,7 +86,8 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
     numbers = set()
     for rule, found in _read_each_part(feed, rules, split, place):
         numbers.add(rule.number)
-        for event in found:
+        for one in found:
+            event = replace(one, rows=cast("Any", RowList(one.rows)))
             name = event.session, event.chain if event.kind is Kind.IGNORE else None
             before = events.get(name)
             try:
@@ -94,11 +95,12 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
             except ValueError as error:
                 raise RefusedError(Reason.BAD_VALUE, split.text, str(error)) from None
             events[name] = joined
-    for event in events.values():
+    joined_events = tuple(replace(event, rows=tuple(event.rows)) for event in events.values())
+    for event in joined_events:
         refuse_repeats(feed, event)
-    if several := find_chain_of_several_seqs(events.values()):
+    if several := find_chain_of_several_seqs(joined_events):
         raise RefusedError(Reason.BAD_VALUE, split.text, f"the parts have several numbers of the chain {several}")
-    return Decoded(tuple(sorted(numbers)), tuple(events.values()))
+    return Decoded(tuple(sorted(numbers)), joined_events)
 
 
 def _read_each_part(

@@ -12,7 +12,7 @@ from sessionlake.feeds.code import UnusualError
 from sessionlake.feeds.events import Event
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.parts import join_parts
+from sessionlake.feeds.parts import RowList, join_parts
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class EventJoiner:
         if len(set(sessions)) < len(sessions):
             self._join_sessions(out, rules, per_row, first)
         if "chain" in self.fields:
-            numbers = set(zip(out.chain[first:], out.seq[first:], strict=True))
-            if len(numbers) > len(set(out.chain[first:])):
+            chain_seqs = set(zip(out.chain[first:], out.seq[first:], strict=True))
+            if len(chain_seqs) > len(set(out.chain[first:])):
                 raise UnusualError
         if self.feed.refuse_repeats:
             start = out.rows[first - 1] if first else 0
@@ -60,15 +60,19 @@ class EventJoiner:
         joined: dict[tuple[str, str | None], tuple[Event, set[int]]] = {}
         for number in range(first, len(out.rows)):
             event = self._build_event(out, rules[number], number)
-            place = event.session, event.chain if event.kind is Kind.IGNORE else None
-            before, numbers = joined.get(place, (None, set[int]()))
+            session_and_chain = event.session, event.chain if event.kind is Kind.IGNORE else None
+            before, numbers = joined.get(session_and_chain, (None, set[int]()))
+            if before is not None and before.ts != event.ts and isinstance(event.ts, str):
+                raise UnusualError  # the text of a time is checked later, and only one of them is kept
             try:
                 found = event if before is None else join_parts(before, event, self.feed.order.modulo)
             except ValueError:
                 raise UnusualError from None
-            joined[place] = found, numbers | {rules[number]}
+            joined[session_and_chain] = found, numbers | {rules[number]}
         start = out.rows[first - 1] if first else 0
         rows: list[Any] = [row for event, _ in joined.values() for row in event.rows]
+        if len(rows) < out.rows[-1] - start:
+            raise UnusualError  # a snapshot replaces rows of earlier parts, whose texts are not checked yet
         for values in per_row:
             values[start:] = [values[row] for row in rows]
         message = out.message[first]
@@ -85,7 +89,7 @@ class EventJoiner:
     def _build_event(self, out: EventLists, rule: int, number: int) -> Event:
         """Returns an event of the lists. In place of its rows it has their indices in the lists."""
         fields = self.constants[rule] | {name: getattr(out, name)[number] for name in self.fields}
-        rows: Any = tuple(range(out.rows[number - 1] if number else 0, out.rows[number]))
+        rows: Any = RowList(range(out.rows[number - 1] if number else 0, out.rows[number]))
         return Event(**fields | {"kind": Kind(fields["kind"]), "rows": rows})
 
     def _find_rule(self, event: Event, numbers: set[int]) -> int:

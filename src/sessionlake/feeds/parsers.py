@@ -68,6 +68,8 @@ def _create_json_parser(feed: Feed, kind: Any, keeps_digits: bool) -> Parse:
     exact = keeps_digits or any(_needs_exact_numbers(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _list_wanted_values(feed))
     exact |= any(isinstance(one.wanted, Bounds) for rule in feed.rules for one in rule.when)
+    times = [feed.time, *(rule.time for rule in feed.rules if rule.time is not None)]
+    exact |= any(time.how in {"epoch_s", "epoch_ns"} and not time.from_text for time in times)
     return msgspec.json.Decoder(kind, float_hook=Decimal if exact else None).decode
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from sessionlake.feeds.events import Event
 from sessionlake.feeds.feed import Kind
 
 _WITHOUT_END = frozenset({Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT})
+
+
+class RowList(list[Any]):
+    """Rows of an event that is joined. Adding rows changes the list, so that many parts do not copy it many times."""
+
+    def __add__(self, other: Iterable[Any]) -> RowList:
+        self.extend(other)
+        return self
 
 
 def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
@@ -19,7 +29,7 @@ def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
     the first is a duplicate, its rows must not be applied once more with those of the second.
 
     Args:
-        before: The event of the earlier parts.
+        before: The event of the earlier parts. If its rows are a `RowList`, this list gets the rows of the part.
         part: The event of the next part, of the same session.
         modulo: The number at which the seqs start again at 0; None if they rise for ever.
 

@@ -23,6 +23,9 @@ from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import MAX_ID_BYTES
 from sessionlake.protocol.payload import PayloadFormat
 
+_MOST_LOOPS = 15
+"""Python allows 20 nested blocks, and the function has three around these loops."""
+
 
 class RowWriter(CodeWriter):
     """Generates code that adds the rows of a message to `EventLists`.
@@ -60,7 +63,8 @@ class RowWriter(CodeWriter):
         """Opens a loop over the elements at a path, and returns the variables of the element. The caller closes it."""
         if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
             raise NoCodeError
-        if one.start is Start.HEADERS:
+        loops = at.loops + one.entries + sum(isinstance(step, EachElement) for step in one.steps)
+        if one.start is Start.HEADERS or loops > _MOST_LOOPS:
             raise NoCodeError
         value = self._name_start(one, at)
         parent = before = value
@@ -71,11 +75,11 @@ class RowWriter(CodeWriter):
             before, parent = value, value if isinstance(step, Field) else parent
             value = self._add_step(value, step)
         if one.entries:
-            return At(self._add_loop_over_entries(value), before)
+            return At(self._add_loop_over_entries(value), before, loops)
         if not isinstance(one.steps[-1], EachElement):
             self._add_line(f"if {value} is not M and {value} is not None:")
             self._depth += 1
-        return At(value, parent)
+        return At(value, parent, loops)
 
     def _add_loop(self, value: str) -> str:
         """Opens a loop over the array in a variable, and returns the variable of its element."""
@@ -145,7 +149,7 @@ class RowWriter(CodeWriter):
         raw = {column.name: (column, self._add_value(column, path, at)) for column, path in row_rule.values}
         for column in row_rule.by_name:
             value = self._add_step(element, Field(column.name))
-            raw[column.name] = (column, self._add_conversion(column, value, is_needed=column in self._feed.key))
+            raw[column.name] = (column, self._add_conversion(column, value, is_required=column in self._feed.key))
         shape.is_read |= row_rule.rescue and self._rescues
         shape.refuses.add(row_rule.rescue)
         if row_rule.rescue and not self._rescues:
@@ -233,7 +237,7 @@ class RowWriter(CodeWriter):
         if found is None:
             return str(default)
         value = self._add_lookup(found, at)
-        converted = self._add_conversion(column, value, is_needed=default is None and column in self._feed.key)
+        converted = self._add_conversion(column, value, is_required=default is None and column in self._feed.key)
         if default is None:
             return converted
         name = self._create_variable_name()

@@ -141,33 +141,43 @@ class FeedWriter(RowWriter):
     # -- rules
 
     def _add_rules(self) -> None:
-        """Adds a block for each rule, in a loop. The rule that has read the message leaves the loop by `break`."""
+        """Adds a block for each rule, in a loop. The rule that has read the message leaves the loop by `break`.
+
+        Rules that follow each other with the same `split` have one block.
+        """
         self._add_line("while True:")
         self._depth += 1
-        rules = self._feed.rules
-        for number, rule in enumerate(rules):
-            conditions = self._write_conditions(rule, of_parts=False)
-            self._add_line(f"if {conditions}:")
+        left = list(self._feed.rules)
+        while left:
+            split = left[0].split
+            end = next((number for number, rule in enumerate(left) if rule.split != split), len(left))
+            group = left[: 1 if split is None else end]
+            conditions = [self._write_conditions(rule, of_parts=False) for rule in group]
+            any_met = "True" if "True" in conditions else " or ".join(f"({one})" for one in conditions)
+            self._add_line(f"if {any_met}:")
             self._depth += 1
-            if rule.split is None:
-                self._add_event(rule, At())
+            if split is None:
+                self._add_event(group[0], At())
             else:
-                self._add_parts(rule.split, [one for one in rules[number:] if one.split == rule.split])
+                self._add_parts(split, [rule for rule in left if rule.split == split])
             self._add_line("break")
             self._depth -= 1
-            if conditions == "True":
+            if any_met == "True":
                 break
+            del left[: len(group)]
         self._add_line("raise Unusual")
         self._depth -= 1
 
     def _add_parts(self, split: Path, rules: list[Rule]) -> None:
         """Adds lines that read each part of a message by the first of some rules whose conditions it meets.
 
-        The first rule's conditions for the message are met.
+        Args:
+            split: The path of the parts.
+            rules: The rules with this `split`, in order. The message meets the conditions of one of them, and of no
+                rule before them.
         """
-        depth = self._depth
-        conditions = ["True"]
-        for rule in rules[1:]:
+        depth, conditions = self._depth, []
+        for rule in rules:
             conditions.append(self._create_variable_name())
             self._add_line(f"{conditions[-1]} = {self._write_conditions(rule, of_parts=False)}")
         at = self._add_loop_over_elements(split, At())
@@ -206,6 +216,8 @@ class FeedWriter(RowWriter):
             elif isinstance(one, bool | str):
                 tests.append(f"{value} is {one}" if isinstance(one, bool) else f"{value} == {str(one)!r}")
             else:
+                # A double may be rounded to the wanted number.
+                self._add_line(f"if type({value}) is float and {value} == {one!r}: raise Unusual")
                 tests.append(
                     f"({value} == {self._name_constant(one)} and {value} is not True and {value} is not False)"
                 )
@@ -250,6 +262,7 @@ class FeedWriter(RowWriter):
             self._add_line(f"{name} = {default}")
             if found is not None:
                 value = self._add_lookup(found, at)
+                self._add_line(f"if type({value}) is float: raise Unusual")
                 converted = f"{self._name_constant(column.convert)}({value})"
                 self._add_line(f"if {value} is not M: {name} = None if {value} is None else {converted}")
             self._add_line(f"if {name} is M: raise Unusual")
