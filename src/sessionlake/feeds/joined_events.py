@@ -62,7 +62,11 @@ class EventJoiner:
             event = self._build_event(out, rules[number], number)
             session_and_chain = event.session, event.chain if event.kind is Kind.IGNORE else None
             before, numbers = joined.get(session_and_chain, (None, set[int]()))
-            if before is not None and before.ts != event.ts and isinstance(event.ts, str):
+            if (
+                before is not None
+                and before.ts != event.ts
+                and (isinstance(before.ts, str) or isinstance(event.ts, str))
+            ):
                 raise UnusualError  # the text of a time is checked later, and only one of them is kept
             try:
                 found = event if before is None else join_parts(before, event, self.feed.order.modulo)
