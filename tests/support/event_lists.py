@@ -9,10 +9,19 @@ from typing import Any
 
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.values import FeedColumn
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVENT = ("message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows")
+
+
+def by_slow_reader(feed: Feed, records: list[KafkaRecord]) -> EventLists:
+    """The events of messages, read one by one by the reader that defines what a feed means."""
+    found = EventLists.of(feed)
+    for number, one in enumerate(records):
+        found.add(feed, number, read(feed, one))
+    return found
 
 
 def in_order(found: EventLists, feed: Feed) -> dict[str, Any]:

@@ -11,11 +11,9 @@ import pytest
 
 from sessionlake.feeds.bulk import convert_times
 from sessionlake.feeds.compiled import CompiledFeed
-from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
 from sessionlake.feeds.times import convert_to_milliseconds
-from support.event_lists import in_order
+from support.event_lists import by_slow_reader, in_order
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed
 from support.preset_cases import CUSTOMERS, DEBEZIUM, MAXWELL, ORDERS, SETTINGS, UPSERT
 from support.seeds import seeds
@@ -220,13 +218,6 @@ def _places(value: Any) -> Any:
         yield from _places(inner)
 
 
-def by_interpreter(given: Feed, records: list[KafkaRecord]) -> EventLists:
-    out = EventLists.of(given)
-    for number, one in enumerate(records):
-        out.add(given, number, read(given, one))
-    return out
-
-
 KEY = b'"k/1"'
 
 
@@ -250,7 +241,7 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
     given, rnd = feed(text), random.Random(seed)
     records = messages(rnd, frames, 60, 0.5)
     assert in_order(CompiledFeed.of(given).read(KafkaRecords.of(records)), given) == in_order(
-        by_interpreter(given, records), given
+        by_slow_reader(given, records), given
     )
 
 
@@ -261,7 +252,7 @@ def test_frames_as_they_are_need_no_interpreter(name):
     assert compiled.sources
     records = messages(random.Random(1), frames, 100, 0)
     assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(
-        by_interpreter(feed(text), records), compiled.feed
+        by_slow_reader(feed(text), records), compiled.feed
     )
     assert compiled.slow == 0
 
@@ -319,7 +310,7 @@ def test_hostile_values_also_in_unread_and_repeated_fields_are_read_as_the_inter
         for text in (b"{" + field + fields + b"}", b"{" + fields + b", " + field[:-2] + b"}"):
             records.append(KafkaRecord("u", 0, len(records), 0, None, text))
     compiled = CompiledFeed.of(given)
-    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_interpreter(given, records), given)
+    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_slow_reader(given, records), given)
     assert 0 < compiled.slow < len(records)
 
 
@@ -358,7 +349,7 @@ def test_rows_with_undeclared_fields_need_no_interpreter(seed):
     records = records_with_undeclared_fields(random.Random(seed), 200)
     compiled = CompiledFeed.of(given)
     found = compiled.read(KafkaRecords.of(records))
-    assert in_order(found, given) == in_order(by_interpreter(given, records), given)
+    assert in_order(found, given) == in_order(by_slow_reader(given, records), given)
     assert compiled.slow == 0
     assert sum(one is not None for one in found.rescued) > 50
 
@@ -371,7 +362,7 @@ def test_hostile_values_of_undeclared_fields_are_read_as_the_interpreter_does(va
     ]
     given, records = feed(RESCUED), [KafkaRecord("u", 0, n, 0, None, text) for n, text in enumerate(texts)]
     assert in_order(CompiledFeed.of(given).read(KafkaRecords.of(records)), given) == in_order(
-        by_interpreter(given, records), given
+        by_slow_reader(given, records), given
     )
 
 
@@ -413,7 +404,7 @@ def test_decimals_of_deleted_rows_are_checked():
     given = feed(DELETES)
     records = [KafkaRecord("d", 0, number, 0, None, value) for number, value in enumerate(values)]
     compiled = CompiledFeed.of(given)
-    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_interpreter(given, records), given)
+    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_slow_reader(given, records), given)
     assert compiled.slow < len(records)
 
 

@@ -13,8 +13,8 @@ import yaml
 from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
-from support.event_lists import in_order
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
+from support.event_lists import by_slow_reader, in_order
 from support.feed_cases import feed
 from support.random_feeds import random_feed, random_records
 from support.seeds import seeds
@@ -31,9 +31,7 @@ def compare_readers(seed: int) -> Counter[str]:
             valid = feed(yaml.safe_dump(settings))
         except ValueError:
             continue
-        compiled, expected = CompiledFeed.of(valid), EventLists.of(valid)
-        for number, one in enumerate(records):
-            expected.add(valid, number, read(valid, one))
+        compiled, expected = CompiledFeed.of(valid), by_slow_reader(valid, records)
         found = compiled.read(KafkaRecords.of(records))
         assert in_order(found, valid) == in_order(expected, valid), settings
         seen += Counter(feeds=1, code=bool(compiled.sources), events=len(expected.message))
@@ -91,6 +89,11 @@ CASES = {
             '{"id": "A", "n": 1, "k": "2", "t": "2026-01-31T00:00:01Z"}',
         ],
     ),
+    "a wrong time before a part without one": (
+        PART_TIMES.replace("iso", "iso, else: kafka.timestamp"), '{"e": [%s, {"id": "A", "n": 2, "k": "2"}]}', [
+            '{"id": "A", "n": 1, "k": "1", "t": "soon"}', '{"id": "A", "n": 1, "k": "1"}',
+        ],
+    ),
     "a wrong decimal of a part that a snapshot replaces": (
         PART_ROWS, '{"e": [%s, {"id": "A", "n": 2, "k": "2", "full": true}]}', [
             '{"id": "A", "n": 1, "k": "1", "v": "bad"}', '{"id": "A", "n": 1, "k": "1", "v": "1.5"}',
@@ -117,10 +120,8 @@ def test_both_readers_agree_about(name: str) -> None:
     valid = feed(f"name: f\ntopics: rows\nkey: [k]\n{columns}\n{text}")
     values = [(body % part if "%s" in body else body).encode() for part in parts]
     records = [KafkaRecord("rows", 0, number, 1_000, None, value, {}) for number, value in enumerate(values)]
-    expected = EventLists.of(valid)
-    for number, one in enumerate(records):
-        expected.add(valid, number, read(valid, one))
-    assert in_order(CompiledFeed.of(valid).read(KafkaRecords.of(records)), valid) == in_order(expected, valid)
+    found = CompiledFeed.of(valid).read(KafkaRecords.of(records))
+    assert in_order(found, valid) == in_order(by_slow_reader(valid, records), valid)
 
 
 def test_a_message_of_many_parts_is_read_in_time_that_grows_with_them() -> None:

@@ -125,6 +125,11 @@ class Condition:
     path: Path | None
     wanted: tuple[Any, ...] | Presence | Bounds
 
+    @property
+    def tests_part(self) -> bool:
+        """True if the condition is about a part of a split message, instead of the message."""
+        return self.path is not None and self.path.needs_element
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -62,7 +62,7 @@ def _read_message(feed: Feed, place: Place) -> Decoded:
 def _choose_rules(feed: Feed, place: Place) -> tuple[list[Rule], Path | None]:
     """Returns the rules that read the message, and the path of its parts; None if it is not split."""
     candidates = [
-        rule for rule in feed.rules if all(_meets_condition(one, place) for one in rule.when if not _tests_part(one))
+        rule for rule in feed.rules if all(_meets_condition(one, place) for one in rule.when if not one.tests_part)
     ]
     if not candidates:
         is_tombstone = place.value is MISSING
@@ -70,11 +70,6 @@ def _choose_rules(feed: Feed, place: Place) -> tuple[list[Rule], Path | None]:
         raise RefusedError(reason, "", f"no rule takes {describe_value(place.value)}")
     split = candidates[0].split
     return [rule for rule in candidates if rule.split == split], split
-
-
-def _tests_part(condition: Condition) -> bool:
-    """Returns True if the condition is about a part of a split message, instead of the message."""
-    return condition.path is not None and condition.path.needs_element
 
 
 def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
@@ -112,7 +107,7 @@ def _read_each_part(
         raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
     for element in found:
         part = _create_place_of_element(place, element)
-        rule = next((one for one in rules if all(_meets_condition(c, part) for c in one.when if _tests_part(c))), None)
+        rule = next((one for one in rules if all(_meets_condition(c, part) for c in one.when if c.tests_part)), None)
         if rule is None:
             raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
         yield rule, tuple(_read_events(feed, rule, part))

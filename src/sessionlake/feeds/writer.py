@@ -193,7 +193,7 @@ class FeedWriter(RowWriter):
 
     def _write_conditions(self, rule: Rule, *, of_parts: bool, at: At = At()) -> str:  # noqa: B008 - a tuple that cannot change
         """Returns code that is true if a message, or a part of it, meets the conditions of a rule that concern it."""
-        concerned = [one for one in rule.when if (one.path is not None and one.path.needs_element) == of_parts]
+        concerned = [one for one in rule.when if one.tests_part == of_parts]
         return " and ".join(self._write_condition(one, at) for one in concerned) or "True"
 
     def _write_condition(self, condition: Condition, at: At) -> str:
@@ -217,10 +217,9 @@ class FeedWriter(RowWriter):
                 tests.append(f"{value} is {one}" if isinstance(one, bool) else f"{value} == {str(one)!r}")
             else:
                 # A double may be rounded to the wanted number.
-                self._add_line(f"if type({value}) is float and {value} == {one!r}: raise Unusual")
-                tests.append(
-                    f"({value} == {self._name_constant(one)} and {value} is not True and {value} is not False)"
-                )
+                number = self._name_constant(one)
+                self._add_line(f"if type({value}) is float and {value} == {number}: raise Unusual")
+                tests.append(f"({value} == {number} and {value} is not True and {value} is not False)")
         return f"({' or '.join(tests)})"
 
     def _add_event(self, rule: Rule, at: At) -> None:
