@@ -42,9 +42,10 @@ def find_dashboard_faults(
     except json.JSONDecodeError as error:
         yield (CONTENT,), f"the dashboard is not valid JSON: {error.msg}, column {error.colno}", error.lineno
         return
-    # JSON is YAML, whose parser tells the line of each key.
-    lines = find_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader))
-    for key, fault in _find_content_faults(content, columns, schemas, queries):
+    faults = list(_find_content_faults(content, columns, schemas, queries))
+    # JSON is YAML, whose parser tells the line of each key. It is slow, so a dashboard without faults is not parsed.
+    lines = find_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader)) if faults else {}
+    for key, fault in faults:
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
         yield (CONTENT,), fault, line
 

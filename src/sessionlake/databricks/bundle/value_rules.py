@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 from zoneinfo import available_timezones
 
@@ -200,8 +201,14 @@ def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> It
             yield ("warehouse_id",), f"{given!r} is no warehouse. Use ${{resources.sql_warehouses.warehouse.id}}"
 
 
+@cache
+def _list_time_zones() -> frozenset[str]:
+    """Returns the names of all time zones. They are kept, because they are read from many files."""
+    return frozenset(available_timezones())
+
+
 def _explain_time_zone(value: str) -> str | None:
-    zones = available_timezones()
+    zones = _list_time_zones()
     return None if value in zones else f"time zone {value!r} is unknown{suggest_similar_name(value, sorted(zones))}"
 
 
