@@ -105,7 +105,7 @@ def start_kafka_job(
 
 
 def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
-    """Creates bronze's tables, after checking that their rows and the checkpoint belong together."""
+    """Creates bronze's tables if they do not exist. Raises LakeError if the checkpoint does not fit them."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
     require_broker(settings)

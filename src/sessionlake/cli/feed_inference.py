@@ -42,9 +42,10 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
         raise UsageError(
             f"{source}: no rows were found in {len(records):,} messages, of which "
             f"{len(sample.messages):,} are JSON objects or arrays",
-            why="`feed infer` proposes a feed only from JSON objects and arrays",
-            fix="For Protobuf or Avro, write a feed with `uses` (gtfs_realtime, sparkplug) or `format`. "
-            "For any other form, write a decoder class (docs/how-to/bring-your-own-messages.md)",
+            why="`feed infer` proposes a feed only from JSON with objects that can be rows",
+            fix="For JSON, name the rows by hand with `rows` and `each`. For Protobuf or Avro, write a feed with "
+            "`uses` (gtfs_realtime, sparkplug) or `format`. For any other form, write a decoder class "
+            "(docs/how-to/bring-your-own-messages.md)",
         )
     try:
         FeedSettings.model_validate(proposal.settings)

@@ -231,7 +231,13 @@ class RowWriter(CodeWriter):
         self._add_line(f"if row_id is None: row_id = {cache}.compute(key)")
 
     def _add_value(self, column: FeedColumn, path: Path, at: At) -> str:
-        """Adds lines that read a column's value in an element; returns the variable that has it."""
+        """Adds lines to the generated code that read a column's value, and returns the variable that gets it.
+
+        Args:
+            column: The column.
+            path: Where the value is in the element. It may end with a constant, for elements without the value.
+            at: The element that the code reads at this point.
+        """
         found, constant = cut_at_constant(path)
         default = None if constant is None else self._name_constant(convert_constant(constant, column))
         if found is None:

@@ -162,15 +162,15 @@ class FeedRows:
         """Removes a row and returns it; None if there is no such row."""
         row = self.rows.pop(row_id, None)
         if row is not None and self.feed.keep is not None:
-            members, entry = self._find_group(row), (_sort_key(row[self.feed.keep.best]), row_id)
+            members, entry = self._find_values_and_ids_of_group(row), (_sort_key(row[self.feed.keep.best]), row_id)
             del members[bisect_left(members, entry)]
         return row
 
     def _add_to_group(self, row_id: str, row: Row) -> None:
         if self.feed.keep is not None:
-            insort(self._find_group(row), (_sort_key(row[self.feed.keep.best]), row_id))
+            insort(self._find_values_and_ids_of_group(row), (_sort_key(row[self.feed.keep.best]), row_id))
 
-    def _find_group(self, row: Row) -> list[tuple[Any, str]]:
+    def _find_values_and_ids_of_group(self, row: Row) -> list[tuple[Any, str]]:
         """Returns the rows of the group that a row belongs to, as sorted pairs of value and row id."""
         keep = self.feed.keep
         return self._groups.setdefault(tuple(row[name] for name in keep.per) if keep else (), [])

@@ -202,11 +202,13 @@ class _LastOffsets:
         self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
 
     def find_offsets_before(self, session: Int64s, stream_times: Int64s) -> Int64s:
-        """Returns, for each of these sessions, the offset of its last message that arrived before its stream time (ms).
+        """Returns the offset of each session's last message whose Kafka time is before a limit.
+
+        If there is none in the batch, it is the offset of the session's last message in earlier batches.
 
         Args:
             session: The indices of the sessions' cursors.
-            stream_times: A stream time for each of these sessions, ms.
+            stream_times: The limit for each of these sessions: a stream time in ms.
         """
         keys = session * (len(self._times) + 1) + np.searchsorted(self._times, stream_times)
         place = np.searchsorted(self._keys, keys) - 1

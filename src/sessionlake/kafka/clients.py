@@ -183,8 +183,9 @@ def create_rejected_error(settings: Settings, message: str) -> AccessError:
         message: The Kafka client's error text. Secrets in it are hidden.
     """
     servers, shown = settings.kafka.bootstrap_servers, hide_secrets(settings, message)[:_LONGEST]
-    security = settings.kafka.security
+    security, what = settings.kafka.security, f"Kafka at {servers} refuses this client"
     if re.search("certificate verify failed|certification path|No (?:subject alternative|name matching)", shown):
+        what = f"no connection to Kafka at {servers}"
         why = "This client does not trust the server's certificate"
         fix = f"Correct {join_setting_names(settings, 'ca')}, or the host name in kafka.bootstrap_servers"
     elif security is None:
@@ -200,7 +201,7 @@ def create_rejected_error(settings: Settings, message: str) -> AccessError:
         why = "Kafka does not accept this login, or it lacks a right"
         login = join_setting_names(settings, "username", "password")
         fix = f"Correct {login}, or grant the user {security.username} the right to describe topics"
-    return AccessError(f"Kafka at {servers} refuses this client ({shown})", why=why, fix=fix)
+    return AccessError(f"{what} ({shown})", why=why, fix=fix)
 
 
 def _build_certificate_store_options(options: dict[str, str]) -> dict[str, str]:

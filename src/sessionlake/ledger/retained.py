@@ -157,8 +157,9 @@ def _read_removal_records(
     others = {*pc.unique(rows["format"]).to_pylist()} - {FORMAT}
     if others:
         raise LakeError(
-            f"{RETAINED} has the format {min(others)}, but this version of sessionlake reads format {FORMAT}",
-            fix=f"Use the version of sessionlake that wrote {RETAINED}",
+            f"{RETAINED} has rows of format {min(others)}, but this version of sessionlake reads format {FORMAT}",
+            why="Another version of sessionlake wrote them",
+            fix="Use that version: the one with which `sessionlake maintain` ran last",
         )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
     found = {head["table"]: RemovalRecord(**head) for head in own.to_pylist()}

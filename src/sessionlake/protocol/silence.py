@@ -61,9 +61,9 @@ def decode_silences(values: Iterable[bytes]) -> Iterator[Silence]:
             yield from _decoder.decode(value).silences
         except msgspec.MsgspecError as error:
             raise LakeError(
-                "bronze.messages has a row without a topic, which is not a row that bronze writes for a "
-                f"silence ({error})",
+                "bronze.messages has a row without a topic that is not a row that bronze writes for a silence: "
+                f"{error}",
                 why="Another program has written it, and only bronze may write to this table",
-                fix="Stop all layers and restore the table to the version before that row (RESTORE TABLE). Their next "
-                "start says what bronze must read again",
+                fix="Stop all layers. Find the other program's commit (DESCRIBE HISTORY bronze.messages), and restore "
+                "the table to the version before it (RESTORE TABLE). The next start says what bronze must read again",
             ) from None

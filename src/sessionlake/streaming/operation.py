@@ -104,6 +104,6 @@ def create_processor_rebuild_operation(processor: ProcessorSettings) -> Operatio
 
 
 def list_operations(settings: Settings) -> Iterator[Operation]:
-    """Yields all kinds of operations that are possible in a lake with these settings."""
+    """Yields each operation that may replace state in a lake with these settings, such as `forget`, running or not."""
     yield from (REBUILD_SILVER, FORGET, RESHARD, RECOVER_BRONZE)
     yield from (create_processor_rebuild_operation(own) for own in settings.processors if not own.key)

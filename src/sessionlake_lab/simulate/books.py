@@ -86,7 +86,11 @@ class OrderBook:
         self.bids = {middle - place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
 
     def change_level(self, rng: Random) -> tuple[str, int, int]:
-        """Changes, adds or deletes a random level; returns side (`a` or `b`), price in ticks, and quantity in lots."""
+        """Changes, adds or deletes a random level; returns it.
+
+        Returns:
+            Its side (`a` for asks, `b` for bids), its price in ticks, and its new quantity in lots (0 if deleted).
+        """
         name = rng.choice("ab")
         levels = self.asks if name == "a" else self.bids
         best = sorted(levels, reverse=name == "b")

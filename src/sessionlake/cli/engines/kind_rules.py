@@ -73,6 +73,8 @@ _LONGEST = 60
 class KindRules:
     """Explains which parts of one statement Sail may not compute, because its results could differ from Spark's.
 
+    Each method `_reject_…` gets a node of the syntax tree, and returns why Sail may not compute it; None if it may.
+
     Args:
         kinds: Finds the kinds of values of the statement's expressions.
         name_of: Returns the name by which a node of the syntax tree calls a function.
@@ -83,17 +85,17 @@ class KindRules:
 
         self._find, self.name_of = kinds.find_kinds, name_of
         self._rules: list[tuple[Any, Callable[[Any], str | None]]] = [
-            (exp.Add | exp.Sub | exp.Mul, self._explain_arithmetic), (exp.Div, self._explain_division),
-            (exp.Mod, self._explain_remainder), (exp.EQ | exp.NEQ | exp.NullSafeEQ, self._explain_equality),
-            (exp.GT | exp.GTE | exp.LT | exp.LTE, self._explain_order_of), (exp.Between, self._explain_between),
-            (exp.In, self._explain_in), (exp.Cast, self._explain_cast), (exp.Neg, self._explain_negation),
+            (exp.Add | exp.Sub | exp.Mul, self._reject_arithmetic), (exp.Div, self._reject_division),
+            (exp.Mod, self._reject_remainder), (exp.EQ | exp.NEQ | exp.NullSafeEQ, self._reject_equality),
+            (exp.GT | exp.GTE | exp.LT | exp.LTE, self._reject_inequality), (exp.Between, self._reject_between),
+            (exp.In, self._reject_membership), (exp.Cast, self._reject_cast), (exp.Neg, self._reject_negation),
             (exp.Where | exp.Having | exp.Not, lambda node: self._require_kinds(node.this, {BOOLEAN})),
-            (exp.And | exp.Or, self._explain_condition), (exp.Join, self._explain_join),
-            (exp.DPipe | exp.Like, self._explain_text), (exp.Order, self._explain_sorting),
-            (exp.Window, self._explain_window), (exp.Group, self._explain_grouping),
-            (exp.SetOperation, self._explain_set_operation), (exp.Values, self._explain_values),
-            (exp.Interval, _explain_interval), (exp.Select, _explain_unnamed), (exp.Subquery, _explain_scalar),
-            (exp.Lateral, _explain_lateral), (exp.Table, _explain_table), (exp.Explode, _explain_explode),
+            (exp.And | exp.Or, self._reject_condition), (exp.Join, self._reject_join),
+            (exp.DPipe | exp.Like, self._reject_text), (exp.Order, self._reject_sorting),
+            (exp.Window, self._reject_window), (exp.Group, self._reject_grouping),
+            (exp.SetOperation, self._reject_set_operation), (exp.Values, self._reject_values),
+            (exp.Interval, _reject_interval), (exp.Select, _reject_unnamed_columns), (exp.Subquery, _reject_scalar),
+            (exp.Lateral, _reject_lateral), (exp.Table, _reject_table), (exp.Explode, _reject_explode),
         ]  # fmt: skip
 
     def explain_node(self, node: Any) -> str | None:
@@ -139,7 +141,7 @@ class KindRules:
             return None
         return f"{', '.join(map(_shorten_sql, nodes))} have values of several kinds, which is not covered"
 
-    def _explain_arithmetic(self, node: Any) -> str | None:
+    def _reject_arithmetic(self, node: Any) -> str | None:
         from sqlglot import exp
 
         left, right = self._find(node.left), self._find(node.right)
@@ -152,16 +154,16 @@ class KindRules:
                 return None
         return f"{_shorten_sql(node)} may overflow or need decimals, which is not covered"
 
-    def _explain_division(self, node: Any) -> str | None:
+    def _reject_division(self, node: Any) -> str | None:
         return self._require_kinds(node.left, _NUMBERS) or self._require_kinds(node.right, _NUMBERS | {NULL})
 
-    def _explain_remainder(self, node: Any) -> str | None:
+    def _reject_remainder(self, node: Any) -> str | None:
         return self._require_kinds(node.left, _INTEGERS) or self._require_kinds(node.right, _INTEGERS)
 
-    def _explain_negation(self, node: Any) -> str | None:
+    def _reject_negation(self, node: Any) -> str | None:
         return self._require_kinds(node.this, _NUMBERS)
 
-    def _explain_comparison(self, nodes: Iterable[Any], *, equality: bool) -> str | None:
+    def _reject_comparison(self, nodes: Iterable[Any], *, equality: bool) -> str | None:
         from sqlglot import exp
 
         nodes = list(nodes)
@@ -173,28 +175,28 @@ class KindRules:
             return f"the comparison of {', '.join(map(_shorten_sql, nodes))} is not covered"
         return None
 
-    def _explain_equality(self, node: Any) -> str | None:
-        return self._explain_comparison((node.left, node.right), equality=True)
+    def _reject_equality(self, node: Any) -> str | None:
+        return self._reject_comparison((node.left, node.right), equality=True)
 
-    def _explain_order_of(self, node: Any) -> str | None:
-        return self._explain_comparison((node.left, node.right), equality=False)
+    def _reject_inequality(self, node: Any) -> str | None:
+        return self._reject_comparison((node.left, node.right), equality=False)
 
-    def _explain_between(self, node: Any) -> str | None:
-        return self._explain_comparison((node.this, node.args["low"], node.args["high"]), equality=False)
+    def _reject_between(self, node: Any) -> str | None:
+        return self._reject_comparison((node.this, node.args["low"], node.args["high"]), equality=False)
 
-    def _explain_in(self, node: Any) -> str | None:
+    def _reject_membership(self, node: Any) -> str | None:
         query = node.args.get("query")
-        if query is not None and (why := _explain_correlation(query.this)):
+        if query is not None and (why := _reject_correlation(query.this)):
             return why
-        return self._explain_comparison([node.this, *([query] if query else node.expressions)], equality=True)
+        return self._reject_comparison([node.this, *([query] if query else node.expressions)], equality=True)
 
-    def _explain_condition(self, node: Any) -> str | None:
+    def _reject_condition(self, node: Any) -> str | None:
         return self._require_kinds(node.left, {BOOLEAN, NULL}) or self._require_kinds(node.right, {BOOLEAN, NULL})
 
-    def _explain_text(self, node: Any) -> str | None:
+    def _reject_text(self, node: Any) -> str | None:
         return self._require_kinds(node.left, {TEXT}) or self._require_kinds(node.right, {TEXT})
 
-    def _explain_cast(self, node: Any) -> str | None:
+    def _reject_cast(self, node: Any) -> str | None:
         from sqlglot import exp
 
         target = node.to.this.name
@@ -205,7 +207,7 @@ class KindRules:
             return f"{_shorten_sql(node)} is not covered"
         return self._require_kinds(node.this, _CASTS[target])
 
-    def _explain_join(self, node: Any) -> str | None:
+    def _reject_join(self, node: Any) -> str | None:
         from sqlglot import exp
 
         if node.method or node.kind in ("APPLY", "ASOF"):
@@ -218,7 +220,7 @@ class KindRules:
                 return f"USING ({name.name}) is not covered"
         return None
 
-    def _explain_sorting(self, node: Any) -> str | None:
+    def _reject_sorting(self, node: Any) -> str | None:
         from sqlglot import exp
 
         for place, key in enumerate(node.expressions, start=1):
@@ -230,14 +232,14 @@ class KindRules:
                 return why
         return None
 
-    def _explain_window(self, node: Any) -> str | None:
+    def _reject_window(self, node: Any) -> str | None:
         spec = node.args.get("spec")
         if spec is not None and spec.args.get("kind") != "ROWS":
             return "windows by RANGE are not covered"
         keys = (self._require_kinds(one, _SORTED) for one in node.args.get("partition_by") or ())
         return next(filter(None, keys), None)
 
-    def _explain_grouping(self, node: Any) -> str | None:
+    def _reject_grouping(self, node: Any) -> str | None:
         from sqlglot import exp
 
         keys = [one for one in node.expressions if not isinstance(one, exp.Literal)]
@@ -245,13 +247,13 @@ class KindRules:
             return "GROUP BY with ALL, CUBE, ROLLUP or GROUPING SETS is not covered"
         return next(filter(None, (self._require_kinds(one, _SORTED | {DOUBLE}) for one in keys)), None)
 
-    def _explain_set_operation(self, node: Any) -> str | None:
+    def _reject_set_operation(self, node: Any) -> str | None:
         left, right = node.left.selects, node.right.selects
         if len(left) != len(right) or any(one.is_star for one in (*left, *right)):
             return "UNION, INTERSECT and EXCEPT are covered only for the same number of named columns"
         return next(filter(None, (self._require_same_family(pair) for pair in zip(left, right, strict=True))), None)
 
-    def _explain_values(self, node: Any) -> str | None:
+    def _reject_values(self, node: Any) -> str | None:
         from sqlglot import exp
 
         rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
@@ -260,14 +262,14 @@ class KindRules:
         return next(filter(None, (self._require_same_family(column) for column in zip(*rows, strict=True))), None)
 
 
-def _explain_interval(node: Any) -> str | None:
+def _reject_interval(node: Any) -> str | None:
     number, unit = node.this, node.args.get("unit")
     if number is None or unit is None or not str(number.name).isdigit() or unit.name.upper() not in _PLURALS:
         return "only intervals such as INTERVAL 7 DAYS are covered"
     return None
 
 
-def _explain_unnamed(select: Any) -> str | None:
+def _reject_unnamed_columns(select: Any) -> str | None:
     """Returns why Spark must run a SELECT with unnamed expressions (Sail names some otherwise); None if Sail may."""
     from sqlglot import exp
 
@@ -284,14 +286,14 @@ def _explain_unnamed(select: Any) -> str | None:
     return None
 
 
-def _explain_scalar(node: Any) -> str | None:
+def _reject_scalar(node: Any) -> str | None:
     """Returns why Spark must run a subquery for a single value; None if it aggregates all its rows."""
     from sqlglot import exp
 
     if isinstance(node.parent, exp.From | exp.Join | exp.In | exp.SetOperation | exp.CTE | exp.Lateral):
         return None
     query = node.this
-    if why := _explain_correlation(query):
+    if why := _reject_correlation(query):
         return why
     if isinstance(query, exp.Select) and not query.args.get("group") and query.find(exp.AggFunc):
         return None
@@ -304,7 +306,7 @@ def _is_number_literal(node: Any) -> bool:
     return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
 
 
-def _explain_correlation(query: Any) -> str | None:
+def _reject_correlation(query: Any) -> str | None:
     """Returns why Spark must run a subquery that reads columns of the query around it; None if it reads none."""
     from sqlglot import exp
 
@@ -315,19 +317,19 @@ def _explain_correlation(query: Any) -> str | None:
     return None if found is None else f"{_shorten_sql(found)} of the query around the subquery is not covered"
 
 
-def _explain_lateral(node: Any) -> str | None:
+def _reject_lateral(node: Any) -> str | None:
     from sqlglot import exp
 
     return None if isinstance(node.this, exp.Explode) and node.args.get("view") else "only LATERAL VIEW is covered"
 
 
-def _explain_explode(node: Any) -> str | None:
+def _reject_explode(node: Any) -> str | None:
     from sqlglot import exp
 
     return None if isinstance(node.parent, exp.Lateral) else "explode is covered only in LATERAL VIEW"
 
 
-def _explain_table(node: Any) -> str | None:
+def _reject_table(node: Any) -> str | None:
     return "a version of a table is not covered" if node.args.get("version") else None
 
 

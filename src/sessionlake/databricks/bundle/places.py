@@ -46,7 +46,7 @@ def place_fault(
         owner: Kind and key of the resource with the fault.
         line: The line within a text of many lines, or 0.
     """
-    *uses, definition = _follow_references(files, target, key, (), is_value=NOT_A_KEY not in text)
+    *uses, definition = _list_keys_to_value(files, target, key, (), follows_last=NOT_A_KEY not in text)
     found = files.create_fault(text, *definition)
     places = [files.create_fault(text, *own) for own in uses]
     return PlacedFault(found.file, found.line + line, owner, text, tuple(f"{own.file}:{own.line}" for own in places))
@@ -69,8 +69,8 @@ def join_faults(faults: Iterable[PlacedFault]) -> Iterator[FileFault]:
         yield FileFault(file, line, (f"{owner}: " if owner else "") + text.removesuffix(".") + more + used)
 
 
-def _follow_references(
-    files: BundleFiles, target: str, key: KeyPath, seen: tuple[str, ...], *, is_value: bool
+def _list_keys_to_value(
+    files: BundleFiles, target: str, key: KeyPath, followed_variables: tuple[str, ...], *, follows_last: bool
 ) -> list[KeyPath]:
     """Returns the keys of each reference that leads to a value, and last the key of the value itself.
 
@@ -78,18 +78,20 @@ def _follow_references(
         files: The bundle's files.
         target: Name of the target.
         key: Path of keys to the value in the target, as it is after all references were replaced.
-        seen: The variables that were followed so far.
-        is_value: True to find the value; False to find the last key itself, which may have a variable as its value.
+        followed_variables: The variables that were followed so far.
+        follows_last: True to follow the variable that the last key itself has as its value; False to end at that key.
     """
     node: Any = files.merged_content
-    for depth in range(len(key) + is_value):
+    for depth in range(len(key) + follows_last):
         if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):
             variable = found[1].removeprefix("var.")
             is_own = variable in (files.targets[target].get("variables") or {})
             root = ("targets", target, "variables", variable) if is_own else ("variables", variable, "default")
-            if variable in seen:  # it refers to itself
+            if variable in followed_variables:  # it refers to itself
                 return [(*root, *key[depth:])]
-            rest = _follow_references(files, target, (*root, *key[depth:]), (*seen, variable), is_value=is_value)
+            rest = _list_keys_to_value(
+                files, target, (*root, *key[depth:]), (*followed_variables, variable), follows_last=follows_last
+            )
             return [key[:depth], *rest]
         if depth == len(key):
             break

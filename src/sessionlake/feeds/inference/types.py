@@ -29,12 +29,12 @@ UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 @dataclass(frozen=True)
 class Inferred:
-    """A column as it is proposed.
+    """The type that is proposed for a column.
 
     Attributes:
         sql: Spark SQL type.
-        how: The setting `from`; None if it is not needed.
-        seen: What the sample has, in a few words; "" if there is nothing to say.
+        how: Value for the column's setting `from`, such as `epoch_ms`; None if the column needs no such setting.
+        seen: A remark for the user about the column's values in the sample; "" if there is none.
     """
 
     sql: str

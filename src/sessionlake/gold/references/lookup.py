@@ -69,7 +69,11 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
     try:
         found = load_named_code(settings.python, object, str(Path.cwd()))
     except NamedCodeError as error:
-        raise ConfigError(f"{where}.lookup.python: {error}") from error
+        raise ConfigError(
+            f"{where}.lookup.python: {error}",
+            why="The lookup fetches missing rows of the reference table",
+            fix="Write `module:name`, and start sessionlake where Python can import the module",
+        ) from error
     if not callable(getattr(found, "fetch", None)):
         raise ConfigError(
             f"{where}.lookup.python: {settings.python} has no method `fetch`",

@@ -22,10 +22,10 @@ StreamTimes = Mapping[str, int]
 
 
 def read_key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
-    """Returns the key that a row has for a rule.
+    """Returns the key of a rule to which a row belongs: the values of `KEY`'s columns, with None for unused columns.
 
     Args:
-        key_columns: the columns of the rule's key. All other parts of the result are None.
+        key_columns: the columns that the rule has as its key. The row must have all of them.
         row: the row's values by column name.
     """
     topic, session, partition, row_id, value = (row[name] if name in key_columns else None for name in KEY)

@@ -67,7 +67,8 @@ def hand_over_states(
 
     Args:
         session: Topic and id of the session.
-        receipt: The name of the forgetting's receipt.
+        receipt: Name of the file that records this run of `forget`. The handed-over states have it as their name, so
+            that a repeated run finds them.
     """
     version = Lake(settings).latest_version(spark, MESSAGES)
     _, last = read_state_and_ledger_batch(spark, settings, layer)

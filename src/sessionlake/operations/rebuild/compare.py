@@ -102,7 +102,7 @@ def compare_rows(read_live: Callable[[str], DataFrame], read_rebuilt: Callable[[
     """
     from pyspark.sql import functions as F
 
-    hashes = _hash_rows(read_live, 1).unionByName(_hash_rows(read_rebuilt, -1))
+    hashes = _hash_rows_of_tables(read_live, side=1).unionByName(_hash_rows_of_tables(read_rebuilt, side=-1))
     differs = (F.sum("side") != 0) | (F.sum(F.col("hash") * F.col("side")) != 0)
     judged = hashes.groupBy("table", *SESSION).agg(differs.alias("differs")).localCheckpoint()
     session, wrong = F.struct(*SESSION), judged.where("differs")
@@ -120,7 +120,7 @@ def compare_rows(read_live: Callable[[str], DataFrame], read_rebuilt: Callable[[
     return TablesComparison(sessions, tables, different, _find_first_difference(read_live, read_rebuilt, *place))
 
 
-def _hash_rows(read_table: Callable[[str], DataFrame], side: int) -> DataFrame:
+def _hash_rows_of_tables(read_table: Callable[[str], DataFrame], side: int) -> DataFrame:
     """Returns a hash of each row of each compared table: rows `table, topic, partition, session_id, side, hash`.
 
     Args:

@@ -196,7 +196,12 @@ class ShardJudge:
         return judged
 
     def _load_cursors(self, batch: ShardBatch, cursor_indices: Int64s) -> None:
-        """Copies the cursors and memories at these indices of the state into the batch."""
+        """Copies what the state has about the batch's sessions into the batch: their cursors and memories.
+
+        Args:
+            batch: The batch, in which each session has an index.
+            cursor_indices: The index in the state of each of the batch's sessions; -1 for new sessions.
+        """
         known = cursor_indices >= 0
         batch.cursors[known] = self._state.cursors[cursor_indices[known]]
         batch.memories[known] = self._state.memories[cursor_indices[known]]
