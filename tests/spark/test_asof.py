@@ -163,8 +163,8 @@ def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monke
     [
         (["--offset", "99999"], "silver has judged offsets up to", 1),
         (["--ts", "2999-01-01"], "stream time has not reached 2999-01-01 00:00:00.000Z", 1),
-        (["--ts", "0"], "its table begins at", 1),
-        (["--seq", "0"], "its table begins at seq", 1),
+        (["--ts", "0"], "has no table yet at", 1),
+        (["--seq", "0"], "has no table yet at seq", 1),
         (["--ts", "yesterday"], "Write it in ISO 8601, as in", 2),
         (["--ts", "0", "--seq", "1"], "exactly one moment is needed, but these were given: --ts, --seq", 2),
         ([], "Give one of --ts TIME, --seq SEQ and --offset OFFSET", 2),

@@ -123,7 +123,7 @@ def at(
     except LakeError as error:
         if untold and "so stream time at offset" in str(error):
             return UNTOLD
-        if "its table begins" not in str(error):
+        if "has no table yet" not in str(error):
             raise
         return None
     return {row.pop("row_id"): row for row in plain(found)}

@@ -343,7 +343,7 @@ def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_repor
             raise ProcessorError(part)
         return True
 
-    monkeypatch.setattr("sessionlake.operations.pipeline.run_layer_to_end", run_to_end)
+    monkeypatch.setattr("sessionlake.operations.pipeline.run_layer_until_caught_up", run_to_end)
     processors = tuple(ProcessorSettings.model_validate({"name": name, "class": "a:B"}) for name in ("p", "q"))
     settings, told, stop = Settings(home=tmp_path, processors=processors), list[str](), threading.Event()
     with pytest.raises(ProcessorError, match="processor-p"):

@@ -54,7 +54,7 @@ class Newcomer(Aggregate):
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "double"),)
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         return {name: events["value"].to_numpy()}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:

@@ -219,7 +219,7 @@ class _StreamedBatchWriter:
             sound = read.where(F.col("damage").isNull())
             extents = _list_offset_extents(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)
-            ranges = _convert_extents_to_ranges(extents)
+            ranges = _merge_extents_into_ranges(extents)
             log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
@@ -300,7 +300,7 @@ def _list_offset_extents(undamaged_rows: DataFrame) -> list[_OffsetExtent]:
     )
 
 
-def _convert_extents_to_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ...]:
+def _merge_extents_into_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ...]:
     found: dict[TopicPartition, OffsetRange] = {}
     for extent in extents:
         known = found.get(extent[:2], OffsetRange(*extent[:4], 0))

@@ -43,7 +43,7 @@ from sessionlake.streaming.losses import (
     has_committed_batch,
     refuse_lost_files,
     refuse_lost_rows,
-    refuse_lost_topics,
+    require_rows_of_topics,
 )
 
 if TYPE_CHECKING:
@@ -322,20 +322,20 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
     if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
-            refuse_lost_topics(spark, lake)
+            require_rows_of_topics(spark, lake)
         except LossError as loss:
             return CheckResult(CheckSeverity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = select_latest_generations(rows).values()
     known = ", ".join(
-        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_join_first_names(names)})")
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_shorten_list_of_names(names)})")
         for state in TopicState
         if (names := sorted(row.topic for row in now if row.state is state))
     )
     lost = sorted({row.topic for row in rows if row.lost})
     if not lost and all(row.state in READ_STATES for row in now):
         return CheckResult(CheckSeverity.OK, "topics", known or "none yet")
-    gone = f"; messages of {_join_first_names(lost)} were lost before bronze read them" if lost else ""
+    gone = f"; messages of {_shorten_list_of_names(lost)} were lost before bronze read them" if lost else ""
     return CheckResult(CheckSeverity.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
 
 
@@ -349,12 +349,12 @@ def _check_session_ids(reader: TableReader) -> CheckResult:
     return CheckResult(
         CheckSeverity.WARN,
         "session ids",
-        f"{len(split)} of {_join_first_names(topics)} occur in several partitions. Each partition's messages are "
+        f"{len(split)} of {_shorten_list_of_names(topics)} occur in several partitions. Each partition's messages are "
         "judged as a separate session. Were partitions added, or do producers choose them differently? "
         f"{EVENTS} lists the ids as event {EventKind.SPLIT_SESSION}",
     )
 
 
-def _join_first_names(names: list[str]) -> str:
+def _shorten_list_of_names(names: list[str]) -> str:
     """Returns the first names of a list, separated by commas, and `…` if there are more."""
     return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

@@ -67,9 +67,9 @@ def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
     if result.removed:
         yield f"not compared: {result.removed} messages in bronze that Kafka no longer holds"
     if overlap.gone:
-        yield f"  of topics that were deleted: {_join_first_names(overlap.gone)}"
+        yield f"  of topics that were deleted: {_shorten_list_of_names(overlap.gone)}"
     if overlap.recreated_topics:
-        yield f"  of topics that were recreated, and not read since: {_join_first_names(overlap.recreated_topics)}"
+        yield f"  of topics that were recreated, and not read since: {_shorten_list_of_names(overlap.recreated_topics)}"
     if result.gone:
         yield f"not compared: {result.gone} messages that maintain.retention has removed from bronze"
     if comparison.erased:
@@ -78,6 +78,6 @@ def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
         yield f"not compared: {overlap.unread} offsets in Kafka that bronze has not read"
 
 
-def _join_first_names(names: tuple[str, ...]) -> str:
+def _shorten_list_of_names(names: tuple[str, ...]) -> str:
     more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return f"{', '.join(names[:_SHOWN_NAMES])}{more}"

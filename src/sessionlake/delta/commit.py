@@ -180,10 +180,12 @@ def replace_column(
 ) -> None:
     """Replaces a column's values in the selected rows in one commit. Streams that read the table skip this commit.
 
-    Sets `delta.appendOnly` to false if the table has it.
+    If the table has `delta.appendOnly`, it is set to false, and stays so.
 
     Args:
-        source: The new values (alias `s`), with the columns by which the selection joins the table.
+        chosen: The rows to change, as a condition that joins them with `source`.
+        column: The column to change.
+        source: The new values in a column of the same name, and the columns that `chosen` compares. Its alias is `s`.
     """
     _disable_append_only(spark, lake, table)
     values = {column: f"s.{column}"}

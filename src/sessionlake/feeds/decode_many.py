@@ -103,7 +103,9 @@ class ManyReader:
         max_bytes: int,
         out: EventLists,
     ) -> list[int]:
-        """Adds the events of some messages to `out`, which is empty. Returns the indices of unusual messages.
+        """Adds the events of messages to `out`, which is empty; returns the indices of messages that may be bad.
+
+        The caller leaves those to the slow reader. Messages of more than `max_bytes` are among them.
 
         Raises:
             TimeLimitError: The decoder uses too much time for a message.
@@ -212,7 +214,11 @@ class ManyReader:
         return found
 
     def _convert_key(self, raw_key: tuple[Any, ...]) -> tuple[tuple[Any, ...], str]:
-        """Returns the key of a row with converted values, and its row id. Raises an exception if it may be wrong."""
+        """Returns a row's key with converted values, and its row id.
+
+        Raises:
+            Exception: A value may be converted wrongly; the slow reader must read this message.
+        """
         if None in raw_key:
             raise UnusualError
         key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, raw_key, strict=True))
@@ -340,9 +346,9 @@ class _Collector:
 
 
 def _is_valid_after(after: Any, seq: int | None, is_link: bool) -> bool:
-    """Returns True if the value of `after` is allowed: None, or an integer that is not above the seq.
+    """Returns True if `after`, the seq of the message before, is allowed: None, or an integer up to the seq.
 
-    In a chain of links, `after` is no seq of this session, so it may be any int64 but the lowest.
+    Where messages are linked by other numbers than their own seqs (`is_link`), any int64 but the lowest is allowed.
     """
     if after is None:
         return True

@@ -314,10 +314,10 @@ class Feed:
 
     @property
     def holds_rows(self) -> bool:
-        """True if the rows of sessions must be in memory while messages are judged.
+        """True if a session's current rows must be in memory while its messages are judged.
 
-        A decoder class whose events need them, because they have a scope or expect rows, says so by
-        `needs_rows = True`.
+        A feed needs them for `keep`, `check`, `scope` and `expect`. A decoder class whose events have a scope or expect
+        rows says so with `needs_rows = True`.
         """
         if self.keep is not None or self.check is not None:
             return True

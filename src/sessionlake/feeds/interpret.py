@@ -169,7 +169,7 @@ def refuse_repeats(feed: Feed, event: Event) -> None:
 
 
 def find_chain_of_several_seqs(events: Iterable[Event]) -> str | None:
-    """Returns a chain in which a message's events have different seqs, which is a fault; None if there is none."""
+    """Returns the name of a chain in which one message has several seqs, which is a fault; None if there is none."""
     seqs: dict[str, int | None] = {}
     return next(
         (one.chain for one in events if one.chain is not None and seqs.setdefault(one.chain, one.seq) != one.seq), None

@@ -395,6 +395,6 @@ class _AsOfQuery:
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(
-            f"{self._session}: its table begins at {name} {known[name]}, after {name} {getattr(self._moment, name)}",
-            fix="Ask for the beginning or a later moment",
+            f"{self._session} has no table yet at {name} {getattr(self._moment, name)}: it begins {known[name]}",
+            fix="Ask for this beginning or a later moment",
         )

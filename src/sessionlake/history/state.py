@@ -131,7 +131,10 @@ _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "
 
 
 def _list_held_messages(state: ShardState, key: str, *, by_event_time: bool) -> list[dict[str, int]]:
-    """Returns offset, seq, event time (ms) and size of each of a session's held messages, in the order of judging."""
+    """Returns offset, seq, event time (ms) and size (bytes) of each message that a session holds back.
+
+    They are sorted as they will be judged: by event time if `by_event_time`, otherwise by seq.
+    """
     if state.held_messages is None:
         return []
     mine = pc.equal(build_session_keys(state.held_messages), key)

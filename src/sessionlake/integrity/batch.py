@@ -61,7 +61,7 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     busy = len(batch.new_messages.starts)
     slow = list(range(busy, len(batch.cursors)))
     if busy:
-        is_run_start = _find_run_starts(batch)
+        is_run_start = _mark_starts_of_unbroken_runs(batch)
         for number in (number for number in batch.chain_gaps if number < busy):
             is_run_start[batch.new_messages.starts[number] : batch.new_messages.ends[number]] = True
         is_fast = _find_sessions_for_fast_path(batch, is_run_start)
@@ -82,7 +82,7 @@ def _list_rule_values(batch: ShardBatch, read_value: Callable[[Rules], int]) -> 
     return np.array([read_value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
-def _find_run_starts(batch: ShardBatch) -> Bools:
+def _mark_starts_of_unbroken_runs(batch: ShardBatch) -> Bools:
     """Returns a boolean for each message: True if it does not simply continue its session's message before it.
 
     The reason is a gap, a restart of the order, an `end` before it, or an expired session. All messages from such a

@@ -216,7 +216,7 @@ class _LastOffsets:
         return np.where(found, self._arrived.offset[place], self._last[session])
 
 
-def make_cuts_due_by_time(cursors: Cursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+def make_cuts_due_at_stream_times(cursors: Cursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
     """Returns the cuts that are due by these stream times, and records them in the cursors.
 
     The sessions must have no messages held back.

@@ -17,7 +17,7 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.chains import Chains
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, create_cursors, postpone_gaps
-from sessionlake.integrity.cuts import Cuts, make_cuts_due_by_time
+from sessionlake.integrity.cuts import Cuts, make_cuts_due_at_stream_times
 from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
 from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
@@ -125,7 +125,7 @@ class ShardState:
             self._stored = None
             self.cursors["marked"][cursor_indices] = 1
 
-    def make_cuts_due_by_time(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+    def make_cuts_due_at_stream_times(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
         """Returns the cuts that are due by these stream times, and updates the cursors for them.
 
         Args:
@@ -133,7 +133,7 @@ class ShardState:
             timeouts: Session timeout of each session, ms.
             interval: The snapshot interval, ms.
         """
-        cuts = make_cuts_due_by_time(self.cursors, stream_times, timeouts, interval)
+        cuts = make_cuts_due_at_stream_times(self.cursors, stream_times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts

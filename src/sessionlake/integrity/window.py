@@ -25,7 +25,9 @@ from sessionlake.settings.section import Integrity
 
 
 def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
-    """Judges all sessions of class `window` that array operations can judge, and updates their cursors.
+    """Judges those sessions of class `window` that array operations can judge; other code judges the rest one by one.
+
+    Their cursors in the batch are updated, and what becomes of each message is written to `outcome`.
 
     Returns:
         A boolean for each session with messages: True if it was judged.

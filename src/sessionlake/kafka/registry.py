@@ -217,7 +217,7 @@ class _RegistryClient:
         if not isinstance(text, str):
             raise self._make_error("it sent a schema without its text")
         if self._source.format is PayloadFormat.PROTOBUF:
-            return self._rename_descriptor_file(text, name)
+            return self._serialize_descriptor_as_file(text, name)
         try:
             return text.encode()
         except UnicodeEncodeError:
@@ -225,8 +225,8 @@ class _RegistryClient:
                 "it sent a schema that is not valid text, with half of a surrogate pair in it"
             ) from None
 
-    def _rename_descriptor_file(self, text: str, name: str) -> bytes:
-        """Decodes a Protobuf descriptor from base64, and returns it serialized with another file name."""
+    def _serialize_descriptor_as_file(self, text: str, name: str) -> bytes:
+        """Decodes a Protobuf file descriptor from base64, and serializes it again with `name` as its file's name."""
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
         from google.protobuf.message import DecodeError
 

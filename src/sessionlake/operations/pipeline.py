@@ -108,7 +108,7 @@ def run_once(
     with claim_layers(spark, settings, layer):
         for part in list_layers_to_run(settings, layer):
             try:
-                is_done = run_layer_to_end(spark, settings, part, stop)
+                is_done = run_layer_until_caught_up(spark, settings, part, stop)
                 if on_end is not None:
                     on_end(part)
                 if not is_done:
@@ -315,7 +315,7 @@ class Pipeline:
             self._merger.stop()
 
 
-def run_layer_to_end(spark: SparkSession, settings: Settings, layer_name: str, stop: threading.Event) -> bool:
+def run_layer_until_caught_up(spark: SparkSession, settings: Settings, layer_name: str, stop: threading.Event) -> bool:
     """Runs a layer until all input that is available now is processed. This process must have claimed the layer.
 
     Returns:

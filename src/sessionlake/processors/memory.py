@@ -93,7 +93,10 @@ class ProcessorMemory:
 
     @staticmethod
     def read_due_times(stored: bytes | None) -> dict[TopicPartition, int]:
-        """Returns the field `due` of an encoded memory, without decoding the sessions; empty for None."""
+        """Returns, for each topic-partition, the stream time (ms) after which the first of its sessions is due.
+
+        It is read from an encoded memory without decoding the sessions. None gives an empty result.
+        """
         found = () if stored is None else _decode_stored_memory(stored).due
         return {(topic, partition): time for topic, partition, time in found}
 

@@ -61,7 +61,7 @@ class AvroDecoder:
         self._schema = _PreparedSchema(definition).schema
         fields = _list_fields(self._schema)
         self._field_names = frozenset(fields)
-        row = _find_record_items(fields.get("rows"))
+        row = _find_record_schema_of_items(fields.get("rows"))
         self._row_field_names = frozenset(_list_fields(row)) if row else frozenset[str]()
         self.layout = _find_layout(fields, row, columns)
 
@@ -196,7 +196,7 @@ def _find_value_kind(schema: Any) -> ValueKind:
     return found.pop() if len(found) == 1 else ValueKind.OTHER
 
 
-def _find_record_items(schema: Any) -> Schema | None:
+def _find_record_schema_of_items(schema: Any) -> Schema | None:
     """Returns the record schema of an array's items; None if it is no array of records. The array may be nullable."""
     branches = _list_union_branches(schema)
     if (

@@ -198,7 +198,7 @@ class BoundsSettings(Section):
     """Numbers must be less than this one."""
 
     @model_validator(mode="after")
-    def _require_a_bound(self) -> Self:
+    def _require_above_or_below(self) -> Self:
         if self.above is None and self.below is None:
             raise ValueError("a range of numbers needs `above`, `below` or both")
         return self

@@ -276,7 +276,7 @@ class Settings(BaseSettings):
 
     @property
     def added_tables(self) -> tuple[str, ...]:
-        """Names with schema of the tables that exist only because of this configuration."""
+        """Names, such as `gold.hourly`, of the tables of processors, products and references that are declared here."""
         gold = self.gold.added_tables + self.gold.reference_tables
         return tuple(processor.output_table for processor in self.processors) + gold
 

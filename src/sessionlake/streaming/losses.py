@@ -70,7 +70,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
             f"{cut.removal_text}, and {POSITIONS} is gone",
-            why="Only that table has the sums of the removed entries",
+            why=f"Only {POSITIONS} has the sums of the removed entries",
             fix=f"Restore {POSITIONS} from a backup",
         )
     if not has_committed_batch(settings, layer):
@@ -158,7 +158,7 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
             )
 
 
-def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
+def require_rows_of_topics(spark: SparkSession | None, lake: Lake) -> None:
     """Checks that `ops.topics` has a row for every topic with messages in bronze.
 
     Before bronze's first start there is nothing to check.

@@ -98,7 +98,7 @@ def read_versions_left_by_batches(reader: TableReader) -> _Versions:
 def _count_ledger_entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if it is not known because sums replace old entries."""
     books = LedgerReader(reader, "batches")
-    return None if books.may_yield_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
+    return None if books.can_rows_be_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
 
 
 def _consists_of_batch_versions(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:

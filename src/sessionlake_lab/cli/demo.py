@@ -183,7 +183,7 @@ class _DemoRun:
         while not self._connected.is_set() and sensors.is_alive():
             self._check_stop()
             time.sleep(_LOOK_SECONDS)
-        sensors.raise_error()
+        sensors.raise_error_of_work()
         with Pipeline(spark, self._settings, on_commit=self._progress.record_batch) as pipeline:
             self._progress.phase = "live"
             self._wait_for_thread(sensors, pipeline)
@@ -206,7 +206,7 @@ class _DemoRun:
                     self._progress.record_gold_batch(latest["batchId"], latest["numInputRows"])
             work.join(_LOOK_SECONDS)
         self._check_stop()
-        work.raise_error()
+        work.raise_error_of_work()
 
     def _check_stop(self) -> None:
         """Raises _InterruptedError if a signal has arrived."""
@@ -227,11 +227,11 @@ class _BackgroundThread(threading.Thread):
     def run(self) -> None:
         try:
             self.value = self._work()
-        except BaseException as error:  # noqa: BLE001 - raise_error raises it in another thread
+        except BaseException as error:  # noqa: BLE001 - raise_error_of_work raises it in another thread
             self._error = error
 
-    def raise_error(self) -> None:
-        """Raises the exception of the work, if there was one."""
+    def raise_error_of_work(self) -> None:
+        """Raises the exception with which the work in the background failed, if it failed."""
         if self._error is not None:
             raise self._error
 

@@ -179,7 +179,7 @@ class _KafkaWriter:
         self._known.add(topic)
 
     def _wait_for_leaders(self, topic: str) -> int:
-        """Waits until all partitions of a new topic have a leader, and returns their number."""
+        """Waits until each partition of a new topic has a leader, and returns the number of partitions."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             found = self._consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]

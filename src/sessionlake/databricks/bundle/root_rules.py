@@ -25,7 +25,7 @@ _VERSION = re.compile(r"(>=|<=|>|<|=|~|\^|!=)?\s*\d+(\.\d+){0,2}")
 _BUILDERS = ("uv build", "python -m build", "python3 -m build", "poetry build", "hatch build", "pip wheel", "make ")
 
 
-def find_root_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
+def find_faults_outside_resources(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     """Yields the faults in `databricks.yml` outside its resources: keys, targets, and files that do not exist."""
     for name, document in files.documents.items():
         content = document.content | ({} if name == BUNDLE_FILE else {"bundle": {"name": "included"}})
@@ -39,7 +39,7 @@ def find_root_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     if not (files.merged_content.get("bundle") or {}).get("name"):
         yield files.create_fault("bundle.name is required, but missing or empty. Add it", "bundle")
     yield from _find_function_faults(files)
-    yield from _find_file_faults(files, folder)
+    yield from _find_faults_of_named_files(files, folder)
     yield from find_requirement_faults(files, folder)
 
 
@@ -81,7 +81,7 @@ def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
             yield files.create_fault(f"target {name}: a production target must not be the default", "targets", name)
 
 
-def _find_file_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
+def _find_faults_of_named_files(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     for number, pattern in enumerate(files.merged_content.get("include") or ()):
         if not list(folder.glob(pattern)):
             yield files.create_fault(f"include: no file matches {pattern!r}", "include", number)

@@ -35,7 +35,7 @@ from sessionlake.databricks.bundle.overrides import read_overrides
 from sessionlake.databricks.bundle.places import PlacedFault, join_faults, place_fault
 from sessionlake.databricks.bundle.query_rules import Columns, check_query, list_lake_columns
 from sessionlake.databricks.bundle.reference_rules import find_reference_faults, find_unused_variables, look_up_default
-from sessionlake.databricks.bundle.root_rules import find_root_faults
+from sessionlake.databricks.bundle.root_rules import find_faults_outside_resources
 from sessionlake.databricks.bundle.value_rules import find_repeated_resources, find_value_faults
 from sessionlake.errors import ConfigError
 from sessionlake.settings.environment import SettingsWithoutEnvironment, find_settings_problems
@@ -62,11 +62,11 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], explain_refus
     except FileError as error:
         return [_create_unreadable_file_fault(folder, error)]
     found = [
-        *find_root_faults(files, folder),
+        *find_faults_outside_resources(files, folder),
         *_find_key_faults(files),
         *_find_permission_level_faults(files),
         *find_reference_faults(files),
-        *_find_kind_faults(files),
+        *_find_unknown_kinds_of_resources(files),
     ]
     found += [] if found else _find_faults_of_written_resources(files)
     if not found:
@@ -218,7 +218,7 @@ def _find_wrong_levels(
             yield files.create_fault(text, *place)
 
 
-def _find_kind_faults(files: BundleFiles) -> Iterator[FileFault]:
+def _find_unknown_kinds_of_resources(files: BundleFiles) -> Iterator[FileFault]:
     for document in files.documents.values():
         for _, scope, key in list_scopes(document.content):
             for kind in {kind for kind, _, _ in list_resources(scope)} - read_models().kinds.keys():

@@ -79,7 +79,7 @@ class TableFile:
 
     @property
     def log_key(self) -> tuple[str, str]:
-        """The data file's path and its deletion vector as text, which together identify the file in Delta's log."""
+        """The file's key in Delta's log: its path, and the unique id of its deletion vector ("" if it has none)."""
         return build_file_key(self.add)
 
     @property

@@ -43,7 +43,7 @@ class Inferred:
 
     @property
     def setting(self) -> Any:
-        """The column as the configuration has it."""
+        """What to write for the column in the configuration: its type's name, or a mapping with `type` and `from`."""
         return self.sql if self.how is None else {"type": self.sql, "from": self.how}
 
 
@@ -51,7 +51,7 @@ def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_lev
     """Chooses the type of a column.
 
     Args:
-        name: Name of the field, which decides between number and identifier, or measured and exact.
+        name: Name of the field. Digits in a field such as `id` are an identifier and no number; a `price` is exact.
         values: Its values in the sample, as parsed JSON.
         is_key: True if the column identifies a row, so that it may not be a double or variant.
         is_level: True if it is a number of an order book's level, which may get up to ten digits after the point.

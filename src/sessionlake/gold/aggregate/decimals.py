@@ -43,7 +43,7 @@ class DecimalSum(Aggregate):
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column_name(name), "string")
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         # `merge_groups` reads units from decimals, too. It makes the texts once per row, not per event.
         return {name: events[self.of], build_units_column_name(name): events[self.of]}
 

@@ -48,7 +48,7 @@ class Aggregate(ABC):
         """
 
     @abstractmethod
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         """Returns the values of the stored columns for each event alone: one array per column, one item per event."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Count(Aggregate):
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "bigint"),)
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         return {name: np.ones(events.num_rows, np.int64)}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
@@ -130,7 +130,7 @@ class Sum(Aggregate):
         # The second column is the rounding error of the sum.
         return (name, "double"), (_build_state_column_name(name, "rest"), "double")
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         values = _read_doubles(events, self.of)
         if not self.squared:
             return {name: values, _build_state_column_name(name, "rest"): np.zeros(len(values))}
@@ -183,7 +183,7 @@ class Extreme(Aggregate):
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, self.type),)
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
@@ -223,7 +223,7 @@ class Endmost(Aggregate):
         # The other columns store the event's place in `ORDER`.
         return (name, self.type), *((_build_state_column_name(name, part), sql) for part, _, sql in ORDER)
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         places = {_build_state_column_name(name, part): events[column].to_numpy() for part, column, _ in ORDER}
         return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]} | places
 

@@ -210,7 +210,7 @@ class Product:
         events = events.combine_chunks()  # columns are read several times
         begun: dict[str, Any] = {name: events[field] for name, field in self.key_fields.items()}
         for name, aggregate in self._mergeable_aggregates.items():
-            begun |= aggregate.build_event_states(name, events)
+            begun |= aggregate.build_state_of_each_event(name, events)
         return self.merge_rows(pa.table(begun))
 
     def aggregate_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:

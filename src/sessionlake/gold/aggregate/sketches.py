@@ -50,7 +50,7 @@ class SketchAggregate(Aggregate):
     def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "binary"),)
 
-    def build_event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         entries = np.zeros(events.num_rows, self.entry_type)
         entries["code"], entries["number"] = self._compute_codes_and_numbers(events)
         return {name: _pack_entries(entries, np.ones(events.num_rows, np.int64))}

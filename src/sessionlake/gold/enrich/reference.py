@@ -67,7 +67,7 @@ class ReferenceTable:
 
     @property
     def column_names(self) -> list[str]:
-        """Names of all columns."""
+        """Names of all columns of the reference table: its key, `valid_from`, `valid_to` and its values."""
         return [name for name, _ in self.all_columns]
 
     def arrow_schema(self) -> pa.Schema:

@@ -151,11 +151,11 @@ class EnrichedTable:
         return [*(name for name, _ in self.change_columns), BATCH]
 
     def join_rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
-        """Returns the enriched table's rows for some changes.
+        """Returns one enriched row per change, with nulls where no row of a reference table is valid for it.
 
         Args:
             changes: rows of `silver.session_changes`.
-            versions: the rows of each joined reference table, by name of the reference table.
+            versions: all versions of the rows of each joined reference table, by name of the reference table.
         """
         values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.change_column_names}
         table = pa.table(values)

@@ -192,7 +192,9 @@ def have_any_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
 
 
 def _split_by_shard(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
-    """Splits a table by shard. Returns the shards, and one table per shard whose dictionaries have only used texts.
+    """Splits a table by shard. Returns the shards that occur and, in the same order, the rows of each.
+
+    Dictionaries of a result have only the texts that its rows use.
 
     Args:
         table: Rows with dictionary-encoded texts.

@@ -164,7 +164,7 @@ class GoldShardState:
         )
 
     def renumber_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
-        """Returns the state with series numbered for the columns of numbers that are declared now, `metrics`.
+        """Returns the state for other declared columns: each series gets the index of its column in `metrics`.
 
         Raises:
             LakeError: A metric that has points is no longer declared.

@@ -222,7 +222,7 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
     """
     if isinstance(table, RollingAverage):
         return _compute_averages(changes, table, declared)
-    return _compute_products(changes, table, declared)
+    return _compute_product_rows(changes, table, declared)
 
 
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
@@ -252,7 +252,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
     return apply_to_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
 
 
-def _compute_products(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
+def _compute_product_rows(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
     parts = changes.mapInArrow(
         PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
     )

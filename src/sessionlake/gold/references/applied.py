@@ -157,7 +157,7 @@ class AppliedRows:
                     self._lake,
                     reference.applied_table,
                     rows,
-                    _build_applied_upsert(reference),
+                    _build_upsert_of_applied_versions(reference),
                     txn.add_fencing_token(token),
                 )
             else:
@@ -217,7 +217,7 @@ def _create_correction_rows(reference: ReferenceTable, part: ReferenceDifference
     return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
 
-def _build_applied_upsert(reference: ReferenceTable) -> Upsert:
+def _build_upsert_of_applied_versions(reference: ReferenceTable) -> Upsert:
     keys = (*reference.key_names, "valid_from", TAKEN_BY)
     others = tuple(name for name in _build_applied_schema(reference).names if name not in keys)
     return Upsert(keys, others, pruned_by=reference.key_names[:1])

@@ -201,7 +201,8 @@ def _create_log_row(
     """Returns the log row for an alert to add or retract, with its cause.
 
     Args:
-        late_ts: function that returns the event time in ms of the causing late event; None if the rule is new.
+        late_ts: returns the event time (ms) of the late event that changed the alert, or None if there is none.
+            None instead of the function if the rule is new, so that no late event can be the cause.
     """
     passed = find_stream_time(rule, change.alert.key[0], batch.times_before)
     # A retracted alert of an older version is late, whatever topics the new version reads.

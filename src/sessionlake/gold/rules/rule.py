@@ -114,7 +114,7 @@ class Rule:
 
     @property
     def read_selections(self) -> set[Selection]:
-        """The topics and rows that the condition reads, one selection for each prefix that it uses."""
+        """The topics and rows that the condition reads: a selection for each prefix in it, such as `x` of `x.price`."""
         return {
             side.of
             for leaf in find_comparisons(self.tree)

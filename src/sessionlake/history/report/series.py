@@ -171,7 +171,7 @@ def _read_minutes(reader: TableReader, series: Sequence[Condition], last_ts: int
 
 
 def _select_last_rows(rows: pa.Table, order_columns: Sequence[str], count: int) -> list[Row]:
-    """Returns the last `count` rows in the order of the columns, without rows whose values no chart can show."""
+    """Returns the last `count` rows in the order of the columns, except rows with a null, NaN or too large value."""
     places = pc.select_k_unstable(
         rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order_columns]
     )

@@ -121,7 +121,11 @@ class SessionEraser:
         before: Mapping[int, Sequence[ChainPlace]],
         removed: Mapping[int, bytes | None],
     ) -> dict[int, str]:
-        """Returns the messages whose new value says something else of other sessions, or of a chain, and why."""
+        """Returns the messages that must not be rewritten, by index in `raw`, each with the reason.
+
+        After rewriting, such a message would decode differently for another session, or a chain of others would have
+        a gap.
+        """
         numbers = np.array([number for number, value in removed.items() if value is not None], np.int64)
         if not len(numbers):
             return {}

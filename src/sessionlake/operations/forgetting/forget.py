@@ -40,7 +40,7 @@ from sessionlake.operations.forgetting.messages import refuse_inseparable_messag
 from sessionlake.operations.forgetting.receipt import list_copies_elsewhere, search_lake
 from sessionlake.operations.forgetting.rows import Session
 from sessionlake.operations.forgetting.states import hand_over_states, list_layers_with_state, require_handover_states
-from sessionlake.operations.pipeline import run_layer_to_end
+from sessionlake.operations.pipeline import run_layer_until_caught_up
 from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.operations.rebuild.preflight import require_silver_current
 from sessionlake.operations.rebuild.processors import list_staging_tables
@@ -275,7 +275,7 @@ class Forgetting:
         """Lets layers with states process all of bronze, so that they can later resume from bronze's latest version."""
         for layer in list_layers_with_state(self._settings):
             self._say(f"{layer}: processes what is available")
-            run_layer_to_end(self._spark, self._settings, layer, threading.Event())
+            run_layer_until_caught_up(self._spark, self._settings, layer, threading.Event())
         if has_state(self._settings, SILVER):
             require_silver_current(self._spark, self._lake, self._lake.latest_version(self._spark, MESSAGES))
 

@@ -21,7 +21,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.making.states import delete_owner_files
 from sessionlake.gold.tables.notes import store_shards as note_gold_shards
-from sessionlake.operations.pipeline import run_layer_to_end
+from sessionlake.operations.pipeline import run_layer_until_caught_up
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
     count_shards_of_states,
@@ -178,7 +178,7 @@ def _prepare_layer(
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {old_count} shards")
-        run_layer_to_end(spark, replace_shards(settings, layer, old_count), layer, threading.Event())
+        run_layer_until_caught_up(spark, replace_shards(settings, layer, old_count), layer, threading.Event())
         version = handover.read_last_processed_version(settings, layer)
     if version is None:
         return

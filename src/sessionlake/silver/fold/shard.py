@@ -360,7 +360,7 @@ class ShardJudge:
         if not len(state.cursors):
             return create_cuts()
         lane = state.cursors["lane"]
-        return state.make_cuts_due_by_time(
+        return state.make_cuts_due_at_stream_times(
             state.clock.stream_times[lane], self._list_session_timeouts()[lane], self._rules.snapshot_interval
         )
 
