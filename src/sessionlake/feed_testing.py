@@ -144,7 +144,7 @@ def read_test(file: Path) -> FeedTest:
         found = yaml.load(content.decode(), _TestFileLoader)  # noqa: S506 - a safe loader with limits
     except OSError as error:
         raise UsageError(
-            f"{file} cannot be read: {error.strerror}", fix="Name a YAML file with a list `frames`"
+            f"{file} cannot be read: {error.strerror}", fix="Correct the path, or the file's permissions"
         ) from None
     except yaml.YAMLError as error:
         line, _ = find_error_position(error, content.decode())

@@ -7,6 +7,10 @@ TEXTS = {
     "_suggest_known_name": "Write one of NAMES",
     "batches": "though LAYER has committed batches (FOLDER)",
     "remedy": "Run the command again with --start-over, which builds everything again",
+    "_build_recovery_hints": (
+        "Run `sessionlake recover LAYER`, which makes the checkpoint of this layer again from the tables; or "
+        "restore the checkpoint from a backup"
+    ),
     "_describe_remedy": "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer",
     "_describe_column_fix": "Declare the column as it is in the table, or rebuild the table: the error has the command",
     "_suggest_topic_config": (

@@ -63,8 +63,8 @@ def record_transaction_gaps(
                 why="These messages were removed from Kafka before bronze read them. Nothing of this batch "
                 "was committed",
                 fix="If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. "
-                "Otherwise put the messages into Kafka again, or accept the loss with the same setting: "
-                "bronze then continues without them",
+                "Otherwise accept the loss with the same setting: bronze then continues without them. What a "
+                "producer sends again gets new offsets",
             )
     record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
 

@@ -312,10 +312,16 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     }
     lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
     if lost:
-        remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint_path, lost))
-        raise LakeError(f"the checkpoint {places} is gone, though the tables hold data of the layer", fix=remedies)
+        raise LakeError(
+            f"the checkpoint {places} is gone, though the tables hold data of the layer",
+            fix=_build_recovery_hints(lost),
+        )
     return "every layer that has run has its checkpoint"
+
+
+def _build_recovery_hints(layers: Sequence[str]) -> str:
+    return " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in layers)
 
 
 def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:

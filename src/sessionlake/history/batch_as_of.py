@@ -242,9 +242,8 @@ def _find_merge_end_and_versions(
         first = min(_list_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
         raise LakeError(
-            f"the merge of batch {batch} into session_rows and sessions was still to come when the "
-            f"batch was committed; {merged}",
-            why="So these tables never had exactly the state after this batch",
+            f"session_rows and sessions never had exactly the state after batch {batch}; {merged}",
+            why="Silver merges several batches at once into these tables, and no merge ended with this batch",
             fix="Choose a batch with which a merge ended, or a later one",
         )
     return end, versions

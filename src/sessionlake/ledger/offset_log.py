@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _GAP_FIX = (
-    "If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. Otherwise put the messages into "
-    "Kafka again, or accept the loss with the same setting: the layer then continues without them"
+    "If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. Otherwise accept the "
+    "loss with the same setting: the layer then continues without them. What a producer sends again gets new offsets"
 )
 
 
