@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.cli.feed_inference import propose_configuration
 from sessionlake.errors import UsageError
-from sessionlake.feeds.inference.types import find_unit, infer_type
+from sessionlake.feeds.inference.types import find_unit_of_epoch_time, infer_type
 from sessionlake.feeds.inference.yaml_text import flow
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.settings.model import load_settings
@@ -196,7 +196,7 @@ def test_the_type_of_a_column_is_that_of_its_values(name, values, setting):
 
 
 def test_a_time_has_the_unit_in_which_it_is_in_this_century():
-    assert [find_unit(1_700_000_000 * factor) for factor in (1, 10**3, 10**6, 10**9, 10**12)] == [
+    assert [find_unit_of_epoch_time(1_700_000_000 * factor) for factor in (1, 10**3, 10**6, 10**9, 10**12)] == [
         "s", "ms", "us", "ns", None,
     ]  # fmt: skip
 

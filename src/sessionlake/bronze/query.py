@@ -253,7 +253,7 @@ class BronzeQuery(LayerQuery):
             self._report_unreachable(unanswered)
             return False
         if not self._book.is_kafka_unreachable:
-            self._report_reachable()
+            self._report_that_kafka_answers_again()
         return needs_restart
 
     def _write_silences_if_due(self, *, at_end: bool = False) -> None:
@@ -282,7 +282,7 @@ class BronzeQuery(LayerQuery):
             self._book.close()
             raise
         self._interruption = None
-        self._report_reachable()
+        self._report_that_kafka_answers_again()
         self._start_planned_query()
 
     def _can_restart_now(self, interruption: Interruption) -> bool:
@@ -341,7 +341,7 @@ class BronzeQuery(LayerQuery):
             self._is_unreachable = True
             self._on_wait(f"{self.layer} waits for Kafka: {unanswered}")
 
-    def _report_reachable(self) -> None:
+    def _report_that_kafka_answers_again(self) -> None:
         if self._is_unreachable:
             self._is_unreachable = False
             self._on_wait(f"Kafka answers; {self.layer} resumes")

@@ -232,7 +232,7 @@ def _format_summary_lines(trial: Trial, judged: JudgedTrial, try_command: str) -
     for topic, count in sorted(totals.unmatched.items()):
         yield f"  topic {topic}, which no feed matches: {count:,}"
     rows = sum(map(len, silver.rows.values()))
-    yield f"  tables: sessions {len(silver.sessions):,}, rows {rows:,}{_describe_followed_messages(totals)}"
+    yield f"  tables: sessions {len(silver.sessions):,}, rows {rows:,}{_describe_limit_of_followed_messages(totals)}"
     yield from _format_judgement_lines(judged)
     yield f"  order: gaps {totals.gaps:,}, duplicates {totals.duplicates:,}"
     if totals.checks:
@@ -278,7 +278,7 @@ def _describe_rule_kind(trial: Trial, name: str, number: int) -> str:
     return "" if kind is None else f" ({kind})"
 
 
-def _describe_followed_messages(totals: Totals) -> str:
+def _describe_limit_of_followed_messages(totals: Totals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 

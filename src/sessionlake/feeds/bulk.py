@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.feeds.code import build_plain_decimal_pattern
+from sessionlake.feeds.code import build_regex_of_plain_decimals
 from sessionlake.feeds.times import convert_to_milliseconds
 from sessionlake.feeds.values import FeedColumn
 
@@ -67,5 +67,5 @@ def find_odd_decimals(cells: Sequence[Any], column: FeedColumn) -> list[int]:
         texts = pa.array(cells, pa.string())
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         texts = pa.array([cell if type(cell) is str else None for cell in cells], pa.string())
-    is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^(?:{build_plain_decimal_pattern(column.sql)})$"), True)
+    is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^(?:{build_regex_of_plain_decimals(column.sql)})$"), True)
     return [] if pc.all(is_plain).as_py() else np.flatnonzero(~is_plain.to_numpy(zero_copy_only=False)).tolist()

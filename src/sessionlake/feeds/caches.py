@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sessionlake.feeds.code import CACHED, UnusualError, build_plain_decimal_pattern, is_decimal_text
+from sessionlake.feeds.code import CACHED, UnusualError, build_regex_of_plain_decimals, is_decimal_text
 from sessionlake.feeds.interpret import format_session_id
 from sessionlake.feeds.row_ids import create_row_id
 from sessionlake.feeds.values import FeedColumn
@@ -39,7 +39,7 @@ class RowIds(dict[tuple[Any, ...], str]):
         self.columns = columns
         self.has_odd_decimals = False
         self._plain = [
-            re.compile(build_plain_decimal_pattern(column.sql)) if is_decimal_text(column) else None
+            re.compile(build_regex_of_plain_decimals(column.sql)) if is_decimal_text(column) else None
             for column in columns
         ]
 

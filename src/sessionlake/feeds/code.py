@@ -39,7 +39,7 @@ def list_columns_of_deletes(feed: Feed) -> set[str]:
     return {column.name for part in parts if not isinstance(part.delete, bool) for column, _ in part.delete}
 
 
-def build_plain_decimal_pattern(sql: str) -> str:
+def build_regex_of_plain_decimals(sql: str) -> str:
     """Returns a regular expression for texts of decimals that fit a type such as `decimal(20,10)`.
 
     Digits, a minus sign and a point are allowed, but no exponent.

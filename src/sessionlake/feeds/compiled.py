@@ -76,7 +76,7 @@ class CompiledFeed:
         for function in self._functions:
             numbers, unusual = unusual, []
             some = records if len(numbers) == len(records.value) else records.take(numbers)
-            _fill_rescued(out)
+            _fill_missing_rescued_with_none(out)
             function(numbers, some, max_bytes, out, unusual, rules)
         if self._functions:
             if self.sources:
@@ -139,14 +139,14 @@ def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
         getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
     out.chain += [None] * (len(out.message) - len(out.chain))
     out.scope += [NO_SCOPE] * (len(out.message) - len(out.scope))
-    _fill_rescued(out)
+    _fill_missing_rescued_with_none(out)
     out.sent += [None] * (len(out.message) - len(out.sent))
     out.after += [None] * (len(out.message) - len(out.after))
     out.deletes += [False] * (len(out.row_id) - len(out.deletes))
     out.expect += [None] * (len(out.row_id) - len(out.expect))
 
 
-def _fill_rescued(out: EventLists) -> None:
+def _fill_missing_rescued_with_none(out: EventLists) -> None:
     """Adds None to `out.rescued` for rows read by a function that reads no row with undeclared fields."""
     out.rescued += [None] * (len(out.row_id) - len(out.rescued))
 

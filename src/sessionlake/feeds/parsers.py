@@ -37,7 +37,9 @@ def format_exact_json(value: Any) -> str:
     return _EXACT_JSON.encode(value).decode()
 
 
-def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keeps_digits: bool) -> tuple[Parse, Parse]:
+def create_value_and_key_parsers(
+    feed: Feed, payload: PayloadReader | None, kind: Any, *, keeps_digits: bool
+) -> tuple[Parse, Parse]:
     """Returns the functions that parse values and keys.
 
     They raise an exception, such as UnusualError, for a message that they cannot read. The slow reader
@@ -46,7 +48,7 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keep
     Args:
         feed: The feed.
         payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
-        kind: The type to decode JSON values into.
+        kind: The Python type into which JSON values are decoded, such as a msgspec struct; Any for plain objects.
         keeps_digits: True if all numbers with a point must become decimals. False if only those that the feed needs.
     """
     json = _create_json_parser(feed, Any, keeps_digits)

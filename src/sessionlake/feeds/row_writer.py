@@ -10,7 +10,7 @@ from sessionlake.feeds.code import (
     At,
     CodeWriter,
     NoCodeError,
-    build_plain_decimal_pattern,
+    build_regex_of_plain_decimals,
     cut_at_constant,
     is_decimal_text,
 )
@@ -162,7 +162,7 @@ class RowWriter(CodeWriter):
         """Adds a check of a deleted row's decimals, which are not added to the lists unless they are in the key."""
         for column, value in values:
             if is_decimal_text(column):
-                is_plain = self._name_constant(re.compile(build_plain_decimal_pattern(column.sql)).fullmatch)
+                is_plain = self._name_constant(re.compile(build_regex_of_plain_decimals(column.sql)).fullmatch)
                 self._add_line(f"if {deleted} and type({value}) is str and not {is_plain}({value}): raise Unusual")
 
     def _add_undeclared_check(self, element: str, shape: Shape) -> None:

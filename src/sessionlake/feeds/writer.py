@@ -14,7 +14,7 @@ from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order
 from sessionlake.feeds.joined_events import EventJoiner
 from sessionlake.feeds.lists import NO_SCOPE, list_constants_of_rule
 from sessionlake.feeds.numbers import Bounds
-from sessionlake.feeds.parsers import MOST_DIGITS, create_parsers, has_long_number
+from sessionlake.feeds.parsers import MOST_DIGITS, create_value_and_key_parsers, has_long_number
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.row_writer import RowWriter
@@ -49,7 +49,7 @@ class FeedWriter(RowWriter):
         if feed.needs_digits:
             raise NoCodeError
         super().__init__(feed, message, rescues=rescues)
-        loads, load_key = create_parsers(feed, payload, kind, keeps_digits=rescues)
+        loads, load_key = create_value_and_key_parsers(feed, payload, kind, keeps_digits=rescues)
         self.names |= {
             "has_long_number": has_long_number, "is_too_deep": is_too_deep,
             "NO_SCOPE": NO_SCOPE, "loads": loads, "load_key": load_key,

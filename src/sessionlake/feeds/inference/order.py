@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from sessionlake.feeds.inference.sample import Sampled, get_field_name
-from sessionlake.feeds.inference.types import find_unit, is_iso_time
+from sessionlake.feeds.inference.types import find_unit_of_epoch_time, is_iso_time
 from sessionlake.feeds.inference.words import KEYS, LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_identifier, is_time, rank
 
 _DIGITS = re.compile(r"-?(0|[1-9]\d{0,18})")
@@ -141,7 +141,7 @@ def _build_time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | No
     in_text = all(isinstance(value, str) and _NUMBER.fullmatch(value) for value in values)
     if not in_text and not all(type(value) in (int, Decimal) for value in values):
         return None
-    units = {find_unit(Decimal(value)) for value in values}
+    units = {find_unit_of_epoch_time(Decimal(value)) for value in values}
     unit = units.pop() if len(units) == 1 else None
     if unit is None or not (is_time(get_field_name(path)) or rank(get_field_name(path), TIMES)):
         return None

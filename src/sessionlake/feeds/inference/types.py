@@ -66,7 +66,7 @@ def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_lev
     return _infer_other(name, present, is_key=is_key)
 
 
-def find_unit(number: int | Decimal) -> str | None:
+def find_unit_of_epoch_time(number: int | Decimal) -> str | None:
     """Returns the unit in which a number is a time from 2000 to 2100: s, ms, us or ns; None if there is none."""
     return next((unit for unit, parts in UNITS.items() if _YEAR_2000 <= number / parts <= _YEAR_2100), None)
 
@@ -105,7 +105,7 @@ def _infer_other(name: str, values: Sequence[Any], *, is_key: bool) -> Inferred:
 
 
 def _infer_integer(name: str, values: Sequence[int]) -> Inferred:
-    units = {find_unit(value) for value in values}
+    units = {find_unit_of_epoch_time(value) for value in values}
     if is_time(name) and len(units) == 1 and (unit := units.pop()) is not None:
         return Inferred("timestamp", f"epoch_{unit}")
     if all(-_INT64 <= value < _INT64 for value in values):

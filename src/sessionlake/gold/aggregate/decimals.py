@@ -65,7 +65,7 @@ class DecimalSum(Aggregate):
     def build_result_sql(self) -> str:
         return f"try_sum({quote(self.of)})"
 
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         # SQL has no sum if a sum of some of the values has too many digits. Then any result is accepted.
         return f"IF({self.build_result_sql()} IS NULL, double('Infinity'), 0D)"
 
@@ -98,7 +98,7 @@ class DecimalMean(Derived):
     def build_result_sql(self) -> str:
         return f"avg(CAST({quote(self.value)} AS DOUBLE))"
 
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
 
 

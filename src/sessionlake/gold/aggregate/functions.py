@@ -79,7 +79,7 @@ class Aggregate(ABC):
         `sessionlake verify gold` compares its value with the merged result.
         """
 
-    def build_error_scale_sql(self) -> str | None:
+    def build_rounding_error_scale_sql(self) -> str | None:
         """Returns a SQL expression for the magnitude of the summed numbers; None if the result is exact.
 
         `sessionlake verify gold` tolerates an error in proportion to this magnitude.
@@ -157,7 +157,7 @@ class Sum(Aggregate):
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
-    def build_error_scale_sql(self) -> str | None:
+    def build_rounding_error_scale_sql(self) -> str | None:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
@@ -271,7 +271,7 @@ class Derived(ABC):
         """Returns the Spark SQL expression that computes the value from all events of a row; SQL null for no value."""
 
     @abstractmethod
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         """Returns a SQL expression for the magnitude of the numbers from which the value was computed.
 
         `sessionlake verify gold` tolerates an error in proportion to this magnitude.
@@ -302,7 +302,7 @@ class Mean(Derived):
     def build_result_sql(self) -> str:
         return f"avg({quote(self.value)})"
 
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         return f"avg(abs({quote(self.value)}))"
 
 
@@ -345,7 +345,7 @@ class Variance(Derived):
         squares = f"count({value}) * sum({value} * {value})"
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The product is the possible error of SQL's own variance.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"

@@ -154,7 +154,7 @@ class Quantile(Derived):
         place = f"CAST(greatest(ceil({self.share}D * count({quote(self.value)})), 1) AS INT)"
         return f"sort_array(collect_list({quote(self.value)}))[{place} - 1]"
 
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The numbers nearest to zero share one bucket.
         return f"{QUANTILE_ERROR * 1e9}D * abs({self.build_result_sql()}) + 1e-290"
 
@@ -235,7 +235,7 @@ class Distinct(Derived):
     def build_result_sql(self) -> str:
         return f"count(DISTINCT {quote(self.value)})"
 
-    def build_error_scale_sql(self) -> str:
+    def build_rounding_error_scale_sql(self) -> str:
         return f"{_OFF * 1e9}D * {self.build_result_sql()} + {_FEW * 1e9}D"
 
 

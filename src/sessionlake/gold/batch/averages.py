@@ -186,7 +186,7 @@ def recompute_averages_on_cluster(
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
-        points = join_stored_points(
+        points = combine_new_and_stored_points(
             series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns)
         )
         return build_payload_table(_build_recomputed_payloads(points, series))
@@ -218,7 +218,7 @@ def recompute_averages_in_driver(
         )
     except TooLargeError:
         return None
-    return _build_recomputed_payloads(join_stored_points(series, new_points, rows), series)
+    return _build_recomputed_payloads(combine_new_and_stored_points(series, new_points, rows), series)
 
 
 def _list_history_columns(series: RollingAverage) -> list[str]:
@@ -228,7 +228,9 @@ def _list_history_columns(series: RollingAverage) -> list[str]:
     return [*dict.fromkeys(own)]
 
 
-def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows: pa.Table | None = None) -> pa.Table:
+def combine_new_and_stored_points(
+    series: RollingAverage, new_points: pa.Table, stored_rows: pa.Table | None = None
+) -> pa.Table:
     """Returns new points and the table's points of the same series, with the columns of `recompute_averages`.
 
     Args:

@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field_name
-from sessionlake.gold.batch.averages import join_stored_points
+from sessionlake.gold.batch.averages import combine_new_and_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
@@ -246,7 +246,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         rows = replace_decimals(rows, decimals)
         return pa.concat_tables(
             decode_dictionaries(emitted.rows)
-            for emitted in recompute_averages(join_stored_points(series, rows), series)
+            for emitted in recompute_averages(combine_new_and_stored_points(series, rows), series)
         )
 
     return apply_to_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)

@@ -124,7 +124,7 @@ def compute_expected_product_rows(events: DataFrame, product: Product) -> DataFr
         within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
     made = {name: one.build_result_sql() for name, one in product.aggregates.items()}
-    sizes = {name: one.build_error_scale_sql() for name, one in product.aggregates.items()}
+    sizes = {name: one.build_rounding_error_scale_sql() for name, one in product.aggregates.items()}
     made |= {build_magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.key_fields.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
