@@ -294,7 +294,7 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
         patch.setattr(losses, "read_stored_sums", lambda _: StoredSums(None, pa.table({})))
-        with pytest.raises(LakeError, match=r"ops\.positions .*\. Only that table has the sums"):
+        with pytest.raises(LakeError, match=r"ops\.positions .*\. Only ops\.positions has the sums"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"retention has removed rows of ops\.ledger that were .*after batch 0"):
         as_of_batch(cut.spark, cut.settings, 0)
