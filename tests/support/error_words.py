@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+_RECOVERY_HINT = (
+    "Run `sessionlake recover LAYER`, which makes the checkpoint of this layer again from the tables; or restore the "
+    "checkpoint from a backup"
+)
+
 TEXTS = {
     "fix": "Stop it or wait until it ends, and run the command again",
     "_suggest_known_name": "Write one of NAMES",
     "batches": "though LAYER has committed batches (FOLDER)",
     "remedy": "Run the command again with --start-over, which builds everything again",
-    "_build_recovery_hints": (
-        "Run `sessionlake recover LAYER`, which makes the checkpoint of this layer again from the tables; or "
-        "restore the checkpoint from a backup"
-    ),
+    "_build_recovery_hints": _RECOVERY_HINT,
     "_describe_remedy": "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer",
     "_describe_column_fix": "Declare the column as it is in the table, or rebuild the table: the error has the command",
     "_suggest_topic_config": (
         "Run `kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config NAME=VALUE`"
     ),
-    "build_recovery_hint": (
-        "Run `sessionlake recover LAYER`, which makes the checkpoint of this layer again from the tables; or "
-        "restore the checkpoint from a backup"
-    ),
+    "build_recovery_hint": _RECOVERY_HINT,
     "build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
     "_build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
     "removal_text": "retention has removed rows of TABLE that were committed before TIME",

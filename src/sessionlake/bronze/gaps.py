@@ -15,6 +15,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.kafka.transactions import find_runs_of_transactions
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_offset_runs, record_absent_offsets
+from sessionlake.ledger.offset_log import GAP_FIX
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def record_transaction_gaps(
                 f"to {lost[1] - 1}, and they are not markers of transactions",
                 why="These messages were removed from Kafka before bronze read them. Nothing of this batch "
                 "was committed",
-                fix="If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. "
-                "Otherwise accept the loss with the same setting: bronze then continues without them. What a "
-                "producer sends again gets new offsets",
+                fix=GAP_FIX,
             )
     record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
 

@@ -15,10 +15,11 @@ from sessionlake.ledger.progress import read_last_offsets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_GAP_FIX = (
+GAP_FIX = (
     "If the topic is compacted, that is normal: set `kafka.allow_offset_gaps: true`. Otherwise accept the "
     "loss with the same setting: the layer then continues without them. What a producer sends again gets new offsets"
 )
+"""What to do about messages that were deleted before they were read."""
 
 
 class OffsetLog:
@@ -121,14 +122,14 @@ class OffsetLog:
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing",
                     why="Their messages were deleted before they were read",
-                    fix=_GAP_FIX,
+                    fix=GAP_FIX,
                 )
             inside = item.missing_messages - count_offsets_in_runs(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: of the offsets {item.first} to {item.last}, {inside} are missing",
                     why="Their messages were deleted before they were read",
-                    fix=_GAP_FIX,
+                    fix=GAP_FIX,
                 )
 
     def _find_expected_first_offset(self, offset_range: OffsetRange) -> int:
