@@ -33,7 +33,7 @@ from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, 
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.integrity.rules import Decision
 from sessionlake.operations.pipeline import Layer, claim_layers, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
@@ -163,7 +163,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
             with storage.hold_exclusive_claim(spark, SILVER, doing):
                 won.append(doing)
                 end.wait()
-        except ClaimedError as error:
+        except ClaimedByOtherProcessError as error:
             refused.append(str(error))
             end.set()
 
@@ -198,7 +198,7 @@ def test_one_that_was_replaced_and_gives_back_late_leaves_the_lease_to_the_other
     stopped = leases.HeldLease(settings, table, SILVER, "runs silver", lambda: past)
     other = leases.HeldLease(settings, table, SILVER, "rebuilds silver")
     stopped.release_lease()
-    with pytest.raises(ClaimedError, match="another process rebuilds silver"):
+    with pytest.raises(ClaimedByOtherProcessError, match="another process rebuilds silver"):
         leases.HeldLease(settings, table, SILVER, "runs silver")
     other.renew_lease()
     other.release_lease()
@@ -213,7 +213,9 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
     with empty.process("hold") as other:
         eventually(lambda: empty.rows(LEASES) == 1, START_SECONDS)
         for act in (empty.run_once, empty.rebuild, empty.resolve):
-            with pytest.raises(ClaimedError, match=rf"another process runs silver .*process {other.pid}, since .*Z\)"):
+            with pytest.raises(
+                ClaimedByOtherProcessError, match=rf"another process runs silver .*process {other.pid}, since .*Z\)"
+            ):
                 act()
         os.killpg(other.pid, signal.SIGSTOP)
         eventually(empty.is_past_its_lease, START_SECONDS)
@@ -260,7 +262,7 @@ def test_silver_goes_on_where_a_process_was_stopped_past_its_lease_and_no_row_is
     with place.process() as first:
         eventually(lambda: place.batches() == 1 and place.rows(SESSIONS) > 0, START_SECONDS)
         time.sleep(2 * SECONDS)
-        with pytest.raises(ClaimedError, match=f"process {first.pid}"):  # it has renewed
+        with pytest.raises(ClaimedByOtherProcessError, match=f"process {first.pid}"):  # it has renewed
             place.run_once()
         os.killpg(first.pid, signal.SIGSTOP)
         place.arrive()

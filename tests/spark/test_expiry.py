@@ -15,7 +15,7 @@ from sessionlake.cli import gold as command
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
-from sessionlake.errors import LakeError, MachineError, NotFoundError
+from sessionlake.errors import LakeError, MachineSetupError, NotFoundError
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.query import metrics
 from sessionlake.gold.tables.expiry import drop_expired_arrow_rows, drop_expired_spark_rows, read_expiry_times
@@ -144,7 +144,7 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
         feed.write(changes[60 * number : 60 * number + 60])
         with monkeypatch.context() as patch:
             patch.setattr("sessionlake.gold.tables.expiry.fault_point", Dying(point, 1))
-            with pytest.raises(MachineError, match="power cut"):
+            with pytest.raises(MachineSetupError, match="power cut"):
                 feed.run()
         assert read_removal_records(reader)[METRICS_1M].pending
         feed.run()

@@ -40,7 +40,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.errors import ClaimedError, LakeError, UsageError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.history.content import decode_first_part
@@ -307,7 +307,7 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
     with request_pause(settings, "a session is being forgotten"):
         merging = threading.Thread(target=maintain_until_stopped, args=(spark, settings, None, stop, say))
         merging.start()
-        with _claim_all(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
+        with _claim_all(spark, settings, 60), pytest.raises(ClaimedByOtherProcessError, match="forgets a session"):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
     assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]

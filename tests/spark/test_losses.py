@@ -41,7 +41,7 @@ from sessionlake.delta.schemas.names import (
     TOPICS,
 )
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.gold import job as gold
 from sessionlake.ledger import positions
 from sessionlake.ledger.books import LedgerReader
@@ -360,7 +360,7 @@ def test_of_a_table_that_was_made_again_versions_count_from_there(
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
         assert positions.update_ledger_sums(spark, lake)
     assert LedgerReader(lake.reader(spark)).uses_sums_of_old_entries == summed
-    with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
+    with pytest.raises(DataLossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_restored_tables(spark, lake, [table])
     lake.drop_table(spark, table)
     lake.create_or_update_tables(spark, [table])
@@ -379,7 +379,7 @@ def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spa
     for number in range(25):
         lake.set_property(spark, SESSIONS, "upkeep", str(number))
     with pytest.raises(
-        LossError, match=rf"{SESSIONS} has lost its latest changes: version {last + 1} restored an older one"
+        DataLossError, match=rf"{SESSIONS} has lost its latest changes: version {last + 1} restored an older one"
     ):
         refuse_restored_tables(spark, lake, [SESSIONS])
 

@@ -14,7 +14,7 @@ from sessionlake.cli import doctor
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, ROWS
-from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, LossError, ProcessorError
+from sessionlake.errors import ConfigError, DataLossError, IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.operations.pipeline import Layer, run_once
@@ -321,7 +321,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
 
     renamed = own.model_copy(update={"name": "renamed"})
     counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
-    with pytest.raises(LossError, match=r"silver\.kept has rows already"):
+    with pytest.raises(DataLossError, match=r"silver\.kept has rows already"):
         counted.run()
     assert not rebuild_processor(counted.spark, counted.settings, "renamed").different
     counted.arrive(("s", said("update", 1), 600))
@@ -426,7 +426,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     shutil.rmtree(checkpoint)
     shutil.copytree(older, checkpoint)
     arrive("c", 2)
-    with pytest.raises(LossError, match="ends with batch 0, but its table holds batches up to 1"):
+    with pytest.raises(DataLossError, match="ends with batch 0, but its table holds batches up to 1"):
         counted.run()
     shutil.rmtree(checkpoint)
     counted.run()
@@ -467,7 +467,7 @@ def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_r
     assert held() == ["a", "c", "d"]
     shutil.rmtree(place)
     shutil.copytree(counted.folder / "backup", place)
-    with pytest.raises(LossError, match=r"has read versions of silver\.session_rows that are gone"):
+    with pytest.raises(DataLossError, match=r"has read versions of silver\.session_rows that are gone"):
         counted.run()
     keyed.rebuild_table(spark, counted.settings, own)
     arrive("e")

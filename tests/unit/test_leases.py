@@ -21,7 +21,7 @@ from sessionlake.delta.catalog.leases import (
     read_fencing_token,
     require_all_leases_still_held,
 )
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.settings.model import Settings
 
 SECOND = timedelta(seconds=1)
@@ -96,7 +96,7 @@ def test_the_second_is_reported_who_has_it_what_it_does_since_when_and_until_whe
     place.claim("rebuilds silver")
     place.clock.go_on(SECOND)
     said = r"another process rebuilds silver over .* \(.*, process \d+, since 2026-01-01 12:00:00Z\).*\. Stop it first"
-    with pytest.raises(ClaimedError, match=rf"{said}.*run the command again after 2026-01-01 12:02:00Z"):
+    with pytest.raises(ClaimedByOtherProcessError, match=rf"{said}.*run the command again after 2026-01-01 12:02:00Z"):
         place.claim()
 
 
@@ -115,7 +115,7 @@ def test_what_is_renewed_while_another_row_is_changed_is_renewed(place):
     place.table.in_the_way = True
     holder.renew_lease()
     place.clock.go_on(SECOND)
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
 
 
@@ -142,7 +142,7 @@ def test_giving_back_asks_nobody(place):
 def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_whom(place, caplog):
     former = place.claim("runs silver")
     place.clock.go_on(LENGTH - SECOND)
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
     place.clock.go_on(SECOND)
     with caplog.at_level(logging.WARNING):
@@ -158,14 +158,14 @@ def test_a_renewed_lease_lasts_from_its_renewal(place):
     place.clock.go_on(LENGTH - SECOND)
     holder.renew_lease()
     place.clock.go_on(LENGTH - SECOND)
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
 
 
 def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_reported_who(place):
     won: list[HeldLease] = []
     place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
-    with pytest.raises(ClaimedError, match="another process rebuilds silver"):
+    with pytest.raises(ClaimedByOtherProcessError, match="another process rebuilds silver"):
         place.claim()
     won[0].require_lease_still_held()
 
@@ -201,7 +201,7 @@ def test_one_that_stood_still_past_its_lease_goes_on_if_nobody_has_taken_it_over
     holder = place.claim()
     place.clock.go_on(10 * LENGTH)
     holder.require_lease_still_held()
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
 
 
@@ -210,10 +210,12 @@ def test_one_that_stood_still_is_reported_who_has_it_and_never_writes_again_thou
     place.clock.go_on(LENGTH)
     other = place.claim("rebuilds silver")
     for _ in range(2):
-        with pytest.raises(ClaimedError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"):
+        with pytest.raises(
+            ClaimedByOtherProcessError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"
+        ):
             stopped.require_lease_still_held()
     other.release_lease()
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         stopped.require_lease_still_held()
 
 
@@ -221,10 +223,10 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
     stopped = place.claim()
     place.clock.go_on(LENGTH)
     other = place.claim()
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         stopped.require_lease_still_held()
     stopped.release_lease()
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
     other.require_lease_still_held()
 
@@ -234,7 +236,7 @@ def test_one_that_stood_still_and_ends_without_asking_gives_back_nothing_of_anot
     place.clock.go_on(LENGTH)
     other = place.claim()
     stopped.release_lease()
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
     other.require_lease_still_held()
     other.renew_lease()
@@ -246,7 +248,7 @@ def test_one_whose_lease_was_had_and_given_back_meanwhile_is_reported_so(place):
     stopped = place.claim()
     place.clock.go_on(LENGTH)
     place.claim().release_lease()
-    with pytest.raises(ClaimedError, match="another process has had it since"):
+    with pytest.raises(ClaimedByOtherProcessError, match="another process has had it since"):
         stopped.require_lease_still_held()
 
 
@@ -296,7 +298,7 @@ def test_what_fails_since_another_has_the_lease_is_reported_as_that(settings):
         raise KeyError
 
     said = "another process rebuilds silver now"
-    with pytest.raises(ClaimedError, match=said), hold_lease(settings, table, "silver", "runs silver"):
+    with pytest.raises(ClaimedByOtherProcessError, match=said), hold_lease(settings, table, "silver", "runs silver"):
         work()
 
 

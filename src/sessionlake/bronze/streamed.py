@@ -102,7 +102,7 @@ def start_streamed_source(
 
     Raises:
         LakeError: The checkpoint is new but the tables are not.
-        LossError: The ledger has messages, but their table is gone.
+        DataLossError: The ledger has messages, but their table is gone.
     """
     refuse_interrupted_operations(settings, LAYER)
     lake = Lake(settings)

@@ -30,7 +30,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         form: The format of the output.
 
     Raises:
-        ClaimedError: Another process maintains the tables, or forgets a session.
+        ClaimedByOtherProcessError: Another process maintains the tables, or forgets a session.
         UsageError: The lake has no such table.
     """
     with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
@@ -42,7 +42,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     """Rewrites those files of a table that have deletion vectors, and shows how many they were.
 
     Raises:
-        ClaimedError: Another process maintains the tables, or forgets a session.
+        ClaimedByOtherProcessError: Another process maintains the tables, or forgets a session.
         UsageError: The lake has no such table, or the table is in a catalog.
     """
     lake = Lake(settings)

@@ -26,7 +26,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
         UsageError: The table cannot be published, or not to this topic.
         BrokerError: Kafka does not answer.
         LakeError: The table does not exist yet.
-        MachineError: The home cannot be written.
+        MachineSetupError: The home cannot be written.
     """
     publication.require_allowed_by(settings)
     lake = Lake(settings)

@@ -158,7 +158,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
 
 
 def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
-    """Raises LossError if the ledger has batches of the layer, but ends before the layer's checkpoint does.
+    """Raises DataLossError if the ledger has batches of the layer, but ends before the layer's checkpoint does.
 
     A ledger without any batch of the layer is not an error here: it has lost the layer, and recovery repairs that.
     """

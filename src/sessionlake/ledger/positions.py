@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.names import LEDGER, POSITIONS
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.reading import TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.ledger.books import (
     CARRIED,
     FORMAT,
@@ -101,7 +101,7 @@ def update_ledger_sums(spark: SparkSession, lake: Lake) -> bool:
     until = latest - _LAG
     if sum(pc.sum(_mask_earlier_times(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
-    with suppress(ClaimedError), lake.storage.hold_exclusive_claim(spark, CLAIM, "sums the ledger up"):
+    with suppress(ClaimedByOtherProcessError), lake.storage.hold_exclusive_claim(spark, CLAIM, "sums the ledger up"):
         # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
         known = read_stored_sums(reader).carried

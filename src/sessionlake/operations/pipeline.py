@@ -70,7 +70,7 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
     Raises:
         BrokerError: Bronze is to run, and Kafka does not answer.
         ConfigError: Silver or a processor is to run, and a schema file or the processor's class cannot be used.
-        MachineError: The home cannot be written.
+        MachineSetupError: The home cannot be written.
     """
     create_storage(settings).require_writable_storage()
     if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
@@ -228,7 +228,7 @@ class Pipeline:
 
         Raises:
             SessionlakeError: The error of a layer that has failed.
-            ClaimedError: Another process has taken over a layer.
+            ClaimedByOtherProcessError: Another process has taken over a layer.
         """
         create_storage(self._settings).require_claims_still_held()
         if self._merger is not None and self._merger.error is not None:
@@ -370,7 +370,7 @@ def claim_layers(
         others: Names of further claims to hold during the block.
 
     Raises:
-        ClaimedError: Another process holds one of the claims, or takes one over during the block.
+        ClaimedByOtherProcessError: Another process holds one of the claims, or takes one over during the block.
     """
     with ExitStack() as stack:
         for part in (*list_layers_to_run(settings, layer), *others):

@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_com
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import ConfigError, LakeError, LossError
+from sessionlake.errors import ConfigError, DataLossError, LakeError
 from sessionlake.gold.declared.tables import create_product
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
@@ -156,7 +156,7 @@ def _refuse_new_checkpoint_over_rows(spark: SparkSession, lake: Lake, config: Pr
     """Refuses to start without a checkpoint over a filled table, since all rows would be appended again.
 
     Raises:
-        LossError: The output table has rows.
+        DataLossError: The output table has rows.
     """
     begun = (
         CheckpointGenerations(lake.settings.checkpoint_path(config.layer), config.layer).current_generation.app_id
@@ -167,7 +167,7 @@ def _refuse_new_checkpoint_over_rows(spark: SparkSession, lake: Lake, config: Pr
         and handover.read_active_handover(lake.settings, config.layer) is None
         and lake.reader(spark).has_rows(config.output_table)
     ):
-        raise LossError(
+        raise DataLossError(
             f"processor {config.name}: its table {config.output_table} has rows already, though the "
             "processor has not run yet",
             why="It would append the rows of all messages again",

@@ -66,7 +66,7 @@ def archive_checkpoint_folders(spark: SparkSession, lake: Lake, folders: Iterabl
         operation: The name of the operation, which becomes a part of the new folder names.
 
     Raises:
-        ClaimedError: Another process has taken over a claim of this process.
+        ClaimedByOtherProcessError: Another process has taken over a claim of this process.
     """
     existing = [folder for folder in folders if folder.exists()]
     if existing and (on_databricks() or not _is_local_spark(spark)):

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.schemas.names import LEASES
-from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.local.home import LockHolder, create_claimed_error
 from sessionlake.settings.model import Settings
 
@@ -84,17 +84,17 @@ class LeaseRow:
         return self.token, self.holder is None, self.number
 
     def __str__(self) -> str:
-        return str(self._describe_lock_holder)
+        return str(self._lock_holder)
 
     @property
-    def _describe_lock_holder(self) -> LockHolder:
+    def _lock_holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
-    def create_held_by_other_process_error(self, settings: Settings) -> ClaimedError:
+    def create_held_by_other_process_error(self, settings: Settings) -> ClaimedByOtherProcessError:
         """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
-        return create_claimed_error(settings, self._describe_lock_holder, self.name, fix)
+        return create_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -134,7 +134,7 @@ class HeldLease:
         took_over: True if the previous holder did not end normally, so that it may still commit something.
 
     Raises:
-        ClaimedError: another process holds the lease.
+        ClaimedByOtherProcessError: another process holds the lease.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class HeldLease:
         self._settings, self._table, self._clock = settings, table, clock
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._lost: ClaimedError | None = None
+        self._lost: ClaimedByOtherProcessError | None = None
         self.name, self.took_over = name, False
         self._renewed, self._lease = self._acquire_lease(LockHolder.describe_this_process(doing))
 
@@ -161,7 +161,8 @@ class HeldLease:
         """Checks that this process still holds the lease, before it commits something.
 
         Raises:
-            ClaimedError: another process has taken the lease over. Every later call raises this error, too.
+            ClaimedByOtherProcessError: another process has taken the lease over. Every later call raises this error,
+                too.
         """
         if self._lost is not None:
             raise self._lost
@@ -172,7 +173,7 @@ class HeldLease:
         """Extends the lease by its full length from now on.
 
         Raises:
-            ClaimedError: another process has taken the lease over.
+            ClaimedByOtherProcessError: another process has taken the lease over.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -231,7 +232,7 @@ class HeldLease:
                 if before is not None and before.holder is not None:
                     _warn_about_takeover(before)
                 return begun, found
-        raise ClaimedError(
+        raise ClaimedByOtherProcessError(
             f"{self.name}: several processes in {self._settings.location} try to get its lease at the same time",
             why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
@@ -250,11 +251,11 @@ class HeldLease:
         wanted = _copy_lease_with_changed_fields(before, **changed)
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
-    def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedError:
+    def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedByOtherProcessError:
         until, then = _format_utc(self._lease.expires_at), "another process has had it since"
         if stored_lease is not None and stored_lease.holder is not None:
             then = f"another process {stored_lease.doing} now ({stored_lease})"
-        return ClaimedError(
+        return ClaimedByOtherProcessError(
             f"{self.name}: this process had to renew its lease, which allows it to write, before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
             fix="Leave the other process running, or stop it and run the command again",
@@ -296,8 +297,8 @@ def hold_lease(
             fencing token of this process.
 
     Raises:
-        ClaimedError: another process holds the lease, or took it over during the block. In the second case this error
-            replaces an error of the block.
+        ClaimedByOtherProcessError: another process holds the lease, or took it over during the block. In the second
+            case this error replaces an error of the block.
     """
     claim, done = HeldLease(settings, table, name, doing), threading.Event()
     keeper = threading.Thread(target=_renew_lease_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
@@ -328,7 +329,7 @@ def _renew_lease_until_done(claim: HeldLease, done: threading.Event) -> None:
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
             claim.renew_lease()
-        except ClaimedError:
+        except ClaimedByOtherProcessError:
             return
         except Exception as error:  # noqa: BLE001 - whatever the table's place raises
             _LOG.warning("%s: its lease could not be renewed, and is tried again soon: %s", claim.name, error)
@@ -345,11 +346,11 @@ def _raise_if_lease_lost(claim: HeldLease) -> None:
     """Checks that this process has not lost its lease. Does nothing if the lease table cannot be read.
 
     Raises:
-        ClaimedError: another process has taken the lease over.
+        ClaimedByOtherProcessError: another process has taken the lease over.
     """
     try:
         claim.require_lease_still_held()
-    except ClaimedError:
+    except ClaimedByOtherProcessError:
         raise
     except Exception:  # noqa: BLE001, S110 - the first error is the one to report
         pass
@@ -362,7 +363,7 @@ def require_all_leases_still_held(table: str) -> None:
         table: full, quoted name of the lease table in SQL.
 
     Raises:
-        ClaimedError: another process has taken over one of these leases.
+        ClaimedByOtherProcessError: another process has taken over one of these leases.
     """
     for claim in tuple(_HELD.get(table, ())):
         claim.require_lease_still_held()

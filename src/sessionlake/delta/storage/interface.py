@@ -94,7 +94,7 @@ class TableStorage(ABC):
         """Checks that tables can be written. It is called before Spark starts.
 
         Raises:
-            MachineError: the home cannot be written.
+            MachineSetupError: the home cannot be written.
         """
 
     @abstractmethod
@@ -106,7 +106,7 @@ class TableStorage(ABC):
             doing: what this process does, as in "runs silver". It is in the error of a process that is refused.
 
         Raises:
-            ClaimedError: another process holds the claim, or took it over before the block ended.
+            ClaimedByOtherProcessError: another process holds the claim, or took it over before the block ended.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class TableStorage(ABC):
         """Checks that this process still holds all claims that it has made. It is called before each commit.
 
         Raises:
-            ClaimedError: another process has taken over one of these claims.
+            ClaimedByOtherProcessError: another process has taken over one of these claims.
         """
 
     @abstractmethod

@@ -62,7 +62,7 @@ def write_reference_rows(
         skip_refused: True to skip keys whose rows cannot be written, instead of raising an exception.
 
     Raises:
-        ClaimedError: another process writes the table.
+        ClaimedByOtherProcessError: another process writes the table.
         LakeError: the table is missing, has other columns or types, or is too large.
         UsageError: the rows of a key cannot be written. Nothing is written then.
     """

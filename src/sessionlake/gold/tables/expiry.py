@@ -22,7 +22,7 @@ from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
@@ -135,7 +135,7 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
             deleted.
 
     Raises:
-        ClaimedError: Another process is removing rows.
+        ClaimedByOtherProcessError: Another process is removing rows.
     """
     known = read_removal_records(lake.reader(spark), tables)
     if any(
@@ -219,7 +219,7 @@ class BucketExpiry:
                         self._pending.remove(product.table_name)
                     if floors:
                         self._remove_expired(spark, product.table_name, floors)
-            except ClaimedError:
+            except ClaimedByOtherProcessError:
                 return
             looked |= floors
 

@@ -152,7 +152,7 @@ def find_interrupted_rebuild(settings: Settings) -> Journal[PublishPlan] | None:
     """Returns the journal of a rebuild that was interrupted while it replaced silver's tables; None if there is none.
 
     Raises:
-        LossError: The journal cannot be read.
+        DataLossError: The journal cannot be read.
     """
     return Journal.read_journal(settings, REBUILD_SILVER, PublishPlan)
 

@@ -78,8 +78,8 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
 
     Raises:
         LakeError: Bronze does not exist, or does not read Kafka.
-        LossError: `bronze.messages` is gone or was restored to an older version, or files of it or of the ledger are
-            gone.
+        DataLossError: `bronze.messages` is gone or was restored to an older version, or files of it or of the ledger
+            are gone.
         OffsetHoleError: After the messages that the ledger knows, the table lacks messages, or has some twice.
     """
     lake = Lake(settings)

@@ -34,7 +34,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.errors import ClaimedError, InterruptedOperationError, LossError
+from sessionlake.errors import ClaimedByOtherProcessError, DataLossError, InterruptedOperationError
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.progress import (
@@ -160,10 +160,10 @@ class RetentionRunner:
                 if table == LEDGER:
                     return RemovalResult(remove_ledger_entries(self._spark, self._lake, now - span))
                 return self._remove_rows_older_than(table, now - span)
-        except ClaimedError as error:
+        except ClaimedByOtherProcessError as error:
             del self._last_attempts[table]
             return RemovalResult(waits=str(error))
-        except (_BlockedError, InterruptedOperationError, LossError) as error:
+        except (_BlockedError, InterruptedOperationError, DataLossError) as error:
             return RemovalResult(waits=str(error))
 
     def finish_interrupted_removals(self) -> None:
