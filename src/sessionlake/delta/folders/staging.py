@@ -19,7 +19,7 @@ from sessionlake.delta.folders.history import read_last_commit
 from sessionlake.delta.folders.log import build_txn_action, commit_append, commit_overwrite
 from sessionlake.delta.folders.parquet import WrittenFile, read_sql_column_types, write_with_arrow, write_with_spark
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.writable import WritableTable, open_writable
+from sessionlake.delta.folders.writable import WritableTable, open_writable_table
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
@@ -87,7 +87,7 @@ class StagedFiles:
         place = self._place
         action = None if txn is None else build_txn_action(txn.build_delta_app_id(place.table), txn.version)
 
-        def commit_new_files(table: WritableTable) -> bool:
+        def commit_staged_files(table: WritableTable) -> bool:
             there = {file.full_path: file for file in table.data_files}
             gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
@@ -97,10 +97,10 @@ class StagedFiles:
                     why="The table has the rows of the other process, and none of the new ones",
                     fix="Run the command again",
                 )
-            return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
+            return commit_files_with_other_rows(table, [there[path] for path in gone], self._files, action, metadata)
 
-        with place.commit_lock(place.table):
-            self._retry_commit(txn, commit_new_files)
+        with place.hold_commit_lock(place.table):
+            self._retry_until_committed(txn, commit_staged_files)
 
     def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> int | None:
         """Calls `write` with the table's latest version, again and again until it succeeds.
@@ -120,7 +120,7 @@ class StagedFiles:
             if txn is not None and has_commit(delta, place.table, txn):
                 return None
             self._after = delta.version() if self._after is None else self._after
-            if write(open_writable(delta)):
+            if write(open_writable_table(delta)):
                 self._files = []
                 return int(delta.version()) + 1
         raise LakeError(
@@ -130,13 +130,13 @@ class StagedFiles:
             fix="Run the command again",
         )
 
-    def discard_files(self) -> None:
+    def delete_staged_files(self) -> None:
         """Deletes the new files, unless they were committed."""
         delete_uncommitted_files(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @contextmanager
-def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
+def write_rows_to_staged_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
     """Writes rows to new files in the table's folder, so that the block can commit them.
 
     Files that are not committed when the block ends are deleted.
@@ -149,8 +149,8 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
     Raises:
         LakeError: the rows have a column that the table lacks, or only Spark may write to the table.
     """
-    table = open_writable(delta)
-    writer = table.open_writer()
+    table = open_writable_table(delta)
+    writer = table.create_data_file_writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
             raise LakeError(
@@ -160,14 +160,14 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
             )
         files = writer.write_files(rows.to_batches())
     elif isinstance(rows, UnappliedMap):
-        files = write_with_arrow(rows, writer)
+        files = write_files_with_arrow(rows, writer)
     else:
-        files = write_with_spark(rows, read_sql_column_types(table.delta), writer)
+        files = write_files_with_spark(rows, read_sql_column_types(table.delta), writer)
     staged = StagedFiles(location, files, delta)
     try:
         yield staged
     finally:
-        staged.discard_files()
+        staged.delete_staged_files()
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class TableLocation:
     Attributes:
         folder: the table's folder.
         table: the table's two-level name.
-        commit_lock: returns a lock on the table of this name, which excludes other commits.
+        hold_commit_lock: returns a lock on the table of this name, which excludes other commits.
     """
 
     folder: Path
     table: str
-    commit_lock: Callable[[str], AbstractContextManager[None]]
+    hold_commit_lock: Callable[[str], AbstractContextManager[None]]
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
