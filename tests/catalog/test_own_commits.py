@@ -46,7 +46,7 @@ def test_an_append_returns_its_commit_and_runs_no_other_jobs_than_spark_s_writer
     rows = _create_rows(2) if is_in_memory else lake.read(spark, DECISIONS).limit(1)
     frame = to_spark_frame(spark, rows)
     options = Txn("stream", 1).build_writer_options(DECISIONS)
-    plain, _ = _count_jobs(spark, lambda: lake.storage.append_with_spark(frame, DECISIONS, options))
+    plain, _ = _count_jobs(spark, lambda: lake.storage.append_rows_with_spark(frame, DECISIONS, options))
     jobs, commit = _count_jobs(spark, lambda: append_rows(spark, lake, DECISIONS, rows, Txn("stream", 2)))
     assert commit == TableCommit(3, 2 if is_in_memory else 1)
     assert jobs == plain
@@ -57,12 +57,12 @@ def test_a_commit_of_staged_rows_needs_no_job_after_it(spark: Any, lake: Lake) -
     with lake.storage.stage_rows(spark, DECISIONS, lake.read(spark, DECISIONS).limit(2)) as staged:
         assert staged.count_rows() == 2
 
-        def append_with_spark(version: int) -> None:
+        def append_version(version: int) -> None:
             options = Txn("stream", version).build_writer_options(DECISIONS)
-            lake.storage.append_with_spark(staged._rows, DECISIONS, options)
+            lake.storage.append_rows_with_spark(staged._rows, DECISIONS, options)
 
-        append_with_spark(1)
-        plain, _ = _count_jobs(spark, lambda: append_with_spark(2))  # from now on, Delta also reads the transactions
+        append_version(1)
+        plain, _ = _count_jobs(spark, lambda: append_rows_with_spark(2))  # now Delta also reads transactions
         jobs, commit = _count_jobs(spark, lambda: staged.commit_rows(Txn("stream", 3)))
     assert commit == TableCommit(4, 2)
     assert jobs == plain

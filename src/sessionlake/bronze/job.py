@@ -27,7 +27,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import block_transaction, commit_staged_rows
+from sessionlake.delta.commit import commit_staged_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn

@@ -58,7 +58,7 @@ def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, 
         The commit; after a replay, the table's latest one.
     """
     fault_point(f"before:{table}")
-    lake.storage.require_lease(table)
+    lake.storage.require_claims_before_commit(table)
     commit = lake.storage.append_rows(spark, table, rows, txn)
     fault_point(f"after:{table}")
     return commit
@@ -71,7 +71,7 @@ def commit_staged_rows(lake: Lake, table: str, staged: StagedRows, txn: Txn) -> 
         The commit; after a replay, the table's latest one.
     """
     fault_point(f"before:{table}")
-    lake.storage.require_lease(table)
+    lake.storage.require_claims_before_commit(table)
     commit = staged.commit_rows(txn)
     fault_point(f"after:{table}")
     return commit

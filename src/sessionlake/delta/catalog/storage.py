@@ -284,7 +284,7 @@ class CatalogStorage(TableStorage):
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> TableCommit:
         """Appends the rows with Spark's writer. It computes them once, so they are not written to files before."""
-        frame = to_spark_frame(_require_session(spark, self._settings), rows)
+        frame = to_spark_frame(_require_spark(spark, self._settings), rows)
         return StagedFrame(self, table, frame).commit_rows(txn)
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
@@ -293,8 +293,8 @@ class CatalogStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
-    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        with self.commit_lock(table):
+    def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.hold_commit_lock(table):
             rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
 
     def replace_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:

@@ -16,8 +16,13 @@ import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files
 from sessionlake.delta.folders.history import read_last_commit
-from sessionlake.delta.folders.log import build_txn_action, commit_append, commit_overwrite
-from sessionlake.delta.folders.parquet import WrittenFile, read_sql_column_types, write_with_arrow, write_with_spark
+from sessionlake.delta.folders.log import build_txn_action, commit_appended_files, commit_files_with_other_rows
+from sessionlake.delta.folders.parquet import (
+    WrittenFile,
+    read_sql_column_types,
+    write_files_with_arrow,
+    write_files_with_spark,
+)
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.writable import WritableTable, open_writable_table
 from sessionlake.delta.schemas.properties import APPEND_ONLY
@@ -66,10 +71,10 @@ class StagedFiles:
         first. Tables that only get appends need no lock, because only this class commits to them.
         """
         place, action = self._place, build_txn_action(txn.build_delta_app_id(self._place.table), txn.version)
-        known, row_count = open_writable(self._delta), self.count_rows()
+        known, row_count = open_writable_table(self._delta), self.count_rows()
         waits = APPEND_ONLY not in known.configuration or known.uses_vectors
-        with place.commit_lock(place.table) if waits else nullcontext():
-            version = self._retry_commit(txn, lambda table: commit_append(table, self._files, action))
+        with place.hold_commit_lock(place.table) if waits else nullcontext():
+            version = self._retry_until_committed(txn, lambda table: commit_appended_files(table, self._files, action))
         return read_last_commit(place.folder) if version is None else TableCommit(version, row_count)
 
     def replace_files(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
@@ -102,7 +107,7 @@ class StagedFiles:
         with place.hold_commit_lock(place.table):
             self._retry_until_committed(txn, commit_staged_files)
 
-    def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> int | None:
+    def _retry_until_committed(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> int | None:
         """Calls `write` with the table's latest version, again and again until it succeeds.
 
         Does nothing if the table already has the transaction.

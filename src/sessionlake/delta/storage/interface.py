@@ -317,7 +317,7 @@ class TableStorage(ABC):
         held = reader.read_arrow_table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge_rows(spark, table, combine(rows, held), upsert, txn)
-        self.require_lease(table)
+        self.require_claims_before_commit(table)
         return self.append_rows(spark, table, rows.cast(held.schema), txn)
 
     def require_claims_before_commit(self, table: str) -> None:

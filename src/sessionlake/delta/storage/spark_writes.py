@@ -75,7 +75,7 @@ class StagedFrame:
         spark, observation = self._rows.sparkSession, Observation()
         counted = self._rows.observe(observation, F.count(F.lit(1)).alias("rows"))
         spark.conf.unset(LAST_COMMIT)
-        self._storage.append_with_spark(counted, self._table, options)
+        self._storage.append_rows_with_spark(counted, self._table, options)
         version = spark.conf.get(LAST_COMMIT, None)
         if version is None:  # Delta skipped the append, since the transaction is already committed
             return self._storage.last_commit(spark, self._table)
