@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.delta.lake import Lake
-from sessionlake.errors import AccessError
+from sessionlake.errors import KafkaAccessError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.topics import TopicState, read_topics
 from sessionlake.local.broker import start_broker, stop_broker
@@ -195,7 +195,7 @@ def test_a_kafka_that_refuses_this_client_is_reported_apart_from_one_that_is_awa
         threading.Thread(target=answers, daemon=True).start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}", options={"security.protocol": "SSL"})
         admin = KafkaAdmin(spark, Settings(home=tmp_path / "home", kafka=kafka))
-        with pytest.raises(AccessError, match="refuses this client"):
+        with pytest.raises(KafkaAccessError, match="refuses this client"):
             admin.read_topic_ids()
         admin.close()
         server.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sessionlake.cli import app as cli
 from sessionlake.delta.lake import Lake
-from sessionlake.errors import AccessError, BrokerError, SessionlakeError
+from sessionlake.errors import BrokerError, KafkaAccessError, SessionlakeError
 from sessionlake.history.status import read_kafka_ends
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.kafka.clients import build_client_config, build_spark_kafka_options, require_broker
@@ -62,32 +62,32 @@ def tls_to_plain(broker: SecureBroker) -> KafkaSettings:
 REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
     "a wrong password": (
         lambda broker: broker.kafka(password=WRONG),
-        AccessError,
+        KafkaAccessError,
         r"invalid credentials.*\. Correct username and password in kafka\.security",
     ),
     "a wrong client secret": (
         lambda broker: broker.by_token(client_secret=WRONG),
-        AccessError,
+        KafkaAccessError,
         r"invalid_client.*\. Correct token_url, client_id and client_secret in kafka\.security",
     ),
     "a broker of an authority that is not trusted": (
         lambda broker: broker.kafka(ca=Authority("another").pem),
-        AccessError,
+        KafkaAccessError,
         r"does not trust \(.*Add the authority that signed the certificate to kafka\.security\.ca",
     ),
     "a broker of an authority that nobody knows": (
         lambda broker: broker.kafka(ca=None),
-        AccessError,
+        KafkaAccessError,
         r"This client does not trust the server's certificate\. Correct kafka\.security\.ca",
     ),
     "a broker of another host": (
         lambda broker: broker.kafka("OTHER_HOST"),
-        AccessError,
+        KafkaAccessError,
         r"for another host name \(.*127\.0\.0\.1.*Set kafka\.bootstrap_servers",
     ),
     "a certificate that the broker does not know": (
         foreign,
-        AccessError,
+        KafkaAccessError,
         r"requires a client certificate.*Correct certificate and key in kafka\.security",
     ),
     "no TLS where there is": (
@@ -148,7 +148,7 @@ def test_spark_s_client_that_does_not_get_in_is_reported_the_same(
 ):
     with (
         closing(KafkaAdmin(spark, Settings(kafka=secured.kafka(**change)))) as admin,
-        pytest.raises(AccessError, match=expected_text),
+        pytest.raises(KafkaAccessError, match=expected_text),
     ):
         admin.read_topic_ids()
 

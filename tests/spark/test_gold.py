@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
 )
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, MachineError, NotFoundError, UsageError
+from sessionlake.errors import LakeError, MachineSetupError, NotFoundError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.tables import list_declared_averages, list_declared_gold_tables, list_declared_products
@@ -72,7 +72,7 @@ class Feed:
 
     def __init__(self, spark: Any, settings: Settings) -> None:
         self.spark, self.settings, self.lake = spark, settings, Lake(settings)
-        self.lake.prepare_tables(spark, [CHANGES])
+        self.lake.create_or_update_tables(spark, [CHANGES])
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:
@@ -388,7 +388,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         for place, nth in places:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, nth))
-                with pytest.raises(MachineError, match="power cut"):
+                with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
         feed.run()
         assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), number
@@ -434,7 +434,7 @@ class Dying:
     def __call__(self, point: str) -> None:
         self.left -= point == self.place
         if point == self.place and not self.left:
-            raise MachineError("power cut")
+            raise MachineSetupError("power cut")
 
 
 def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):

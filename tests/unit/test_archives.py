@@ -31,7 +31,7 @@ from sessionlake.bronze.archive.source import (
     read_members_as_batches,
 )
 from sessionlake.bronze.archive.writer import write_archive, write_archives
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from support.archives import PLACES, capture, content
 from support.seeds import examples
 
@@ -419,7 +419,7 @@ def test_a_file_that_is_gone_before_it_was_captured_is_reported(tmp_path):
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
     end = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").unlink()
-    with pytest.raises(LossError, match=r"with 1 files .* there are 0\. .* an empty file with its name and \.skip"):
+    with pytest.raises(DataLossError, match=r"with 1 files .* there are 0\. .* an empty file with its name and \.skip"):
         plan_members_of_tasks(tmp_path, STREAM_START, end)
 
 
@@ -433,7 +433,7 @@ def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and
     assert find_next_position(tmp_path, end, ALL) == end
     (tmp_path / "d.gz.skip").touch()  # of a later batch
     (tmp_path / "c.gz").unlink()
-    with pytest.raises(LossError, match=r"with 3 files .* there are 1\."):
+    with pytest.raises(DataLossError, match=r"with 3 files .* there are 1\."):
         plan_members_of_tasks(tmp_path, STREAM_START, end)
 
 

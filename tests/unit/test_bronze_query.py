@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.bronze import query
 from sessionlake.bronze.query import BronzeQuery
-from sessionlake.errors import AccessError, BrokerError, OffsetHoleError, SessionlakeError, TopicChangedError
+from sessionlake.errors import BrokerError, KafkaAccessError, OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.query import LayerQuery
 
@@ -194,13 +194,13 @@ def test_under_once_it_is_reported_after_a_while_that_kafka_does_not_answer(runn
 @pytest.mark.parametrize("error", [BrokerError("timed out"), None])
 def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, starts, fails, monkeypatch, error):
     def refuses() -> None:
-        raise AccessError("wrong password")
+        raise KafkaAccessError("wrong password")
 
     if error is not None:
         fails(error)
         monkeypatch.setattr(LayerQuery, "is_active", False)
     monkeypatch.setattr(book, "require_kafka_answer", refuses)
-    with pytest.raises(AccessError, match="wrong password"):
+    with pytest.raises(KafkaAccessError, match="wrong password"):
         running.check()
     assert (len(starts), book.open) == (1, False)
 

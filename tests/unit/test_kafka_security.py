@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from sessionlake.errors import AccessError, ConfigError
+from sessionlake.errors import ConfigError, KafkaAccessError
 from sessionlake.kafka.clients import (
     build_client_config,
     build_java_client_options,
@@ -161,7 +161,7 @@ def test_a_secret_is_hidden_however_a_client_was_reported_it():
 def test_a_stream_that_kafka_refuses_is_reported_what_to_correct(package):
     said = f"{package}.common.errors.SaslAuthenticationException: Authentication failed"
     error = explain_layer_error(passed_on(said), "bronze", "/none")
-    assert isinstance(error, AccessError)
+    assert isinstance(error, KafkaAccessError)
     assert "Correct kafka.security or kafka.options" in str(error)
 
 

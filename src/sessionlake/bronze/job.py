@@ -27,11 +27,11 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import block_transaction, stage_append
+from sessionlake.delta.commit import commit_staged_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LossError, SessionlakeError
+from sessionlake.errors import DataLossError, SessionlakeError
 from sessionlake.kafka.clients import build_spark_source_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts_to_apply
@@ -78,7 +78,7 @@ def start_kafka_job(
     Raises:
         BrokerError: Kafka does not answer at the start. A running query waits for Kafka instead.
         LakeError: The checkpoint is new but the tables are not.
-        LossError: The checkpoint is not new but a table is gone, or `ops.topics` lacks a known topic.
+        DataLossError: The checkpoint is not new but a table is gone, or `ops.topics` lacks a known topic.
         TopicChangedError: A topic was deleted, created again or cut, and `kafka.on_topic_change` is `fail`.
     """
     lake = Lake(settings)
@@ -110,7 +110,7 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     refuse_interrupted_operations(settings, LAYER)
     require_broker(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
-    lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
 
 
@@ -230,14 +230,14 @@ class _BronzeBatchWriter:
         expected = sum(end - first for first, end in planned.values())
         with (
             without_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
-            stage_append(spark, lake, MESSAGES, self._load_batch_rows(rows, expected), txn) as written,
+            lake.storage.stage_rows(spark, MESSAGES, self._load_batch_rows(rows, expected)) as staged,
         ):
             self._book.record_topics_of_batch(
                 topics
             )  # after the rows were read, and before any of them is in the table
-            if written.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
-                record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
-        commit = lake.last_commit(spark, MESSAGES)
+            if staged.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
+                record_transaction_gaps(spark, lake, planned, staged.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
+            commit = commit_staged_rows(lake, MESSAGES, staged, txn)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = list_planned_ranges(planned) if is_first_write else read_stored_ranges_of_batch(spark, lake, planned)
         self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
@@ -304,7 +304,7 @@ def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settin
         generation: Generation of the checkpoint that has the batch.
 
     Raises:
-        LossError: The ledger has later batches of this checkpoint.
+        DataLossError: The ledger has later batches of this checkpoint.
         OffsetHoleError: The batch in the table does not start where the previous one ended.
     """
     if generation.app_id is None:
@@ -331,11 +331,11 @@ def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
         The number of the last batch of this query in the ledger; None if it has none.
 
     Raises:
-        LossError: The ledger has such a batch: the checkpoint is older than the tables.
+        DataLossError: The ledger has such a batch: the checkpoint is older than the tables.
     """
     recorded = read_last_batch_number(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
-        raise LossError(
+        raise DataLossError(
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
             f"hold batches up to {recorded}",
             why="The checkpoint is older than the tables, for example restored from a backup, so bronze "
@@ -353,7 +353,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
     """
     last = generation.next_batch - 1
     if generation.app_id is not None and last >= 0 and lake.storage.get_fencing_token(LAYER):
-        block_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
+        make_delta_skip_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
 def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:

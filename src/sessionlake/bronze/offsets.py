@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.checkpoint import build_recovery_hint
 
@@ -47,7 +47,7 @@ def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str
         batch_id: Spark's number of the batch.
 
     Raises:
-        LossError: The checkpoint lacks the batch, or its file cannot be read.
+        DataLossError: The checkpoint lacks the batch, or its file cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
     ends = read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id))
@@ -65,7 +65,7 @@ def read_offsets_file(file: Path) -> Offsets:
     batches a metadata line, and then one line of JSON with the offsets.
 
     Raises:
-        LossError: The file is missing or cannot be read.
+        DataLossError: The file is missing or cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
     try:
@@ -79,7 +79,7 @@ def read_offsets_file(file: Path) -> Offsets:
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
-        raise LossError(
+        raise DataLossError(
             f"bronze: the checkpoint file {file} cannot be read ({error})",
             why="It says which messages bronze has read",
             fix=build_recovery_hint(BRONZE),

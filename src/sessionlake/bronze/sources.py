@@ -12,7 +12,7 @@ from sessionlake.bronze.archive import source as archives
 from sessionlake.bronze.streamed import StreamSource
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.errors import ConfigError, LossError
+from sessionlake.errors import ConfigError, DataLossError
 from sessionlake.kafka.clients import require_broker
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
@@ -31,7 +31,7 @@ def require_readable_source(settings: Settings) -> None:
 
     Raises:
         BrokerError: Kafka does not answer.
-        AccessError: Kafka refuses this client.
+        KafkaAccessError: Kafka refuses this client.
         ConfigError: The folder of archives does not exist, or this runtime has no connector for the source.
     """
     source = _build_stream_source(settings)
@@ -136,7 +136,7 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
     try:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise LossError(
+        raise DataLossError(
             f"bronze: the checkpoint file {file} cannot be read ({error})",
             why="It says which messages bronze has read",
             fix=build_recovery_hint(BRONZE),

@@ -102,12 +102,12 @@ def start_streamed_source(
 
     Raises:
         LakeError: The checkpoint is new but the tables are not.
-        LossError: The ledger has messages, but their table is gone.
+        DataLossError: The ledger has messages, but their table is gone.
     """
     refuse_interrupted_operations(settings, LAYER)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
-    lake.prepare_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
+    lake.create_or_update_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     return _StreamedQuery(
         spark, settings, source, _StreamedBatchWriter(lake, settings, source, on_batch), once=once

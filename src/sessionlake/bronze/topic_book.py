@@ -150,7 +150,7 @@ class TopicRegister:
 
         Raises:
             BrokerError: Kafka does not answer.
-            AccessError: Kafka refuses this client.
+            KafkaAccessError: Kafka refuses this client.
         """
         with self._lock:
             self._read_topic_ids()
@@ -162,7 +162,7 @@ class TopicRegister:
 
         Raises:
             BrokerError: Kafka does not answer.
-            LossError: `ops.topics` lacks a topic that the ledger has messages of.
+            DataLossError: `ops.topics` lacks a topic that the ledger has messages of.
             TopicChangedError: A topic was deleted, created again or cut, and the rule is `fail`.
         """
         with self._lock:

@@ -24,7 +24,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
+from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, DataLossError, LakeError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
@@ -329,7 +329,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
             require_rows_of_topics(spark, lake)
-        except LossError as loss:
+        except DataLossError as loss:
             return CheckResult(CheckSeverity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = select_latest_generations(rows).values()

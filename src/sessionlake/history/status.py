@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import AccessError, BrokerError, ConfigError
+from sessionlake.errors import BrokerError, ConfigError, KafkaAccessError
 from sessionlake.kafka.clients import build_consumer_config, require_broker
 from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_runs
 from sessionlake.ledger.books import LedgerReader, to_dicts
@@ -121,7 +121,7 @@ def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
         config = build_consumer_config(settings, "status")
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as KafkaPartition
-    except (ImportError, ConfigError, BrokerError, AccessError):
+    except (ImportError, ConfigError, BrokerError, KafkaAccessError):
         return None
     consumer = Consumer(config)
     matches = re.compile(settings.kafka.topic_pattern).fullmatch

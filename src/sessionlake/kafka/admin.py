@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
+from sessionlake.errors import BrokerError, MachineSetupError, UnknownTopicError
 from sessionlake.kafka.clients import (
     PACKAGE,
     PLATFORM_PACKAGE,
@@ -39,7 +39,7 @@ def find_kafka_package(jvm: Any) -> Any:
     """Returns the JVM package of Kafka's Java client: the original one, or the renamed copy in Databricks' runtime.
 
     Raises:
-        MachineError: Neither package is accessible.
+        MachineSetupError: Neither package is accessible.
     """
     from py4j.java_gateway import JavaClass
 
@@ -49,7 +49,7 @@ def find_kafka_package(jvm: Any) -> Any:
             package = getattr(package, part)
         if isinstance(package.clients.admin.AdminClient, JavaClass):
             return package
-    raise MachineError(
+    raise MachineSetupError(
         f"Spark has no accessible Kafka client (looked for clients.admin.AdminClient in {' and '.join(_PACKAGES)})",
         why="Bronze needs it to ask Kafka about topics",
         fix="Run bronze on a cluster with dedicated access mode and Spark's Kafka connector",
@@ -59,14 +59,14 @@ def find_kafka_package(jvm: Any) -> Any:
 class KafkaAdmin:
     """An open Kafka admin client. Call `close` when done.
 
-    Every method raises a `BrokerError` if Kafka does not answer, an `AccessError` if it rejects this client, and an
+    Every method raises a `BrokerError` if Kafka does not answer, a `KafkaAccessError` if it rejects this client, and an
     `UnknownTopicError` if it does not have a topic that was named.
 
     Attributes:
         away: True if Kafka did not answer the last request.
 
     Raises:
-        MachineError: Spark has no accessible Kafka client.
+        MachineSetupError: Spark has no accessible Kafka client.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
@@ -134,7 +134,7 @@ class KafkaAdmin:
         """Returns True if the topic is compacted: Kafka may then remove messages between others. The topic must exist.
 
         Raises:
-            AccessError: This client may not read the topic's settings.
+            KafkaAccessError: This client may not read the topic's settings.
         """
         with self._translate_errors():
             config = self._kafka.common.config
@@ -169,7 +169,7 @@ class KafkaAdmin:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turns py4j's errors in the block into a `BrokerError`, `AccessError` or `UnknownTopicError`."""
+        """Turns py4j's errors in the block into a `BrokerError`, `KafkaAccessError` or `UnknownTopicError`."""
         from py4j.protocol import Py4JError
 
         if self.away:  # a connection attempt fails at once, where the client would wait for its timeout

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from sessionlake.errors import RegistryError
+from sessionlake.errors import SchemaRegistryError
 from sessionlake.protocol.payload import Definition, PayloadFormat
 
 _TIMEOUT_SECONDS = 10.0
@@ -69,7 +69,7 @@ class RegistrySchemas:
         Unknown ids are absent.
 
         Raises:
-            RegistryError: The registry does not answer, or its answer is not valid.
+            SchemaRegistryError: The registry does not answer, or its answer is not valid.
         """
         return _get_schema_cache(self).definitions(ids)
 
@@ -211,7 +211,7 @@ class _RegistryClient:
         """Returns the text of the schema in an answer; with Protobuf, its serialized descriptor under this name.
 
         Raises:
-            RegistryError: The answer has no usable schema.
+            SchemaRegistryError: The answer has no usable schema.
         """
         text = answer.get("schema")
         if not isinstance(text, str):
@@ -245,7 +245,7 @@ class _RegistryClient:
 
         Raises:
             _NoSuchSchemaError: The registry does not have the schema, or its answer exceeds the limits.
-            RegistryError: The registry does not answer, or its answer is not valid.
+            SchemaRegistryError: The registry does not answer, or its answer is not valid.
         """
         for pause in (*_PAUSES, None):
             status, body = self._send_request(path, final=pause is None)
@@ -273,7 +273,7 @@ class _RegistryClient:
             final: True if no retry is left.
 
         Raises:
-            RegistryError: There is no answer, and no retry is left.
+            SchemaRegistryError: There is no answer, and no retry is left.
         """
         parts = urlsplit(self._source.url)
         connection: http.client.HTTPConnection
@@ -308,8 +308,8 @@ class _RegistryClient:
             headers["Authorization"] = basic if ":" in auth else f"Bearer {auth}"
         return headers
 
-    def _make_error(self, reason: str) -> RegistryError:
-        return RegistryError(
+    def _make_error(self, reason: str) -> SchemaRegistryError:
+        return SchemaRegistryError(
             f"schema registry {self._source.url}: {reason}",
             why="Nothing of the batch was committed",
             fix="Start the registry, or correct capture.payload.registry_url and registry_auth, and run "

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import AccessError, BrokerError
+from sessionlake.errors import BrokerError, KafkaAccessError
 from sessionlake.kafka.admin import KafkaAdmin, find_kafka_package
 from sessionlake.kafka.clients import READ_COMMITTED, build_java_client_options
 from sessionlake.protocol.types import TopicPartition
@@ -98,7 +98,7 @@ def _are_runs_explained_by_count(
         with closing(KafkaAdmin(spark, settings)) as admin:
             if admin.is_compacted(place[0]):
                 return False
-    except AccessError:  # a client that may read messages need not have the right to read the topic's settings
+    except KafkaAccessError:  # a client that may read messages need not have the right to read the topic's settings
         return False
     first, end = runs[0][0], runs[-1][1]
     with _open_consumer(spark, settings, READ_COMMITTED | _MANY) as committed:

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.streaming.checkpoint import (
     build_recovery_hint,
     read_last_committed_batch,
@@ -118,7 +118,7 @@ class CheckpointGenerations:
         """The generation in which the query continues.
 
         Raises:
-            LossError: The generation's file, or Spark's metadata of generation 0, cannot be read.
+            DataLossError: The generation's file, or Spark's metadata of generation 0, cannot be read.
         """
         number = max(
             (number for number in self._list_generation_numbers() if self._build_note_path(number).is_file()), default=0
@@ -146,7 +146,7 @@ class CheckpointGenerations:
             numbers.append(note.first_batch + _find_last_spark_batch(self._folder / str(number)))
         if notes:
             return notes[-1][1].app_id, max(numbers)
-        with suppress(LossError):
+        with suppress(DataLossError):
             return self._read_first_app_id(), max(numbers)
         return None, max(numbers)
 
@@ -162,7 +162,7 @@ class CheckpointGenerations:
             app_id: Spark's query id in generation 0; None if it is lost.
 
         Raises:
-            LossError: The id is lost. With a new id, Delta would write rows again that the tables already have.
+            DataLossError: The id is lost. With a new id, Delta would write rows again that the tables already have.
         """
         if app_id is None:
             raise self._build_damaged_checkpoint_error(self._first / "metadata", "it is missing")
@@ -209,7 +209,7 @@ class CheckpointGenerations:
 
     def _build_damaged_checkpoint_error(self, file: Path, why: str) -> LakeError:
         place = file.relative_to(self._first)
-        return LossError(
+        return DataLossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
             why="No table was changed",
             fix=build_recovery_hint(self._layer),
@@ -232,6 +232,6 @@ def require_intact_checkpoint(checkpoint: str, layer: str) -> None:
     """Checks that the layer's checkpoint is new, or that every file that the query resumes from is intact.
 
     Raises:
-        LossError: A file is damaged. The error names it and says what to do.
+        DataLossError: A file is damaged. The error names it and says what to do.
     """
     require_readable_checkpoint(str(CheckpointGenerations(checkpoint, layer).current_generation.folder), layer)

@@ -22,7 +22,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.retained import read_removal_record_of_table
@@ -50,7 +50,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     A new checkpoint is allowed after a rebuild, which fills or empties the tables itself.
 
     Raises:
-        LossError: The checkpoint is new and the tables are not empty. The error says what to do.
+        DataLossError: The checkpoint is new and the tables are not empty. The error says what to do.
     """
     checkpoint = settings.checkpoint_path(layer)
     if CheckpointGenerations(checkpoint, layer).current_generation.app_id is not None:
@@ -61,7 +61,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     # data in gold with a handover is from a later batch.
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
     if not all(of_rebuild) or (begins_empty and has_layer_data(spark, lake, layer)):
-        raise LossError(
+        raise DataLossError(
             f"the checkpoint {checkpoint} of {layer} is new or was removed, but the layer's tables already hold data",
             why="The layer would start from the beginning and write all rows again",
             fix=build_recovery_hint(layer),

@@ -10,7 +10,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
 from sessionlake.delta.storage.commits import LoggedCommit, find_unrepaired_restore
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import LossError
+from sessionlake.errors import DataLossError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import RESTORE_OR_MOVE, build_repair_hint
@@ -30,7 +30,7 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
     compared with those in the ledger.
 
     Raises:
-        LossError: A table was restored. The error names it.
+        DataLossError: A table was restored. The error names it.
     """
     reader = lake.reader(spark)
     known = read_versions_left_by_batches(reader)
@@ -52,7 +52,9 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
-            raise LossError(f"{table} has lost its latest changes: {why}", fix=_build_repair_hint(lake.settings, table))
+            raise DataLossError(
+                f"{table} has lost its latest changes: {why}", fix=_build_repair_hint(lake.settings, table)
+            )
 
 
 def _read_latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:

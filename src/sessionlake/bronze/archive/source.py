@@ -25,7 +25,7 @@ from sessionlake.bronze.archive.members import (
     list_members,
     read_messages,
 )
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.visible import escape_surrogates
 
 if TYPE_CHECKING:
@@ -92,14 +92,14 @@ def plan_members_of_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[s
         end: Position up to which the batch reads.
 
     Raises:
-        LossError: Files of the batch are gone or were added since it was planned. Files that the operator has marked to
-            be skipped count as present.
+        DataLossError: Files of the batch are gone or were added since it was planned. Files that the operator has
+            marked to be skipped count as present.
     """
     mine = [name for name in _list_complete_files(folder) if start["last"] < name <= end["last"]]
     skipped = {file.stem for file in folder.glob(f"*{SKIP}") if start["last"] < file.stem <= end["last"]} - {*mine}
     expected = end["files"] - start["files"]
     if not len(mine) <= expected <= len(mine) + len(skipped):
-        raise LossError(
+        raise DataLossError(
             f"bronze: a batch was planned with {expected} files in {folder} up to {end['last']}, but now there are "
             f"{len(mine)}",
             why="Bronze stopped during this batch, and must read the same files when it repeats it",

@@ -34,7 +34,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.errors import ClaimedError, InterruptedOperationError, LossError
+from sessionlake.errors import ClaimedByOtherProcessError, DataLossError, InterruptedOperationError
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.progress import (
@@ -154,16 +154,16 @@ class RetentionRunner:
             return RemovalResult()
         self._last_attempts[table] = now
         try:
-            with self._lake.storage.hold_claim(self._spark, CLAIM, "removes old rows"):
+            with self._lake.storage.hold_exclusive_claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
                 refuse_interrupted_operations(self._settings, SILVER)
                 if table == LEDGER:
                     return RemovalResult(remove_ledger_entries(self._spark, self._lake, now - span))
                 return self._remove_rows_older_than(table, now - span)
-        except ClaimedError as error:
+        except ClaimedByOtherProcessError as error:
             del self._last_attempts[table]
             return RemovalResult(waits=str(error))
-        except (_BlockedError, InterruptedOperationError, LossError) as error:
+        except (_BlockedError, InterruptedOperationError, DataLossError) as error:
             return RemovalResult(waits=str(error))
 
     def finish_interrupted_removals(self) -> None:
