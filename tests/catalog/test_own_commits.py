@@ -22,7 +22,7 @@ from sessionlake.spark.frames import to_spark_frame
 @pytest.fixture
 def lake(spark: Any, location: dict[str, Any]) -> Lake:
     made = Lake(Settings(**location))
-    made.prepare_tables(spark, [DECISIONS])
+    made.create_or_update_tables(spark, [DECISIONS])
     return made
 
 
@@ -62,7 +62,7 @@ def test_a_commit_of_staged_rows_needs_no_job_after_it(spark: Any, lake: Lake) -
             lake.storage.append_rows_with_spark(staged._rows, DECISIONS, options)
 
         append_version(1)
-        plain, _ = _count_jobs(spark, lambda: append_rows_with_spark(2))  # now Delta also reads transactions
+        plain, _ = _count_jobs(spark, lambda: append_version(2))  # now Delta also reads transactions
         jobs, commit = _count_jobs(spark, lambda: staged.commit_rows(Txn("stream", 3)))
     assert commit == TableCommit(4, 2)
     assert jobs == plain
