@@ -15,7 +15,7 @@ from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedByOtherProcessError, UsageError
-from sessionlake.integrity.rules import OperatorDecision, DecisionKey
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
