@@ -25,7 +25,7 @@ BATCHES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), ma
 
 
 def looked_up(times: object, name: tuple[str, int], first: int) -> tuple[int, int]:
-    time, offset = times.read_stream_times_before_offsets([name], np.array([first]))
+    time, offset = times.read_stream_times_before([name], np.array([first]))
     return int(time[0]), int(offset[0])
 
 
@@ -51,9 +51,7 @@ def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[d
                     PartitionStreamTime(*name, *ends[name]) for name in batch if ends[name] != NOTHING
                 )
     names = [name for name in NAMES if ends[name] != NOTHING]
-    time, offset = times.read_stream_times_before_offsets(
-        names, np.array([ends[name][1] + 1 for name in names], np.int64)
-    )
+    time, offset = times.read_stream_times_before(names, np.array([ends[name][1] + 1 for name in names], np.int64))
     assert [*zip(time.tolist(), offset.tolist(), strict=True)] == [ends[name] for name in names]
     assert times.settled.num_rows <= 2 * len(NAMES)
 

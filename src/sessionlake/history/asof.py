@@ -320,10 +320,8 @@ class _AsOfQuery:
 
     def _read_stored_stream_time(self, judged_offset: int) -> int:
         """Returns the stream time in ms that silver stored after it had judged the offset. Silences are included."""
-        place = self._session.topic, self._session.partition
-        (time,), _ = open_stored_times(self._settings, SILVER).read_stream_times_before_offsets(
-            [place], np.array([judged_offset + 1])
-        )
+        partitions, offsets = [(self._session.topic, self._session.partition)], np.array([judged_offset + 1])
+        (time,), _ = open_stored_times(self._settings, SILVER).read_stream_times_before(partitions, offsets)
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property

@@ -82,9 +82,7 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
             "session timeout after the last message",
             fix='Look for the session with `sessionlake query "SELECT * FROM silver.sessions"`',
         )
-    cursor = SessionCursor.create_from_array_record(
-        state.cursors[place], decode_variable_part(state.variable_parts[place])
-    )
+    cursor = SessionCursor.from_array_record(state.cursors[place], decode_variable_part(state.variable_parts[place]))
     lane = state.clock.partition_times[cursor.lane]
     fields = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
     bounds = cursor.taken.interval_bounds

@@ -38,11 +38,7 @@ from sessionlake.integrity.outcome import JudgingOutcome, MessageVerdict
 from sessionlake.integrity.recorder import ViolationError
 from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
-from sessionlake.integrity.transition import (
-    AppliedMessageRuns,
-    update_cursor_with_message_run,
-    update_cursors_with_message_runs,
-)
+from sessionlake.integrity.transition import AppliedMessageRuns, apply_messages_to_cursor, apply_messages_to_cursors
 from sessionlake.integrity.window import judge_window_class_sessions
 from sessionlake.protocol.message import NO_SEQ, Link, MessageType
 from sessionlake.protocol.types import Bools, Int64s
@@ -81,7 +77,7 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     return out
 
 
-def _list_rule_value_of_each_session(batch: ShardBatch, read_value: Callable[[JudgingRules], int]) -> Int64s:
+def _list_rule_values_by_session(batch: ShardBatch, read_value: Callable[[JudgingRules], int]) -> Int64s:
     """Returns what `read_value` returns for the rules of each session with messages in the batch."""
     return np.array([read_value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
@@ -94,12 +90,12 @@ def _mark_starts_of_gapless_runs(batch: ShardBatch) -> Bools:
     """
     stream = batch.new_messages
     lengths = stream.session_ends - stream.starts
-    timeout = np.repeat(_list_rule_value_of_each_session(batch, lambda r: r.session_timeout), lengths)[1:]
-    in_seq = np.repeat(_list_rule_value_of_each_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[
+    timeout = np.repeat(_list_rule_values_by_session(batch, lambda r: r.session_timeout), lengths)[1:]
+    in_seq = np.repeat(_list_rule_values_by_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[
         1:
     ].astype(np.bool_)
     is_run_start = np.ones(len(stream.seq), np.bool_)
-    is_run_start[1:] = in_seq & ~_mark_messages_without_gap_before(stream, slice(1, None), stream.seq[:-1])
+    is_run_start[1:] = in_seq & ~_mark_messages_without_gap(stream, slice(1, None), stream.seq[:-1])
     is_run_start[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
     is_run_start[1:] |= stream.now[1:] - stream.message_times[:-1] > timeout
     is_run_start[1:] |= stream.now[1:] - stream.message_times[1:] > timeout
@@ -107,7 +103,7 @@ def _mark_starts_of_gapless_runs(batch: ShardBatch) -> Bools:
     return is_run_start
 
 
-def _mark_messages_without_gap_before(stream: MessageArrays, indices: Int64s | slice, last_seqs: Int64s) -> Bools:
+def _mark_messages_without_gap(stream: MessageArrays, indices: Int64s | slice, last_seqs: Int64s) -> Bools:
     """Returns a boolean for each of these messages: True if it follows its session's last seq without a gap.
 
     Args:
@@ -129,25 +125,25 @@ def _find_sessions_for_fast_path(batch: ShardBatch, is_run_start: Bools) -> Bool
     """
     stream, busy = batch.new_messages, len(batch.new_messages.starts)
     cursors, first = batch.cursors[:busy], batch.new_messages.starts
-    integrity = _list_rule_value_of_each_session(batch, lambda r: _CLASSES.index(r.integrity))
-    timeout = _list_rule_value_of_each_session(batch, lambda r: r.session_timeout)
+    integrity = _list_rule_values_by_session(batch, lambda r: _CLASSES.index(r.integrity))
+    timeout = _list_rule_values_by_session(batch, lambda r: r.session_timeout)
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.message_times[first] <= timeout)
-    follows = (cursors["last_seq"] != NO_SEQ) & _mark_messages_without_gap_before(stream, first, cursors["last_seq"])
+    follows = (cursors["last_seq"] != NO_SEQ) & _mark_messages_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
     goes_on = (
         known & (cursors["status"] == SessionStatus.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
     )
-    starts_anywhere = _list_rule_value_of_each_session(batch, lambda r: r.starts_with_anything).astype(np.bool_)
+    starts_anywhere = _list_rule_values_by_session(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
     begins &= stream.link[first] != Link.REPEATED
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([part is None for part in batch.variable_parts[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
-    simple &= ~_list_rule_value_of_each_session(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
+    simple &= ~_list_rule_values_by_session(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
     simple[[number for number in (*batch.decisions, *batch.chain_gaps) if number < busy]] = False
     one_run = np.add.reduceat(is_run_start.astype(np.int64), first) == 1
     is_fast: Bools = simple & one_run & in_time & (goes_on | begins)
@@ -172,7 +168,7 @@ def _apply_messages_of_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome:
     lengths = (stream.session_ends - stream.starts)[is_fast]
     starts = np.cumsum(lengths) - lengths
     run = AppliedMessageRuns(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
-    update_cursors_with_message_runs(moved, run)
+    apply_messages_to_cursors(moved, run)
     moved["epoch"] = epochs[stream.session_ends[is_fast] - 1]
     _update_applied_seqs_in_cursors(batch, is_fast, run, moved)
     since = _record_cuts_in_batch(batch, is_fast, inside, outcome)
@@ -286,9 +282,7 @@ def _judge_session(batch: ShardBatch, number: int, is_run_start: Bools | None, o
             messages.
     """
     rules, stream, base = batch.rules[number], batch.new_messages, len(batch.held_messages.seq)
-    cursor = SessionCursor.create_from_array_record(
-        batch.cursors[number], decode_variable_part(batch.variable_parts[number])
-    )
+    cursor = SessionCursor.from_array_record(batch.cursors[number], decode_variable_part(batch.variable_parts[number]))
     if rules.integrity in SEQ_REMEMBERING_CLASSES:
         cursor.mark_all_earlier_seqs_as_applied()
     held = [
@@ -373,7 +367,7 @@ def _apply_rest_of_gapless_run(
     out.position[places] = assign_application_positions(cursor.position, part.offset)
     out.life[places] = cursor.first_offset
     out.applied_at[places], out.applied_by[places] = part.now, part.offset
-    update_cursor_with_message_run(
+    apply_messages_to_cursor(
         cursor, AppliedMessageRuns(part.starts, part.type, part.seq, part.ts, out.position[places])
     )
     cursor.epoch = int(epochs[-1])

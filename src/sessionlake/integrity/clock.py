@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.integrity.cursor import NEVER, NO_TIME
+from sessionlake.integrity.segment_times import NO_STRETCHES, StreamTimesBeforeSegments
 from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.silence import Silence
@@ -51,9 +52,7 @@ class PartitionStreamTime(msgspec.Struct, array_like=True):
 class EarlierStreamTimes(Protocol):
     """Looks up stream times that earlier batches have stored. Picklable, because Spark sends it to its workers."""
 
-    def read_stream_times_before_offsets(
-        self, partitions: Sequence[TopicPartition], offsets: Int64s
-    ) -> tuple[Int64s, Int64s]:
+    def read_stream_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset.
 
         Args:
@@ -191,63 +190,12 @@ def split_messages_into_offset_segments(
     lowest[lanes[begins]] = offsets[begins]
     silence_ends = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T
     np.minimum.at(lowest, silent, silence_ends[0] + 1)
-    known = earlier_times.read_stream_times_before_offsets([*places], lowest)
+    known = earlier_times.read_stream_times_before([*places], lowest)
     columns = lanes[starts], offsets[starts], offsets[ends - 1], at[starts], running[ends - 1]
     segments = OffsetSegments([*places], *known, *columns, np.array(silent, np.int64), *silence_ends)
     unsorted = np.empty_like(running)
     unsorted[order] = running
     return segments, unsorted
-
-
-@dataclass(frozen=True)
-class StreamTimesBeforeSegments:
-    """The stream time just before each stretch. A stretch begins with a segment and ends where the next segment begins.
-
-    Attributes:
-        lane: For each stretch, the index of its topic-partition in the clock; ascending.
-        first: First offset of each stretch; ascending within a lane.
-        before: Stream time just before each stretch, ms. All three arrays are empty if it would change no stream time.
-        silences: Stretches after silences, each from a silence to the end of its lane; `before` is the time after the
-            silence. None if the batch has no silences.
-    """
-
-    lane: Int64s
-    first: Int64s
-    before: Int64s
-    silences: StreamTimesBeforeSegments | None = None
-
-    def compute_stream_time_of_each_message(
-        self, partition_indices: Int64s, offsets: Int64s, segment_maxima: Int64s
-    ) -> Int64s:
-        """Returns the stream time at each message of the batch, ms.
-
-        Args:
-            segment_maxima: The highest timestamp in each message's segment up to the message, ms.
-        """
-        times, silences = segment_maxima, self.silences
-        if len(self.first) and len(partition_indices):
-            times = np.maximum(times, self._find_stream_times_before_segments(partition_indices, offsets))
-        return (
-            times
-            if silences is None
-            else silences.compute_stream_time_of_each_message(partition_indices, offsets, times)
-        )
-
-    def _find_stream_times_before_segments(self, partition_indices: Int64s, offsets: Int64s) -> Int64s:
-        """Returns the stream time before the stretch of each message, ms; `NO_TIME` if the message is in no stretch."""
-        stretches = len(self.first)
-        # Sorted together, a message comes directly after the start of its stretch and the messages before it.
-        is_message = np.repeat([False, True], [stretches, len(partition_indices)])
-        order = np.lexsort((is_message, np.append(self.first, offsets), np.append(self.lane, partition_indices)))
-        place = np.cumsum(~is_message[order]) - 1
-        messages = is_message[order]
-        stretch = np.empty(len(partition_indices), np.int64)
-        stretch[order[messages] - stretches] = place[messages]
-        return np.where((stretch >= 0) & (self.lane[stretch] == partition_indices), self.before[stretch], NO_TIME)
-
-
-_EMPTY = np.zeros(0, np.int64)
-NO_STRETCHES = StreamTimesBeforeSegments(_EMPTY, _EMPTY, _EMPTY)
 
 
 class FirstStreamTime(NamedTuple):
@@ -291,7 +239,7 @@ class ShardClock:
         return {(lane.topic, lane.partition): lane.known_stream_time for lane in self.partition_times}
 
     @property
-    def stream_time_of_each_partition(self) -> Int64s:
+    def partition_stream_times(self) -> Int64s:
         """The stream time (ms) of each topic-partition in `partition_times`; `NO_KAFKA_TIME` for one that has none."""
         return np.array([lane.known_stream_time for lane in self.partition_times], np.int64)
 
@@ -327,7 +275,7 @@ class ShardClock:
         return np.where(stream_times == NO_TIME, first[partition_indices], stream_times)
 
     @property
-    def last_offset_of_each_partition(self) -> Int64s:
+    def last_partition_offsets(self) -> Int64s:
         """The last offset of each topic-partition in `partition_times`."""
         return np.array([lane.offset for lane in self.partition_times], np.int64)
 

@@ -198,7 +198,7 @@ class SessionCursor:
     rows: bytes | None = None
 
     @classmethod
-    def create_from_array_record(cls, record: np.void, part: CursorVariablePart | None = None) -> SessionCursor:
+    def from_array_record(cls, record: np.void, part: CursorVariablePart | None = None) -> SessionCursor:
         """Returns the cursor with the values of a cursor array's record, and of its variable part if it has one."""
         cursor = cls(*record.tolist())
         if part is not None:

@@ -142,13 +142,10 @@ def find_cuts_in_batch(
         The cuts, with the session's index in `cursors_before`; and what changed in each table since its last cut.
     """
     clock = _LastMessageOffsets(arrived, cursors_before)
-    starts = np.flatnonzero(
-        _mark_values_that_differ_from_previous(applied.session)
-        | _mark_values_that_differ_from_previous(applied.at // interval)
-    )
+    starts = np.flatnonzero(_mark_value_changes(applied.session) | _mark_value_changes(applied.at // interval))
     last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
     session, at = applied.session[starts], applied.at[starts]
-    is_first = _mark_values_that_differ_from_previous(session)
+    is_first = _mark_value_changes(session)
     is_last = np.append(is_first[1:], True)[: len(session)]
     change_times = np.where(mark_table_changing_messages(applied.type), applied.at, NEVER)
     changed_at = np.minimum.reduceat(change_times, starts) if len(at) else at
@@ -182,7 +179,7 @@ def find_cuts_in_batch(
     return np.concatenate([waiting, cuts]), ChangesSinceCut(after, np.where(after == NEVER, 0, count))
 
 
-def _mark_values_that_differ_from_previous(values: Int64s) -> Bools:
+def _mark_value_changes(values: Int64s) -> Bools:
     """Returns a boolean for each value: True if it differs from the value before it."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
@@ -196,7 +193,7 @@ class _LastMessageOffsets:
     """
 
     def __init__(self, arrived: ArrivedMessages, before: SessionCursors) -> None:
-        starts = np.flatnonzero(_mark_values_that_differ_from_previous(arrived.session))
+        starts = np.flatnonzero(_mark_value_changes(arrived.session))
         self._arrived, self._last = arrived, before["last_offset"]
         self._times = np.unique(arrived.now)
         self._keys = arrived.session * (len(self._times) + 1) + np.searchsorted(self._times, arrived.now)
@@ -219,9 +216,7 @@ class _LastMessageOffsets:
         return np.where(found, self._arrived.offset[place], self._last[session])
 
 
-def create_cuts_due_by_stream_times(
-    cursors: SessionCursors, stream_times: Int64s, timeouts: Int64s, interval: int
-) -> Cuts:
+def create_cuts_due_by_time(cursors: SessionCursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
     """Returns the cuts that are due by these stream times, and records them in the cursors.
 
     The sessions must have no messages held back.

@@ -45,7 +45,7 @@ from sessionlake.integrity.outcome import (
 from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules, OperatorDecision
 from sessionlake.integrity.shard_batch import SessionRows
-from sessionlake.integrity.transition import update_cursor_with_message
+from sessionlake.integrity.transition import apply_message_to_cursor
 from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
@@ -231,7 +231,7 @@ class SessionJudge:
         self._add_held_message(message)
         while self.held_messages and self.held_messages.first_message.ts < watermark:
             self._judge_non_duplicate_message(self.held_messages.pop_first_message(), message.offset)
-        if self.held_messages.exceed_holding_limits and not self._record_violation_and_check_if_applied(
+        if self.held_messages.exceed_holding_limits and not self._is_applied_despite_violation(
             message, IntegrityEventKind.HELD_LIMIT, Reason.HELD_LIMIT
         ):
             self.held_messages.remove_message(message)
@@ -285,7 +285,7 @@ class SessionJudge:
         cursor, integrity = self._cursor, self.rules.integrity
         is_late_fill = integrity is Integrity.ONCE and message.seq < cursor.end_seq
         if cursor.status == SessionStatus.ENDED and not is_late_fill:
-            if self._record_violation_and_check_if_applied(message, IntegrityEventKind.AFTER_END, Reason.AFTER_END):
+            if self._is_applied_despite_violation(message, IntegrityEventKind.AFTER_END, Reason.AFTER_END):
                 self._apply_message(message, releasing_offset)
         elif cursor.status == SessionStatus.BROKEN:
             self._judge_message_of_broken_session(message, releasing_offset)
@@ -296,9 +296,7 @@ class SessionJudge:
         elif cursor.last_seq == NO_SEQ:
             may_begin = integrity is Integrity.ONCE or self.rules.starts_with_anything
             may_begin |= message.type == MessageType.SNAPSHOT
-            if may_begin or self._record_violation_and_check_if_applied(
-                message, IntegrityEventKind.ORPHAN, Reason.ORPHAN
-            ):
+            if may_begin or self._is_applied_despite_violation(message, IntegrityEventKind.ORPHAN, Reason.ORPHAN):
                 self._apply_message(message, releasing_offset)
         elif self._is_gap_before_message(message):
             self._judge_message_after_gap(message, releasing_offset)
@@ -324,7 +322,7 @@ class SessionJudge:
                 # The gap breaks the session, and this snapshot heals it at once.
                 self._events.record_integrity_event(message, IntegrityEventKind.GAP, IntegrityEventAction.ISOLATED)
                 self._apply_message(message, releasing_offset)
-            elif self._record_violation_and_check_if_applied(message, IntegrityEventKind.GAP, Reason.GAP):
+            elif self._is_applied_despite_violation(message, IntegrityEventKind.GAP, Reason.GAP):
                 self._apply_message(message, releasing_offset)
             return
         self._events.record_integrity_event(message, IntegrityEventKind.GAP, IntegrityEventAction.APPLIED)
@@ -353,7 +351,7 @@ class SessionJudge:
             out.late_fills.add(out.session_number)
         if message.link in {Link.RESTART, Link.CHAINED}:
             cursor.last_seq = NO_SEQ
-        update_cursor_with_message(cursor, message.seq, message.ts, position, is_end=ends)
+        apply_message_to_cursor(cursor, message.seq, message.ts, position, is_end=ends)
         if self.rules.integrity is Integrity.ONCE:
             cursor.record_applied_or_held_seqs(message.seq, message.seq, self.rules.max_gaps)
         cursor.changes += message.changes
@@ -371,9 +369,8 @@ class SessionJudge:
         cursor.checks += found.checks
         cursor.checks_failed += len(found.failed)
         for kind in found.failed:
-            policy = self._events.record_violation(
-                message, kind, (None, None if message.seq == NO_SEQ else message.seq)
-            )
+            seqs = None, None if message.seq == NO_SEQ else message.seq
+            policy = self._events.record_violation(message, kind, seqs)
             if policy is OnViolation.ISOLATE and cursor.status != SessionStatus.ENDED:
                 cursor.status = SessionStatus.BROKEN
 
@@ -381,20 +378,13 @@ class SessionJudge:
 
     def _is_rejected_by_gap_limit(self, message: MessageHeader) -> bool:
         too_many = self._cursor.taken.count_gaps_after_adding_seq(message.seq) > self.rules.max_gaps
-        return too_many and not self._record_violation_and_check_if_applied(
-            message, IntegrityEventKind.GAP_LIMIT, Reason.GAP_LIMIT
-        )
+        kind, reason = IntegrityEventKind.GAP_LIMIT, Reason.GAP_LIMIT
+        return too_many and not self._is_applied_despite_violation(message, kind, reason)
 
-    # -- violations
-
-    def _record_violation_and_check_if_applied(
-        self, message: MessageHeader, kind: IntegrityEventKind, reason: Reason
-    ) -> bool:
+    def _is_applied_despite_violation(self, message: MessageHeader, kind: IntegrityEventKind, reason: Reason) -> bool:
         """Records a violation. Returns True if the message is applied despite it, False if it was quarantined."""
-        if (
-            self._events.record_violation(message, kind, self._events.find_expected_and_actual_seq(message))
-            is OnViolation.RECORD
-        ):
+        policy = self._events.record_violation(message, kind, self._events.find_expected_and_actual_seq(message))
+        if policy is OnViolation.RECORD:
             return True
         if self._cursor.status != SessionStatus.ENDED:
             self._cursor.status = SessionStatus.BROKEN

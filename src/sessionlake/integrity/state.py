@@ -23,7 +23,7 @@ from sessionlake.integrity.cursor import (
     create_session_cursors,
     postpone_gap_deadlines,
 )
-from sessionlake.integrity.cuts import Cuts, create_cuts_due_by_stream_times
+from sessionlake.integrity.cuts import Cuts, create_cuts_due_by_time
 from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
 from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
@@ -133,7 +133,7 @@ class ShardState:
             self._stored = None
             self.cursors["marked"][cursor_indices] = 1
 
-    def create_cuts_due_by_stream_times(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+    def create_cuts_due_by_time(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
         """Returns the cuts that are due by these stream times, and updates the cursors for them.
 
         Args:
@@ -141,7 +141,7 @@ class ShardState:
             timeouts: Session timeout of each session, ms.
             interval: The snapshot interval, ms.
         """
-        cuts = create_cuts_due_by_stream_times(self.cursors, stream_times, timeouts, interval)
+        cuts = create_cuts_due_by_time(self.cursors, stream_times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts

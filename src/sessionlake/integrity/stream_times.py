@@ -54,9 +54,7 @@ class StreamTimesAtBatchEnds:
     settled: pa.Table = field(default_factory=_create_empty_stream_time_table)
     recent: pa.Table = field(default_factory=_create_empty_stream_time_table)
 
-    def read_stream_times_before_offsets(
-        self, partitions: Sequence[TopicPartition], offsets: Int64s
-    ) -> tuple[Int64s, Int64s]:
+    def read_stream_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset, from its last note before that offset.
 
         Args:

@@ -78,7 +78,7 @@ class AppliedMessageRuns(NamedTuple):
     position: Int64s
 
 
-def update_cursors_with_message_runs(cursors: SessionCursors, run: AppliedMessageRuns) -> None:
+def apply_messages_to_cursors(cursors: SessionCursors, run: AppliedMessageRuns) -> None:
     """Updates the cursors of open sessions in place. The cursor at index n gets the messages of run n."""
     last = np.append(run.starts[1:], len(run.seq)) - 1
     ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
@@ -101,7 +101,7 @@ def update_cursors_with_message_runs(cursors: SessionCursors, run: AppliedMessag
     cursors["status"][ended] = SessionStatus.ENDED
 
 
-def update_cursor_with_message_run(cursor: SessionCursor, run: AppliedMessageRuns) -> None:
+def apply_messages_to_cursor(cursor: SessionCursor, run: AppliedMessageRuns) -> None:
     """Updates the cursor of one open session in place with applied messages.
 
     All messages in `run` are of this session.
@@ -123,7 +123,7 @@ def update_cursor_with_message_run(cursor: SessionCursor, run: AppliedMessageRun
         cursor.status = SessionStatus.ENDED
 
 
-def update_cursor_with_message(cursor: SessionCursor, seq: int, ts: int, position: int, *, is_end: bool) -> None:
+def apply_message_to_cursor(cursor: SessionCursor, seq: int, ts: int, position: int, *, is_end: bool) -> None:
     """Updates the cursor of one session in place with one applied message.
 
     `is_end` is True if the message is an `end`.

@@ -23,7 +23,7 @@ from sessionlake.integrity.outcome import (
     MessageVerdict,
 )
 from sessionlake.integrity.shard_batch import ShardBatch
-from sessionlake.integrity.transition import AppliedMessageRuns, update_cursors_with_message_runs
+from sessionlake.integrity.transition import AppliedMessageRuns, apply_messages_to_cursors
 from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
@@ -66,7 +66,7 @@ def _find_sessions_with_fast_path_cursor(batch: ShardBatch) -> Bools:
     return wanted
 
 
-def _list_rule_value_of_each_session(batch: ShardBatch, rule_name: str) -> Int64s:
+def _list_rule_values_by_session(batch: ShardBatch, rule_name: str) -> Int64s:
     """Returns, for each session with messages, the value of the rule with this name."""
     return np.array([getattr(rules, rule_name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
@@ -78,7 +78,7 @@ def _compute_release_times(ts: Int64s, batch: ShardBatch, session_numbers: Int64
         ts: The event time of each message, ms.
         session_numbers: The number of each message's session in the batch.
     """
-    lateness = _list_rule_value_of_each_session(batch, "lateness")[session_numbers]
+    lateness = _list_rule_values_by_session(batch, "lateness")[session_numbers]
     return np.minimum(ts, INT64_MAX - lateness) + lateness
 
 
@@ -126,7 +126,7 @@ class _ArrivedWindowMessages:
 
     def _find_expired_sessions(self) -> Bools:
         stream, cursors = self._batch.new_messages, self._batch.cursors[: self.sessions]
-        timeout = _list_rule_value_of_each_session(self._batch, "session_timeout")
+        timeout = _list_rule_values_by_session(self._batch, "session_timeout")
         before = np.roll(stream.message_times, 1)
         before[stream.starts] = cursors["last_kafka_ts"]
         known = before != NO_TIME
@@ -154,11 +154,11 @@ class _ArrivedWindowMessages:
         sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
         follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
         in_order = ~self._find_sessions_of_messages(~follows & np.append(False, np.diff(self.owner) == 0))
-        too_many = count + batch.cursors["held"][: self.sessions] > _list_rule_value_of_each_session(
+        too_many = count + batch.cursors["held"][: self.sessions] > _list_rule_values_by_session(
             batch, "max_held_messages"
         )
-        too_big = sizes > _list_rule_value_of_each_session(batch, "max_held_bytes")
-        return too_many | too_big | (~in_order & (count > _list_rule_value_of_each_session(batch, "max_gaps")))
+        too_big = sizes > _list_rule_values_by_session(batch, "max_held_bytes")
+        return too_many | too_big | (~in_order & (count > _list_rule_values_by_session(batch, "max_gaps")))
 
 
 class _ReleasedWindowMessages:
@@ -327,9 +327,7 @@ def _apply_released_messages(batch: ShardBatch, releases: _ReleasedWindowMessage
 
     before["epoch"] = epoch[ends - 1]
     before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
-    update_cursors_with_message_runs(
-        before, AppliedMessageRuns(starts, releases.type, releases.seq, releases.ts, position)
-    )
+    apply_messages_to_cursors(before, AppliedMessageRuns(starts, releases.type, releases.seq, releases.ts, position))
     cursors[groups.sessions] = before
 
 

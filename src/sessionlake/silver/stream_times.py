@@ -47,16 +47,14 @@ class StoredStreamTimes:
 
     folder: str
 
-    def read_stream_times_before_offsets(
-        self, partitions: Sequence[TopicPartition], offsets: Int64s
-    ) -> tuple[Int64s, Int64s]:
+    def read_stream_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns each topic-partition's stream time (ms) before an offset, and the offset up to which it was computed.
 
         Args:
             partitions: Topic-partitions, each once.
             offsets: For each topic-partition, the offset before which its stream time is wanted.
         """
-        return _read_all_notes(Path(self.folder)).read_stream_times_before_offsets(partitions, offsets)
+        return _read_all_notes(Path(self.folder)).read_stream_times_before(partitions, offsets)
 
 
 def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
@@ -89,7 +87,7 @@ class StreamTimesLog:
         folder = Path(open_stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
         names, last = list(last_offsets), np.array(list(last_offsets.values()), np.int64)
-        time, offset = _read_all_notes(folder).read_stream_times_before_offsets(names, last + 1)
+        time, offset = _read_all_notes(folder).read_stream_times_before(names, last + 1)
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {
             name: last_offsets[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import ShardClock, StreamTimesBeforeSegments
+from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.outcome import JudgingOutcome
+from sessionlake.integrity.segment_times import StreamTimesBeforeSegments
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_distinct_combinations
 from sessionlake.protocol.message import ANY_SEQ, NO_SEQ

@@ -14,23 +14,15 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.chains import ChainGap, ChainGapFinder, list_silent_chains
-from sessionlake.integrity.clock import (
-    NO_STRETCHES,
-    PartitionStreamTime,
-    ShardClock,
-    StreamTimesBeforeSegments,
-    decode_offset_segments,
-)
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock, decode_offset_segments
 from sessionlake.integrity.cursor import NEVER, NO_TIME, SessionStatus, create_session_cursors
 from sessionlake.integrity.cuts import Cuts, compute_next_cut_times, create_zeroed_cuts
 from sessionlake.integrity.outcome import JudgingOutcome, MessageVerdict
 from sessionlake.integrity.rules import DecisionKey, JudgingRuleLookup, OperatorDecision
+from sessionlake.integrity.segment_times import NO_STRETCHES, StreamTimesBeforeSegments
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import (
-    number_distinct_combinations,
-    split_session_keys,
-)
+from sessionlake.protocol.arrow import number_distinct_combinations, split_session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
@@ -159,7 +151,7 @@ class ShardJudge:
         silence, timeout = self._measure_idle_times()
         to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != SessionStatus.ENDED)
         due = compute_next_cut_times(cursors["changed_at"], self._rules.snapshot_interval)
-        to_cut = (due <= self._state.clock.stream_time_of_each_partition[cursors["lane"]]) | (
+        to_cut = (due <= self._state.clock.partition_stream_times[cursors["lane"]]) | (
             (silence > timeout) & (due != NEVER)
         )
         return bool(
@@ -278,7 +270,7 @@ class ShardJudge:
         lane = batch.cursors["lane"].astype(np.int64)
         stream = batch.new_messages
         lane[: len(stream.starts)] = stream.lane[stream.session_ends - 1] if len(stream.starts) else 0
-        times = self._state.clock.stream_time_of_each_partition
+        times = self._state.clock.partition_stream_times
         return times[lane] if len(times) else lane
 
     def _list_session_timeouts(self) -> Int64s:
@@ -290,7 +282,7 @@ class ShardJudge:
     def _measure_idle_times(self) -> tuple[Int64s, Int64s]:
         """Returns two arrays (ms) by cursor: stream time since the session's last message, and its session timeout."""
         cursors, lane = self._state.cursors, self._state.cursors["lane"]
-        times, timeouts = self._state.clock.stream_time_of_each_partition, self._list_session_timeouts()
+        times, timeouts = self._state.clock.partition_stream_times, self._list_session_timeouts()
         if not len(times):
             return np.zeros(len(cursors), np.int64), np.zeros(len(cursors), np.int64)
         seen = cursors["last_kafka_ts"] != NO_TIME
@@ -310,7 +302,7 @@ class ShardJudge:
             return np.zeros(0, np.int64)
         silence, timeout = self._measure_idle_times()
         due = (cursors["held"] > 0) & (silence > timeout)
-        due |= cursors["due"] < self._state.clock.stream_time_of_each_partition[cursors["lane"]]
+        due |= cursors["due"] < self._state.clock.partition_stream_times[cursors["lane"]]
         if self._chain_gaps:
             in_gap = self._state.find_cursor_indices(pa.array([*self._chain_gaps], pa.string()))
             due[in_gap[in_gap >= 0]] = True
@@ -369,10 +361,8 @@ class ShardJudge:
         if not len(state.cursors):
             return create_zeroed_cuts()
         lane = state.cursors["lane"]
-        return state.create_cuts_due_by_stream_times(
-            state.clock.stream_time_of_each_partition[lane],
-            self._list_session_timeouts()[lane],
-            self._rules.snapshot_interval,
+        return state.create_cuts_due_by_time(
+            state.clock.partition_stream_times[lane], self._list_session_timeouts()[lane], self._rules.snapshot_interval
         )
 
     def _list_silent_chains(self) -> list[str]:
@@ -406,5 +396,5 @@ class ShardJudge:
             return
         silence, timeout = self._measure_idle_times()
         gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
-        gone &= state.cursors["position"] <= state.clock.last_offset_of_each_partition[state.cursors["lane"]]
+        gone &= state.cursors["position"] <= state.clock.last_partition_offsets[state.cursors["lane"]]
         state.keep_sessions(~gone)
