@@ -196,9 +196,7 @@ class SessionJudge:
 
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
-        if integrity is Integrity.NONE:
-            return False
-        if message.seq == NO_SEQ or message.link == Link.CHAINED:
+        if integrity is Integrity.NONE or message.seq == NO_SEQ or message.link == Link.CHAINED:
             return False
         if message.link == Link.REPEATED:
             return True
