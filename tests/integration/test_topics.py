@@ -112,7 +112,7 @@ class World:
         return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
 
     def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Runs bronze, which dies before it writes its messages (`stage_append`) or ledger row (`write_entry`)."""
+        """Runs bronze, which dies before it writes its messages (`_load_batch_rows`) or ledger row (`write_entry`)."""
         with monkeypatch.context() as dying:
             dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
             with pytest.raises(SessionlakeError, match="power cut"):
@@ -180,7 +180,9 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
 
 @pytest.mark.soak
 def test_messages_planned_but_not_captured_when_their_topic_was_made_again_are_recorded_as_lost(world, monkeypatch):
-    world.create_and_read_until(power_cut_before="stage_append", monkeypatch=monkeypatch)  # the messages
+    world.create_and_read_until(
+        power_cut_before="_BronzeBatchWriter._load_batch_rows", monkeypatch=monkeypatch
+    )  # the messages
     world.run(world.under(OnTopicChange.RESTART))
     for topic in ("a", "b"):
         assert world.offsets(topic) == list(range(7))
@@ -221,7 +223,7 @@ def test_a_topic_made_again_is_refused_though_the_process_was_killed_just_behind
 def test_a_planned_batch_that_a_topic_made_again_does_not_reach_to_is_planned_again(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 5)
-    world.dies("stage_append", world.settings, monkeypatch)
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.settings, monkeypatch)
     world.delete("a")
     world.create("a")
     world.send("a", 10, 3)  # it begins at offset 0, as the batch does, and ends before it
@@ -374,7 +376,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
         return generation.number, generation.last_planned_batch
 
     world.send("a", 3, 1)
-    world.dies("stage_append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.of("a", "b"), monkeypatch)  # planned, nothing committed
     assert numbers(world.generations.current_generation) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
@@ -386,7 +388,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
     assert numbers(world.generations.current_generation) == (3, 3)
-    world.dies("stage_append", world.settings, monkeypatch)
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.settings, monkeypatch)
     assert numbers(world.generations.current_generation) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
     assert numbers(world.generations.current_generation) == (4, 4)
@@ -402,7 +404,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
 @pytest.mark.soak
 def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
     world.send("a", 0, 3)
-    world.dies("stage_append", world.settings, monkeypatch)
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.settings, monkeypatch)
     world.send("b", 0, 2)
     world.run(world.settings)  # Spark would repeat the batch as it was, and refuses that under `--once`
     world.assert_one_query_read_everything_once(a=3, b=2)

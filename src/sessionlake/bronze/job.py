@@ -27,7 +27,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import make_delta_skip_transaction, stage_append
+from sessionlake.delta.commit import commit_staged_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn
@@ -230,14 +230,14 @@ class _BronzeBatchWriter:
         expected = sum(end - first for first, end in planned.values())
         with (
             without_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
-            stage_append(spark, lake, MESSAGES, self._load_batch_rows(rows, expected), txn) as written,
+            lake.storage.stage_rows(spark, MESSAGES, self._load_batch_rows(rows, expected)) as staged,
         ):
             self._book.record_topics_of_batch(
                 topics
             )  # after the rows were read, and before any of them is in the table
-            if written.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
-                record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
-        commit = lake.last_commit(spark, MESSAGES)
+            if staged.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
+                record_transaction_gaps(spark, lake, planned, staged.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
+            commit = commit_staged_rows(lake, MESSAGES, staged, txn)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = list_planned_ranges(planned) if is_first_write else read_stored_ranges_of_batch(spark, lake, planned)
         self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)

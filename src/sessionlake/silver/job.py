@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -246,7 +246,7 @@ class _SilverBatchWriter:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
-            commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+            commit = append_rows(spark, self._lake, table, rows, txn)
             _require_row_count(table, commit, count)
             outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs), rows_by_table

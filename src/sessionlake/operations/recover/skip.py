@@ -23,7 +23,7 @@ from sessionlake.bronze.job import (
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import is_about_unreadable_message
-from sessionlake.delta.commit import stage_append
+from sessionlake.delta.commit import commit_staged_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.faults import fault_point
@@ -209,7 +209,8 @@ def _commit_messages(
     rows = erase_forgotten_messages(
         convert_to_bronze_columns(read, shifts), read_erasure_receipts(lake.reader(spark))
     ).coalesce(1)
-    with stage_append(spark, lake, MESSAGES, rows, txn) as written:
+    with lake.storage.stage_rows(spark, MESSAGES, rows) as staged:
         topic_register.record_topics_of_batch([place[0]])
-        if written.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
-            record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)
+        if staged.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
+            record_transaction_gaps(spark, lake, planned, staged.read_columns(*OFFSET_COLUMNS), shifts, txn)
+        commit_staged_rows(lake, MESSAGES, staged, txn)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit, build_merge_app_id, make_delta_skip_transaction, merge_rows
+from sessionlake.delta.commit import append_rows, build_merge_app_id, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -349,7 +349,7 @@ class TableMerger:
         column, value = lowest_value
         if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
             # No row can be there already, so an append is enough.
-            commit = append_and_read_commit(self._spark, self._lake, table, rows, txn)
+            commit = append_rows(self._spark, self._lake, table, rows, txn)
             return TableOutput(table, commit.version, commit.rows)
         names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
         others = tuple(name for name in names if name not in key_columns)
