@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.unreadable import Ranges, find_first_unreadable_offset
+from sessionlake.bronze.unreadable import OffsetIntervals, find_first_unreadable_offset
 from sessionlake.delta.storage.offset_ranges import subtract_offset_intervals
 
 PLACE = st.tuples(st.sampled_from("ab"), st.integers(0, 2))
@@ -14,7 +14,7 @@ RUN = st.tuples(st.integers(0, 40), st.integers(1, 30)).map(lambda pair: (pair[0
 
 @given(st.dictionaries(PLACE, RUN), st.sets(st.tuples(PLACE, st.integers(0, 70))))
 def test_the_first_of_a_partition_s_messages_that_fail_is_found_and_none_where_none_does(ranges, failing):
-    def fails(asked: Ranges) -> bool:
+    def fails(asked: OffsetIntervals) -> bool:
         assert all(ranges[place][0] <= first < end <= ranges[place][1] for place, (first, end) in asked.items())
         return any(place in asked and asked[place][0] <= at < asked[place][1] for place, at in failing)
 
