@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import DECISIONS, SILVER
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import OperatorDecision, DecisionKey
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
