@@ -118,7 +118,7 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Diff
             why="The topic decides which feed reads the message",
             fix="Add `topic: NAME` or `feed: NAME` at the top of the file",
         )
-    coded = next((feed for feed in ([only] if only else feeds) if feed.needs_payload), None)
+    coded = next((feed for feed in ([only] if only else feeds) if feed.reads_avro_or_protobuf), None)
     if coded is not None:
         raise UsageError(
             f"{file_name}: the feed {coded.name} reads {coded.format.value}, which is bytes, and a file "

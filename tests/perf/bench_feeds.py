@@ -25,7 +25,7 @@ from rich.table import Table
 
 from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.feed import DecoderUse
+from sessionlake.feeds.feed import DecoderClassSetting
 from sessionlake.feeds.reader import KafkaRecords
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.decode import decode_messages
@@ -209,7 +209,7 @@ def main() -> None:
             values, [{}] * count,
         )  # fmt: skip
         compiled = partial(CompiledFeed.of(feed).read, records)
-        by_class = partial(CompiledFeed.of(replace(feed, rules=(), decoder=DecoderUse(decoder))).read, records)
+        by_class = partial(CompiledFeed.of(replace(feed, rules=(), decoder=DecoderClassSetting(decoder))).read, records)
         chunks = build_feed_decoder(CaptureSettings(feeds=(settings,)), 64)
         found = cpu(count, base, compiled, by_class, lambda raw=raw, chunks=chunks: chunks and chunks.decode(raw))
         best, times = [f"{min(one):.2f}" for one in found], [ratio(one, found[0]) for one in found]

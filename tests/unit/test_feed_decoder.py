@@ -20,10 +20,10 @@ from sessionlake.feeds import decode, decode_many, events, time_limit
 from sessionlake.feeds.compiled import CompiledFeed
 from sessionlake.feeds.completion import Completer
 from sessionlake.feeds.decoder import Delete, Event, Put
-from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.events import Delete as DeleteRow
-from sessionlake.feeds.events import Put as PutRow
-from sessionlake.feeds.feed import Kind, Presence
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
+from sessionlake.feeds.events import RowDelete as DeleteRow
+from sessionlake.feeds.events import RowUpsert as PutRow
+from sessionlake.feeds.feed import EventKind, PresentOrAbsent
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.reader import KafkaRecords, load_json, load_json_fast, read
 from sessionlake.feeds.table import SessionTable
@@ -53,7 +53,7 @@ ROW = {"meter": "m", "at": 5, "n": 3, "values": {"a": 1.5, "b": None}}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> Decoded | Refusal:
+def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> DecodedMessage | MessageRefusal:
     monkeypatch.setattr(feed_decoders.Given, "result", staticmethod(result) if callable(result) else result)
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
     found, lists = read(given, one), EventLists.of(given)
@@ -65,15 +65,15 @@ def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -
 
 def row_of(monkeypatch: pytest.MonkeyPatch, row: Any, **changed: Any) -> Any:
     found = given_result(monkeypatch, [Event(session="s", rows=[row])], **changed)
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     return found.events[0].rows[0]
 
 
 def test_a_decoder_gives_events_with_rows_in_order():
     found = read(feed(METERS, order="decoder"), record(ROW))
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     (event,) = found.events
-    assert (event.session, event.kind, event.ts, event.seq, event.after) == ("m", Kind.UPDATE, 5, 3, 2)
+    assert (event.session, event.kind, event.ts, event.seq, event.after) == ("m", EventKind.UPDATE, 5, 3, 2)
     assert event.rows == (PutRow(("a",), "a", {"value": 1.5, "name": "a"}), DeleteRow(("b",), "b"))
 
 
@@ -85,7 +85,7 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
     table = SessionTable(given)
     for one in records:
         found = read(given, one)
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         table.apply(found.events[0])
     assert table.rows == {"b": {"name": "b", "value": 3.0}}
     lists = CompiledFeed.of(given).read(KafkaRecords.of([*records, record(b"{")]))
@@ -95,13 +95,13 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
 
 def test_without_seq_time_and_session_those_of_the_record_and_of_the_feed_apply(monkeypatch):
     found = given_result(monkeypatch, [Event()], session=["kafka.topic", "kafka.headers.h"])
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert found.events[0].session == '["given","x"]'
     assert (found.events[0].seq, found.events[0].after, found.events[0].ts) == (7, None, 1_000)
     found = given_result(monkeypatch, [Event(session="s")], order={"modulo": 256})
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert found.events[0].seq is None
-    assert given_result(monkeypatch, []) == Decoded((), ())
+    assert given_result(monkeypatch, []) == DecodedMessage((), ())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_value_is_what_json_has_or_python_s_own(monkeypatch, column, value, ex
 def test_undeclared_values_are_rescued_or_dropped_and_a_key_may_be_a_dict(monkeypatch):
     row = Put({"name": "n", "z": 1}, {"z": 1, "b": Decimal("1.0")}, expect="absent")
     found = row_of(monkeypatch, row)
-    assert (found.key, found.rescued, found.expect) == (("n",), '{"b":1.0,"z":1}', Presence.ABSENT)
+    assert (found.key, found.rescued, found.expect) == (("n",), '{"b":1.0,"z":1}', PresentOrAbsent.ABSENT)
     assert row_of(monkeypatch, row, rescue=False).rescued is None
 
 
@@ -212,7 +212,7 @@ def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
     for module in (decode, decode_many):
         monkeypatch.setattr(module, "MAX_ROWS", 5_000)
     found = given_result(monkeypatch, result)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, MessageRefusal), found
     assert found.reason == "bad_value"
     assert re.search(why, found.why), found.why
     assert len(found.why) < 400
@@ -226,22 +226,22 @@ def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
     ],
 )
 def test_a_scope_or_expectation_needs_rows_in_memory(monkeypatch, result, what):
-    assert isinstance(given_result(monkeypatch, result), Decoded)
+    assert isinstance(given_result(monkeypatch, result), DecodedMessage)
     monkeypatch.setattr(feed_decoders.Given, "needs_rows", False)
     found = given_result(monkeypatch, result)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.why == f"the decoder yields {what}, but the class does not say `needs_rows = True`"
     kept = {"per": ["name"], "best": "value", "rows": 3}
-    assert isinstance(given_result(monkeypatch, result, keep=kept), Decoded)
+    assert isinstance(given_result(monkeypatch, result, keep=kept), DecodedMessage)
 
 
 def test_events_in_the_same_chain_have_the_same_seq(monkeypatch):
     monkeypatch.setattr(feed_decoders.Given, "has_chains", True, raising=False)
     same = [Event(session=name, chain="c", seq=5, after=4) for name in "ab"]
-    assert isinstance(given_result(monkeypatch, same, order="decoder"), Decoded)
+    assert isinstance(given_result(monkeypatch, same, order="decoder"), DecodedMessage)
     for other in (Event(session="d", chain="c", seq=6), Event(kind="ignore", chain="c", seq=6)):
         found = given_result(monkeypatch, [*same, other], order="decoder")
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         assert (found.reason, found.why) == ("bad_value", "the decoder yields several seqs of the chain c")
 
 
@@ -249,30 +249,30 @@ def test_a_decoder_completes_rows_with_those_before_and_only_columns_of_the_mess
     table = SessionTable(feed(METERS, decoder="support.feed_decoders:Sums", order="decoder"))
     for n, values in enumerate([{"a": 1, "b": 2}, {"a": 5}, {"a": None}, {"a": 1}]):
         found = read(table.feed, record(ROW | {"n": n, "values": values}, offset=n))
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         table.apply(found.events[0])
         if n == 1:
             assert {name: row["value"] for name, row in table.rows.items()} == {"a": 6.0, "b": 2.0}
     assert {name: row["value"] for name, row in table.rows.items()} == {"a": 1.0, "b": 2.0}
-    event = events.Event("m", Kind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
+    event = events.SessionEvent("m", EventKind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
     table.apply(event)
     assert (table.rows["a"]["value"], table.presence_failed) == (1.0, 1)
 
 
 def test_a_row_s_key_may_not_be_too_long_nor_come_twice_if_the_feed_refuses_it(monkeypatch):
     found = given_result(monkeypatch, rows(Put(("x" * 2_000,), {})))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "bad_row_id"
     twice = rows(Put(("a",), {}), Delete(("a",)))
-    assert isinstance(given_result(monkeypatch, twice), Decoded)
+    assert isinstance(given_result(monkeypatch, twice), DecodedMessage)
     found = given_result(monkeypatch, twice, repeats="refuse")
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "duplicate_row_id"
 
 
 PARTS: dict[str, list[Any]] = {
     "session": ["s", ("s", "t"), ("s",), "t", None, 7, ("s", 7), "", [], True],
-    "kind": ["update", "snapshot", Kind.UPDATE, "end", "heartbeat", "ignore", "x", None, []],
+    "kind": ["update", "snapshot", EventKind.UPDATE, "end", "heartbeat", "ignore", "x", None, []],
     "ts": [None, 5, -1, 2**63, "5", 1.0, True],
     "seq": [None, 0, 5, -1, 2**63, True, 1.0],
     "after": [None, None, -1, 4, 5, 6, "4", True, -(2**63)],
@@ -336,10 +336,10 @@ def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):
     for module in (decode, decode_many):
         monkeypatch.setattr(module, "MAX_ROWS", 2)
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
-    assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), Decoded)
-    assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), Decoded)
+    assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), DecodedMessage)
+    assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), DecodedMessage)
     split = [Event(session=name, rows=[Delete(("a",)), Delete(("b",))]) for name in "ab"]
-    assert isinstance(given_result(monkeypatch, split), Refusal)
+    assert isinstance(given_result(monkeypatch, split), MessageRefusal)
 
 
 def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_time(monkeypatch):

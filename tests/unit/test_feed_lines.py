@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from sessionlake.feeds.events import Refusal
+from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.lines import read_lines, read_messages
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.protocol.reasons import Reason
@@ -90,7 +90,7 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_read():
 )
 def test_hostile_lines_are_refused_with_their_reason(line, reason):
     found = read(feed(BOOK), only(line)[0])
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason is reason
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from sessionlake.delta.storage.session_rows import MessageRows
 from sessionlake.feeds.json_spans import JsonParts
-from sessionlake.feeds.paths import parse_path
+from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.operations.forgetting.eraser import SessionEraser
@@ -150,7 +150,7 @@ def test_any_parts_are_removed_and_all_else_stays(
     path: str, document: Any, parts: Callable[[Any], list[Any]], indent: int | None
 ) -> None:
     text = json.dumps(document, indent=indent).encode()
-    found = JsonParts.find(text, parse_path(path))
+    found = JsonParts.find(text, parse_feed_path(path))
     assert found is not None
     for chosen in range(2 ** len(found.parts)):
         is_removed = [bool(chosen >> number & 1) for number in range(len(found.parts))]
@@ -176,7 +176,7 @@ def test_any_parts_are_removed_and_all_else_stays(
     ],
 )
 def test_what_goes_with_a_part(path: str, text: str, is_removed: list[int], left: str) -> None:
-    found = JsonParts.find(text.encode(), parse_path(path))
+    found = JsonParts.find(text.encode(), parse_feed_path(path))
     assert found is not None
     blanked = found.blank(list(map(bool, is_removed)))
     assert b"".join(blanked.split()) == left.encode()

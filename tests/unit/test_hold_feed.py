@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.feeds.cases import Frame, run_frames
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
@@ -185,7 +185,7 @@ def plain_table(feed: Feed, messages: Sequence[KafkaMessage]) -> SessionTable:
     table = SessionTable(feed)
     for message in messages:
         found = read(feed, KafkaRecord(*message[:6]))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             table.apply(event)
     return table

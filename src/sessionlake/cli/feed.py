@@ -225,7 +225,7 @@ def require_configured_feeds(settings: Settings) -> list[Feed]:
 
 def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader | None:
     """Returns the reader for Avro and Protobuf messages; None if all feeds read JSON."""
-    if not any(feed.needs_payload for feed in feeds):
+    if not any(feed.reads_avro_or_protobuf for feed in feeds):
         return None
     from sessionlake.feeds.payload import PayloadReader
     from sessionlake.streaming.payloads import read_payload_of_feeds

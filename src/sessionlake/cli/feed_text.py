@@ -10,8 +10,8 @@ from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import convert_to_json_value, write_text
 from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
 from sessionlake.feeds.cases import Difference
-from sessionlake.feeds.events import Delete, Event, Put, Refusal
-from sessionlake.feeds.feed import Kind
+from sessionlake.feeds.events import MessageRefusal, RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind
 from sessionlake.feeds.lines import Line
 from sessionlake.feeds.trial import Outcome, Totals, Trial
 from sessionlake.visible import escape_invisible, to_json_line
@@ -87,17 +87,17 @@ def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         at = f" at {found.path}" if found.path else ""
         yield f"{place}: refused by feed {outcome.feed.name}: {found.reason}{at}"
         yield f"  why      {found.why}"
         yield f"  message  {_format_message_start(outcome.record.value)}"
         return
     rules = " and ".join(f"rule {number}" for number in found.rules) or "decoder"
-    ignored = ": ignored" if all(event.kind is Kind.IGNORE for event in found.events) else ""
+    ignored = ": ignored" if all(event.kind is EventKind.IGNORE for event in found.events) else ""
     yield f"{place}: feed {outcome.feed.name}, {rules}{ignored}"
     for event in found.events:
-        if event.kind is not Kind.IGNORE:
+        if event.kind is not EventKind.IGNORE:
             reason = outcome.quarantined.get(event.session)
             yield f"  {_format_event(event)}{f'; in quarantine: {reason}' if reason else ''}"
             yield from () if reason else _format_row_lines(event.rows)
@@ -105,7 +105,7 @@ def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
         yield f"  {text}"
 
 
-def _format_event(event: Event) -> str:
+def _format_event(event: SessionEvent) -> str:
     parts = [f"{event.kind} of session {event.session}"]
     if event.seq is not None:
         after = "any" if event.after is None else event.after
@@ -122,7 +122,7 @@ def _format_event(event: Event) -> str:
     return ", ".join(parts)
 
 
-def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
+def _format_row_lines(rows: Sequence[RowUpsert | RowDelete]) -> Iterator[str]:
     """Yields the changed rows as lines of a text table, with one column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
@@ -131,7 +131,7 @@ def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
     table = [["change", "row_id", *names]]
     for row in shown:
         values = _read_row_values(row)
-        change = "delete" if isinstance(row, Delete) else "upsert"
+        change = "delete" if isinstance(row, RowDelete) else "upsert"
         table.append([change, row.row_id, *(_format_cell(values[name]) if name in values else "" for name in names)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
@@ -141,8 +141,8 @@ def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
         yield f"    and {len(rows) - len(shown):,} more: --format json lists all"
 
 
-def _read_row_values(row: Put | Delete) -> dict[str, Any]:
-    if isinstance(row, Delete):
+def _read_row_values(row: RowUpsert | RowDelete) -> dict[str, Any]:
+    if isinstance(row, RowDelete):
         return {}
     return row.values if row.rescued is None else {**row.values, _RESCUED: row.rescued}
 
@@ -166,7 +166,7 @@ def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     place["feed"] = None if outcome.feed is None else outcome.feed.name
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         refused = {"reason": found.reason, "path": found.path, "why": found.why}
         return place | {"refused": refused | {"message": _format_message_start(record.value)}}
     if found is None:
@@ -174,15 +174,15 @@ def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
     events = [
         _create_event_object(event) | {"quarantine": outcome.quarantined.get(event.session)}
         for event in found.events
-        if event.kind is not Kind.IGNORE
+        if event.kind is not EventKind.IGNORE
     ]
     return place | {"rules": list(found.rules), "events": events, "findings": list(outcome.findings)}
 
 
-def _create_event_object(event: Event) -> dict[str, Any]:
+def _create_event_object(event: SessionEvent) -> dict[str, Any]:
     rows = [
         {"change": "delete", "row_id": row.row_id, "key": list(row.key)}
-        if isinstance(row, Delete)
+        if isinstance(row, RowDelete)
         else {"change": "upsert", "row_id": row.row_id, "set": row.values, _RESCUED: row.rescued}
         for row in event.rows
     ]

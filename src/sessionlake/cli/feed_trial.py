@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.lines import Line
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import Outcome, Trial
@@ -78,7 +78,7 @@ class JudgedTrial:
             for line, outcome in zip(block, outcomes, strict=True):
                 record = outcome.record
                 own = reasons.get((record.topic, record.partition, record.offset), {})
-                yield line, replace(outcome, quarantined=own if isinstance(outcome.found, Decoded) else {})
+                yield line, replace(outcome, quarantined=own if isinstance(outcome.found, DecodedMessage) else {})
 
     def _is_next(self, record: KafkaRecord) -> bool:
         """Returns False for a message whose offset is not above those before. Kafka has no such message."""

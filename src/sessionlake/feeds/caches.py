@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from sessionlake.feeds.code import CACHED, UnusualError, build_regex_of_plain_decimals, is_decimal_text
-from sessionlake.feeds.interpret import format_session_id
+from sessionlake.feeds.message_fields import format_session_id
 from sessionlake.feeds.row_ids import create_row_id
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.message import MAX_ID_BYTES

@@ -10,8 +10,8 @@ from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
+from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lines import parse_message_object
 from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.table import SessionTable
@@ -95,18 +95,22 @@ def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Dif
     found = outcome.found
     if found is None:
         yield Difference(where, f"no feed matches topic {outcome.record.topic}")
-    elif isinstance(found, Refusal) and frame.refused is None:
+    elif isinstance(found, MessageRefusal) and frame.refused is None:
         at = f" at {found.path}" if found.path else ""
         yield Difference(where, f"it was refused as {found.reason}{at}: {found.why}")
-    elif isinstance(found, Refusal) and frame.refused != found.reason.value:
+    elif isinstance(found, MessageRefusal) and frame.refused != found.reason.value:
         yield Difference(where, f"it was refused as {found.reason}, expected {frame.refused}: {found.why}")
-    elif isinstance(found, Decoded) and frame.refused is not None:
+    elif isinstance(found, DecodedMessage) and frame.refused is not None:
         yield Difference(where, f"it was read by {_describe_rules(found)}, expected to be refused as {frame.refused}")
-    elif isinstance(found, Decoded) and frame.ignored and any(one.kind is not Kind.IGNORE for one in found.events):
+    elif (
+        isinstance(found, DecodedMessage)
+        and frame.ignored
+        and any(one.kind is not EventKind.IGNORE for one in found.events)
+    ):
         yield Difference(where, f"it was read by {_describe_rules(found)}, expected to be ignored")
 
 
-def _describe_rules(found: Decoded) -> str:
+def _describe_rules(found: DecodedMessage) -> str:
     return " and ".join(f"rule {number}" for number in found.rules) or "the decoder"
 
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.feeds.compiled import get_compiled_reader
-from sessionlake.feeds.events import Event
-from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.events import SessionEvent
+from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
@@ -35,11 +35,11 @@ from sessionlake.protocol.types import Bools, Int8s, Int64s
 from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 
 _TYPES = {
-    Kind.SNAPSHOT.value: MessageType.SNAPSHOT.value,
-    Kind.UPDATE.value: MessageType.UPDATE.value,
-    Kind.HEARTBEAT.value: MessageType.HEARTBEAT.value,
-    Kind.END.value: MessageType.END.value,
-    Kind.IGNORE.value: MessageType.MALFORMED.value,
+    EventKind.SNAPSHOT.value: MessageType.SNAPSHOT.value,
+    EventKind.UPDATE.value: MessageType.UPDATE.value,
+    EventKind.HEARTBEAT.value: MessageType.HEARTBEAT.value,
+    EventKind.END.value: MessageType.END.value,
+    EventKind.IGNORE.value: MessageType.MALFORMED.value,
 }
 
 
@@ -85,7 +85,7 @@ class FeedDecoder:
     @property
     def reads_headers(self) -> bool:
         """True if a feed reads the headers of Kafka messages."""
-        return any(feed.reads_headers for feed in self.feeds)
+        return any(feed.reads_kafka_headers for feed in self.feeds)
 
     def decode(self, raw: pa.Table) -> DecodedParts:
         """Decodes messages.
@@ -105,13 +105,13 @@ class FeedDecoder:
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
                 continue
-            lists = get_compiled_reader(feed, self.payload if feed.needs_payload else None).read(
+            lists = get_compiled_reader(feed, self.payload if feed.reads_avro_or_protobuf else None).read(
                 select_records(raw, mine), max_bytes=self.max_message_bytes
             )
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
-            if feed.has_chains:
+            if feed.has_sessions_sharing_seqs:
                 _drop_repeated_chain_events(lists)
             ignored = np.ones(len(mine), np.bool_)
             ignored[lists.message] = False
@@ -151,7 +151,7 @@ class FeedDecoder:
         """Returns the indices of erased messages of feeds with chains, in which their places are kept."""
         if not (erased := np.flatnonzero(reasons == ERASED)).size:
             return erased
-        has_chains = np.array([feed.has_chains for feed in self.feeds])
+        has_chains = np.array([feed.has_sessions_sharing_seqs for feed in self.feeds])
         has_value = pc.is_valid(raw["value"]).to_numpy()[erased]
         return erased[has_chains[of_feed[erased]] & (of_feed[erased] >= 0) & has_value]
 
@@ -176,7 +176,7 @@ class FeedDecoder:
         shard = chunk["offset"].to_numpy() % self.shards
         names = [text.encode() for text in topics.to_pylist()]
         feeds = [find_feed_of_topic(self.feeds, name) for name in topics.to_pylist()]
-        has_chains = np.array([feed is not None and feed.has_chains for feed in feeds], np.bool_)
+        has_chains = np.array([feed is not None and feed.has_sessions_sharing_seqs for feed in feeds], np.bool_)
         of_topic = has_chains[topic] if len(topics) else np.zeros(0, np.bool_)
         if of_topic.any():
             shard[of_topic] = (compute_spark_xxhash64(names) % self.shards)[topic[of_topic]]
@@ -196,11 +196,11 @@ def _drop_repeated_chain_events(lists: EventLists) -> None:
     advanced = {
         (message, chain)
         for message, chain, kind in zip(lists.message, lists.chain, lists.kind, strict=True)
-        if kind != Kind.IGNORE.value
+        if kind != EventKind.IGNORE.value
     }
     lists.keep_events(
         [
-            kind != Kind.IGNORE.value or (message, chain) not in advanced
+            kind != EventKind.IGNORE.value or (message, chain) not in advanced
             for message, chain, kind in zip(lists.message, lists.chain, lists.kind, strict=True)
         ]
     )
@@ -286,8 +286,8 @@ def _build_chunk_of_erased(raw: pa.Table, erased: Int64s, columns: tuple[Column,
     lists = EventLists(())
     for number, value in zip(erased.tolist(), raw["value"].take(pa.array(erased)).to_pylist(), strict=True):
         for place in decode_chain_places(value):
-            kind = Kind.HEARTBEAT if place.is_heartbeat else Kind.IGNORE
-            event = Event("", kind, 0, place.seq, place.after, place.is_link, place.chain, place.restart)
+            kind = EventKind.HEARTBEAT if place.is_heartbeat else EventKind.IGNORE
+            event = SessionEvent("", kind, 0, place.seq, place.after, place.is_link, place.chain, place.restart)
             lists.add_event(number, event)
     message = np.array(lists.message, np.int64)
     chunk = _build_chunk_of_events(raw, message, lists, columns)

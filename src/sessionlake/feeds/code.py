@@ -5,8 +5,18 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from sessionlake.feeds.feed import Feed, KeyFormat
-from sessionlake.feeds.paths import MISSING, Access, ArrayIndex, Constant, Field, Path, Slice, Start, Step
+from sessionlake.feeds.feed import Feed, KafkaKeyFormat
+from sessionlake.feeds.paths import (
+    MISSING,
+    ArrayIndexStep,
+    ArraySliceStep,
+    FeedPath,
+    FieldStep,
+    PathAlternative,
+    PathConstant,
+    PathStart,
+    PathStep,
+)
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -49,11 +59,11 @@ def build_regex_of_plain_decimals(sql: str) -> str:
     return rf"-?[0-9]{{1,{before_point}}}{fraction}" if before_point else rf"-?0{fraction}"
 
 
-def cut_at_constant(path: Path) -> tuple[Path | None, Constant | None]:
+def cut_at_constant(path: FeedPath) -> tuple[FeedPath | None, PathConstant | None]:
     """Returns the alternatives of a path before its first constant, None if there are none; and the constant."""
     for number, one in enumerate(path.alternatives):
-        if isinstance(one, Constant):
-            return Path(path.text, path.alternatives[:number]) if number else None, one
+        if isinstance(one, PathConstant):
+            return FeedPath(path.text, path.alternatives[:number]) if number else None, one
     return path, None
 
 
@@ -93,7 +103,7 @@ class CodeWriter:
         self.names: dict[str, Any] = {"Decimal": Decimal, "M": MISSING, "Unusual": UnusualError}
         self.record_fields = {"value"}
         self._lines: list[str] = []
-        self._blocks: list[dict[tuple[str, Step], str]] = [{}]
+        self._blocks: list[dict[tuple[str, PathStep], str]] = [{}]
         self._shapes: dict[str, Shape] = {"d": message}
         self._checked: set[str] = set()
         self._entries: dict[str, tuple[str, str]] = {}
@@ -193,7 +203,7 @@ class CodeWriter:
         """Returns True if values of the column are added to the lists as the texts that messages have."""
         return column.sql == "string" or is_decimal_text(column)
 
-    def _add_lookup(self, path: Path, at: At, *, is_read: bool = True) -> str:
+    def _add_lookup(self, path: FeedPath, at: At, *, is_read: bool = True) -> str:
         """Adds lines that find the value at a path.
 
         Args:
@@ -206,13 +216,13 @@ class CodeWriter:
         """
         found = ""
         for number, one in enumerate(path.alternatives):
-            if isinstance(one, Constant) or one.entries:
+            if isinstance(one, PathConstant) or one.entries:
                 raise NoCodeError
             if number:
                 self._add_line(f"if {found} is M:")
                 self._depth += 1
             value = self._name_start(one, at)
-            steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
+            steps = one.steps[1:] if one.start is PathStart.HEADERS else one.steps
             if value in self._entries and not steps:
                 raise NoCodeError
             for step in steps:
@@ -228,25 +238,25 @@ class CodeWriter:
             self._depth -= bool(number)
         return found
 
-    def _name_start(self, access: Access, at: At) -> str:  # noqa: PLR0911 - one return for each start
+    def _name_start(self, access: PathAlternative, at: At) -> str:  # noqa: PLR0911 - one return for each start
         """Returns the variable in which a path begins. May add lines that set it."""
         match access.start:
-            case Start.MESSAGE:
+            case PathStart.MESSAGE:
                 return "d"
-            case Start.ELEMENT if at.element is not None:
+            case PathStart.ELEMENT if at.element is not None:
                 return at.element
-            case Start.PARENT if at.parent is not None:
+            case PathStart.PARENT if at.parent is not None:
                 return at.parent
-            case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
+            case PathStart.TOPIC | PathStart.PARTITION | PathStart.OFFSET | PathStart.TIMESTAMP:
                 return self._name_record_field(access.start.value)
-            case Start.KEY if self._key_format is not KeyFormat.TEXT:
+            case PathStart.KEY if self._key_format is not KafkaKeyFormat.TEXT:
                 return "key_value"
-            case Start.KEY:
+            case PathStart.KEY:
                 name = self._create_variable_name()
                 key = self._name_record_field("key")
                 self._add_line(f"{name} = M if {key} is None else {key}.decode()")
                 return name
-            case Start.HEADERS if isinstance(access.steps[0], Field):
+            case PathStart.HEADERS if isinstance(access.steps[0], FieldStep):
                 name = self._create_variable_name()
                 self._add_line(f"{name} = {self._name_record_field('headers')}.get({access.steps[0].name!r}, M)")
                 self._add_line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
@@ -259,32 +269,32 @@ class CodeWriter:
         self.record_fields.add(name)
         return name
 
-    def _add_step(self, value: str, step: Step) -> str:
+    def _add_step(self, value: str, step: PathStep) -> str:
         """Adds a line that goes one step further in the message, unless a line before did; returns the variable."""
         for block in self._blocks:
             if (value, step) in block:
                 return block[value, step]
         if value in self._entries:
             names = dict(zip(("key", "value"), self._entries[value], strict=True))
-            return names.get(step.name, "M") if isinstance(step, Field) else "M"
+            return names.get(step.name, "M") if isinstance(step, FieldStep) else "M"
         name = self._blocks[-1][value, step] = self._create_variable_name()
         shape = self._shapes.get(value) or Shape()
         match step:
-            case Field(field):
+            case FieldStep(field):
                 self._shapes[name] = shape.find_field(field)
                 found, is_there = f"{value}.get({field!r}, M)", f"type({value}) is dict"
-            case ArrayIndex(number):
+            case ArrayIndexStep(number):
                 self._shapes[name] = shape.find_place(number)
                 has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
                 found, is_there = f"{value}[{number}]", f"type({value}) is list and {has}"
-            case Slice(first, end):
+            case ArraySliceStep(first, end):
                 shape.is_read = True
                 found = f"{value}[{'' if first is None else first}:{'' if end is None else end}]"
                 is_there = f"type({value}) is list"
             case _:
                 raise NoCodeError
-        is_checked = value in self._checked and (shape.kind is not None or isinstance(step, Field))
-        if shape.kind is not None and isinstance(step, Field | ArrayIndex):
+        is_checked = value in self._checked and (shape.kind is not None or isinstance(step, FieldStep))
+        if shape.kind is not None and isinstance(step, FieldStep | ArrayIndexStep):
             found = f"{value}.{shape.get_attribute_name(step[0])}"
             is_there = f"type({value}) is {self._name_type(shape.kind)}"
         self._add_line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")

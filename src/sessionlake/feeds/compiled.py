@@ -18,7 +18,7 @@ import numpy as np
 from sessionlake.feeds.bulk import convert_times, find_odd_decimals
 from sessionlake.feeds.caches import RowIds
 from sessionlake.feeds.code import NoCodeError, is_decimal_text, list_columns_of_deletes
-from sessionlake.feeds.decode_many import ManyReader
+from sessionlake.feeds.decode_many import DecoderBatchReader
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import NO_SCOPE, EventLists, list_constants_of_rule
 from sessionlake.feeds.payload import PayloadReader
@@ -51,10 +51,10 @@ class CompiledFeed:
 
         Args:
             feed: The feed.
-            payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+            payload: Reads Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
         """
         if feed.decoder is not None:
-            many = ManyReader(feed, feed.decoder, list_constants_of_messages(feed, payload))
+            many = DecoderBatchReader(feed, feed.decoder, list_constants_of_messages(feed, payload))
             return cls(feed, (), (many,), payload)
         try:
             writers = [_create_writer(feed, payload, rescues=False)]
@@ -160,7 +160,7 @@ def get_compiled_reader(feed: Feed, payload: Payload | None = None) -> CompiledF
 
     Args:
         feed: The feed.
-        payload: The schemas of Avro and Protobuf; required if `feed.needs_payload`.
+        payload: The schemas of Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
     """
     name = feed.fingerprint, payload
     found = _compiled.get(name)

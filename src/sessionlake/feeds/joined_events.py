@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sessionlake.feeds.code import UnusualError
-from sessionlake.feeds.events import Event
-from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.events import SessionEvent
+from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.parts import RowList, join_parts
 
@@ -57,10 +57,10 @@ class EventJoiner:
                 start = end
 
     def _join_sessions(self, out: EventLists, rules: list[int], per_row: list[list[Any]], first: int) -> None:
-        joined: dict[tuple[str, str | None], tuple[Event, set[int]]] = {}
+        joined: dict[tuple[str, str | None], tuple[SessionEvent, set[int]]] = {}
         for number in range(first, len(out.rows)):
             event = self._build_event(out, rules[number], number)
-            session_and_chain = event.session, event.chain if event.kind is Kind.IGNORE else None
+            session_and_chain = event.session, event.chain if event.kind is EventKind.IGNORE else None
             before, numbers = joined.get(session_and_chain, (None, set[int]()))
             if (
                 before is not None
@@ -90,13 +90,13 @@ class EventJoiner:
             for name in self.fields:
                 getattr(out, name).append(getattr(event, name))
 
-    def _build_event(self, out: EventLists, rule: int, number: int) -> Event:
+    def _build_event(self, out: EventLists, rule: int, number: int) -> SessionEvent:
         """Returns an event of the lists. In place of its rows it has their indices in the lists."""
         fields = self.constants[rule] | {name: getattr(out, name)[number] for name in self.fields}
         rows: Any = RowList(range(out.rows[number - 1] if number else 0, out.rows[number]))
-        return Event(**fields | {"kind": Kind(fields["kind"]), "rows": rows})
+        return SessionEvent(**fields | {"kind": EventKind(fields["kind"]), "rows": rows})
 
-    def _find_rule(self, event: Event, numbers: set[int]) -> int:
+    def _find_rule(self, event: SessionEvent, numbers: set[int]) -> int:
         """Returns the number of a rule whose events have the same kind, restart and link as a joined event."""
         for number in sorted(numbers):
             if all(getattr(event, name) == value for name, value in self.constants[number].items()):

@@ -13,7 +13,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sessionlake.feeds.paths import Access, ArrayIndex, EachElement, Field, Path, Slice, Start, Step
+from sessionlake.feeds.paths import (
+    ArrayIndexStep,
+    ArraySliceStep,
+    EachElementStep,
+    FeedPath,
+    FieldStep,
+    PathAlternative,
+    PathStart,
+    PathStep,
+)
 
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -74,8 +83,8 @@ class JsonParts:
     _hidden: frozenset[int]
 
     @classmethod
-    def find(cls, text: bytes, split: Path) -> JsonParts | None:
-        """Returns the parts at a path, those of `paths.find_elements`; None if the path does not begin at the message.
+    def find(cls, text: bytes, split: FeedPath) -> JsonParts | None:
+        """Returns the parts at a path, as `paths.find_elements_at_path` does; None if it does not begin at the message.
 
         Args:
             text: Valid JSON in UTF-8.
@@ -83,7 +92,7 @@ class JsonParts:
         """
         root, hidden = _read_value(text, _skip_spaces(text, 0)), set[int]()
         for one in split.alternatives:
-            if not isinstance(one, Access) or one.start is not Start.MESSAGE:
+            if not isinstance(one, PathAlternative) or one.start is not PathStart.MESSAGE:
                 return None
             parts = _find_parts(root, one.steps, (), hidden, of_fields=one.entries)
             if parts:
@@ -146,7 +155,7 @@ def _read_members(text: bytes, start: int) -> _Value:
 
 
 def _find_parts(
-    value: _Value, steps: tuple[Step, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
+    value: _Value, steps: tuple[PathStep, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
 ) -> list[tuple[_Group, ...]]:
     """Returns the parts at the end of the steps, as `JsonParts.parts` has them.
 
@@ -158,7 +167,7 @@ def _find_parts(
         of_fields: True if the parts are the fields of an object.
     """
     for number, step in enumerate(steps):
-        if isinstance(step, EachElement):
+        if isinstance(step, EachElementStep):
             members = value.members if value.kind == _ARRAY else ()
             return [
                 part
@@ -179,19 +188,19 @@ def _find_parts(
     return [(*around, group) for group in groups.values()]
 
 
-def _follow_step(value: _Value, step: Step, hidden: set[int]) -> _Value | None:
+def _follow_step(value: _Value, step: PathStep, hidden: set[int]) -> _Value | None:
     """Returns the value that a step leads to; None if there is none.
 
     `hidden` gets the starts of fields that have no effect, because their name occurs again.
     """
     match step:
-        case Field(name) if value.kind == _OBJECT:
+        case FieldStep(name) if value.kind == _OBJECT:
             found = [one for one in value.members if one.name == name]
             hidden.update(one.start for one in found[:-1])
             return found[-1].value if found else None
-        case ArrayIndex(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
+        case ArrayIndexStep(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
             return value.members[number].value
-        case Slice(first, end) if value.kind == _ARRAY:
+        case ArraySliceStep(first, end) if value.kind == _ARRAY:
             return replace(value, members=value.members[first:end])
         case _:
             return None

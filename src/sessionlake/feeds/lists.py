@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.feeds.events import Decoded, Delete, Event, Refusal
-from sessionlake.feeds.feed import Feed, Ordering, Rule
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, SessionEvent
+from sessionlake.feeds.feed import Feed, MessageRule, OrderMethod
 from sessionlake.feeds.paths import MISSING
 
 FIELDS_OF_EVENT = (
@@ -26,9 +26,9 @@ NO_SCOPE: dict[str, Any] = {}
 """The scope of events that replace or change a whole table. Never changed."""
 
 
-def list_constants_of_rule(feed: Feed, rule: Rule) -> dict[str, Any]:
+def list_constants_of_rule(feed: Feed, rule: MessageRule) -> dict[str, Any]:
     """Returns the fields `kind`, `restart` and `is_link` of events, which depend only on the rule."""
-    is_link = (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
+    is_link = (rule.order or feed.order).kind is OrderMethod.LINK and not rule.restart
     return {"kind": rule.kind.value, "restart": rule.restart, "is_link": is_link}
 
 
@@ -39,11 +39,11 @@ class EventLists:
     Attributes:
         columns: Names of the feed's columns.
         message: Index in the batch of the message of each event.
-        session, kind, ts, seq, after, is_link, restart, chain, scope, sent: Fields of each event, as in `Event`.
+        session, kind, ts, seq, after, is_link, restart, chain, scope, sent: Fields of each event, as in `SessionEvent`.
         rows: Number of changed rows of each event.
         deletes: For each changed row, true if it is deleted. This list and the next four have the rows of all events,
             one event after the other.
-        row_id, rescued, expect: Fields of each changed row, as in `Put` and `Delete`.
+        row_id, rescued, expect: Fields of each changed row, as in `RowUpsert` and `RowDelete`.
         values: A list per column, with the value of each changed row. `MISSING` if the message does not set it. A
             deleted row has only values of key columns. A decimal may be its text as sent, and a timestamp its
             microseconds since 1970, because Arrow converts these faster.
@@ -68,14 +68,14 @@ class EventLists:
     rescued: list[str | None] = field(default_factory=list)
     expect: list[str | None] = field(default_factory=list)
     values: list[list[Any]] = field(default_factory=list)
-    refused: dict[int, Refusal] = field(default_factory=dict)
+    refused: dict[int, MessageRefusal] = field(default_factory=dict)
 
     @classmethod
     def of(cls, feed: Feed) -> EventLists:
         """Returns empty lists for a feed's columns."""
         return cls(tuple(feed.columns), values=[[] for _ in feed.columns])
 
-    def add(self, feed: Feed, message: int, found: Decoded | Refusal) -> None:
+    def add(self, feed: Feed, message: int, found: DecodedMessage | MessageRefusal) -> None:
         """Adds the events of a message, or its fault.
 
         Args:
@@ -83,23 +83,23 @@ class EventLists:
             message: Index of the message in the batch.
             found: Result of reading the message.
         """
-        if isinstance(found, Refusal):
+        if isinstance(found, MessageRefusal):
             self.refused[message] = found
             return
         keys = [column.name for column in feed.key]
         for event in found.events:
             self.add_event(message, event)
             for row in event.rows:
-                deletes = isinstance(row, Delete)
-                said = dict(zip(keys, row.key, strict=True)) if isinstance(row, Delete) else row.values
+                deletes = isinstance(row, RowDelete)
+                said = dict(zip(keys, row.key, strict=True)) if isinstance(row, RowDelete) else row.values
                 self.deletes.append(deletes)
                 self.row_id.append(row.row_id)
-                self.rescued.append(None if isinstance(row, Delete) else row.rescued)
+                self.rescued.append(None if isinstance(row, RowDelete) else row.rescued)
                 self.expect.append(None if row.expect is None else row.expect.value)
                 for name, values in zip(self.columns, self.values, strict=True):
                     values.append(said.get(name, MISSING))
 
-    def add_event(self, message: int, event: Event) -> None:
+    def add_event(self, message: int, event: SessionEvent) -> None:
         """Adds the fields of an event, but not its rows. `message` is the index of its message."""
         self.message.append(message)
         self.rows.append(len(event.rows))

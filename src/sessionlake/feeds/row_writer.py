@@ -14,9 +14,9 @@ from sessionlake.feeds.code import (
     cut_at_constant,
     is_decimal_text,
 )
-from sessionlake.feeds.feed import Feed, Rows
+from sessionlake.feeds.feed import Feed, RowMapping
 from sessionlake.feeds.parsers import format_exact_json
-from sessionlake.feeds.paths import Access, EachElement, Field, Path, Start
+from sessionlake.feeds.paths import EachElementStep, FeedPath, FieldStep, PathAlternative, PathStart
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -46,7 +46,7 @@ class RowWriter(CodeWriter):
         self._added = set[str]()
         self.row_ids: list[RowIds] = []
 
-    def _add_rows(self, row_rule: Rows, at: At) -> None:
+    def _add_rows(self, row_rule: RowMapping, at: At) -> None:
         """Adds lines that read rows by one entry of a rule's `rows`, from the message or from a part of it."""
         if row_rule.each and row_rule.source is not None:
             depth = self._depth
@@ -59,24 +59,24 @@ class RowWriter(CodeWriter):
         else:
             self._add_row(row_rule, At("d") if at.element is None else at)
 
-    def _add_loop_over_elements(self, source: Path, at: At) -> At:
+    def _add_loop_over_elements(self, source: FeedPath, at: At) -> At:
         """Opens a loop over the elements at a path, and returns the variables of the element. The caller closes it."""
-        if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
+        if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], PathAlternative):
             raise NoCodeError
-        loops = at.loops + one.entries + sum(isinstance(step, EachElement) for step in one.steps)
-        if one.start is Start.HEADERS or loops > _MOST_LOOPS:
+        loops = at.loops + one.entries + sum(isinstance(step, EachElementStep) for step in one.steps)
+        if one.start is PathStart.HEADERS or loops > _MOST_LOOPS:
             raise NoCodeError
         value = self._name_start(one, at)
         parent = before = value
         for step in one.steps:
-            if isinstance(step, EachElement) and not one.entries:
+            if isinstance(step, EachElementStep) and not one.entries:
                 value = self._add_loop(value)
                 continue
-            before, parent = value, value if isinstance(step, Field) else parent
+            before, parent = value, value if isinstance(step, FieldStep) else parent
             value = self._add_step(value, step)
         if one.entries:
             return At(self._add_loop_over_entries(value), before, loops)
-        if not isinstance(one.steps[-1], EachElement):
+        if not isinstance(one.steps[-1], EachElementStep):
             self._add_line(f"if {value} is not M and {value} is not None:")
             self._depth += 1
         return At(value, parent, loops)
@@ -108,7 +108,7 @@ class RowWriter(CodeWriter):
         self._add_line("else:")
         self._depth += 1
 
-    def _add_row(self, row_rule: Rows, at: At) -> None:
+    def _add_row(self, row_rule: RowMapping, at: At) -> None:
         """Adds lines that add a row, read from an element, to the lists of rows."""
         feed, element = self._feed, at.element or "d"
         if element in self._entries and (row_rule.by_name or row_rule.rescue):
@@ -139,7 +139,7 @@ class RowWriter(CodeWriter):
         if "expect" in self._added:
             self._add_line(f"add_expect({None if row_rule.expect is None else row_rule.expect.value!r})")
 
-    def _add_raw_values(self, row_rule: Rows, element: str, at: At) -> dict[str, tuple[FeedColumn, str]]:
+    def _add_raw_values(self, row_rule: RowMapping, element: str, at: At) -> dict[str, tuple[FeedColumn, str]]:
         """Adds lines that read a row's columns; returns each column with the variable that has its value."""
         shape, was_checked = self._shapes.get(element) or Shape(), element in self._checked
         if (shape.kind is not None or row_rule.by_name) and not was_checked:
@@ -148,7 +148,7 @@ class RowWriter(CodeWriter):
             self._checked.add(element)
         raw = {column.name: (column, self._add_value(column, path, at)) for column, path in row_rule.values}
         for column in row_rule.by_name:
-            value = self._add_step(element, Field(column.name))
+            value = self._add_step(element, FieldStep(column.name))
             raw[column.name] = (column, self._add_conversion(column, value, is_required=column in self._feed.key))
         shape.is_read |= row_rule.rescue and self._rescues
         shape.refuses.add(row_rule.rescue)
@@ -176,7 +176,7 @@ class RowWriter(CodeWriter):
             if name not in columns:
                 self._add_line(f"if {element}.{shape.get_attribute_name(name)} is not M: raise Unusual")
 
-    def _write_rescued(self, row_rule: Rows, element: str, deleted: str) -> str:
+    def _write_rescued(self, row_rule: RowMapping, element: str, deleted: str) -> str:
         """Returns code for the undeclared fields of a row, as JSON text or None."""
         if not row_rule.rescue or deleted == "True":
             return "None"
@@ -191,7 +191,7 @@ class RowWriter(CodeWriter):
             format_exact_json(extra) if self._feed.format is PayloadFormat.JSON else format_json(extra, sort_names=True)
         )
 
-    def _write_deleted(self, row_rule: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
+    def _write_deleted(self, row_rule: RowMapping, raw: dict[str, tuple[FeedColumn, str]]) -> str:
         """Returns code for "the row is deleted": `True`, `False`, or the variable `deleted`, which it sets."""
         if isinstance(row_rule.delete, bool):
             return str(row_rule.delete)
@@ -230,7 +230,7 @@ class RowWriter(CodeWriter):
         self._add_line(f"row_id = {cache}.get(key)")
         self._add_line(f"if row_id is None: row_id = {cache}.compute(key)")
 
-    def _add_value(self, column: FeedColumn, path: Path, at: At) -> str:
+    def _add_value(self, column: FeedColumn, path: FeedPath, at: At) -> str:
         """Adds lines to the generated code that read a column's value, and returns the variable that gets it.
 
         Args:

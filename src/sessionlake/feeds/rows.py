@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Optional
 import msgspec
 
 from sessionlake.feeds.completion import Completer
-from sessionlake.feeds.events import Delete, Put
-from sessionlake.feeds.feed import Feed, Presence
+from sessionlake.feeds.events import RowDelete, RowUpsert
+from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.protocol.columns import INTEGER_BITS
 
 MAX_ROWS = 100_000
@@ -77,7 +77,12 @@ class FeedRows:
                 self._add_to_group(row_id, row)
 
     def apply_changes(
-        self, changes: Iterable[Put | Delete], *, clears: bool = False, scope: Row | None = None, sent: Any = None
+        self,
+        changes: Iterable[RowUpsert | RowDelete],
+        *,
+        clears: bool = False,
+        scope: Row | None = None,
+        sent: Any = None,
     ) -> AppliedChanges:
         """Applies the changes of one message.
 
@@ -112,13 +117,13 @@ class FeedRows:
             is_scoped=bool(scope), completed=completed,
         )  # fmt: skip
 
-    def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
+    def _remove_scope(self, changes: Sequence[RowUpsert | RowDelete], scope: Row) -> tuple[str, ...]:
         """Removes the rows whose values are those of a scope, given by column.
 
         Returns:
             The ids of the removed rows that the message does not set again.
         """
-        set_ids = {change.row_id for change in changes if isinstance(change, Put)}
+        set_ids = {change.row_id for change in changes if isinstance(change, RowUpsert)}
         inside = [row_id for row_id, row in self.rows.items() if all(row[name] == scope[name] for name in scope)]
         for row_id in inside:
             self._pop_row(row_id)
@@ -133,7 +138,7 @@ class FeedRows:
     def _completer(self) -> Completer:
         return Completer.of(self.feed)
 
-    def _apply_change(self, number: int, change: Put | Delete, completed: dict[int, Row]) -> tuple[bool, bool]:
+    def _apply_change(self, number: int, change: RowUpsert | RowDelete, completed: dict[int, Row]) -> tuple[bool, bool]:
         """Applies one change.
 
         Args:
@@ -145,17 +150,17 @@ class FeedRows:
             True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
         found, has_failed = (
-            self._completer.complete(change.values, self.rows) if isinstance(change, Put) else ({}, False)
+            self._completer.complete(change.values, self.rows) if isinstance(change, RowUpsert) else ({}, False)
         )
         if found:
             completed[number] = found
         known = self._pop_row(change.row_id)
-        if isinstance(change, Put):
+        if isinstance(change, RowUpsert):
             row = {**(dict.fromkeys(self.feed.columns) if known is None else known), **change.values, **found}
             self.rows[change.row_id] = row
             if self.feed.keep is not None:
                 self._add_to_group(change.row_id, row)
-        is_wrong = change.expect is not None and (known is not None) != (change.expect is Presence.PRESENT)
+        is_wrong = change.expect is not None and (known is not None) != (change.expect is PresentOrAbsent.PRESENT)
         return is_wrong, has_failed
 
     def _pop_row(self, row_id: str) -> Row | None:
@@ -198,7 +203,7 @@ class FeedRows:
         keep = self.feed.keep
         nulls = bisect_left(members, (_NULL_KEY,))
         valued = members[:nulls]
-        if keep is not None and keep.is_descending(group):
+        if keep is not None and keep.sorts_group_descending(group):
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 

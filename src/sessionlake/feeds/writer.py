@@ -10,12 +10,23 @@ from typing import Any, Final
 
 from sessionlake.feeds.caches import SessionIds
 from sessionlake.feeds.code import At, NoCodeError, cut_at_constant
-from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rule, Time
+from sessionlake.feeds.feed import (
+    EventKind,
+    EventTimeSetting,
+    Feed,
+    KafkaKeyFormat,
+    MessageBodyType,
+    MessageOrderSetting,
+    MessageRule,
+    OrderMethod,
+    PresentOrAbsent,
+    RuleCondition,
+)
 from sessionlake.feeds.joined_events import EventJoiner
 from sessionlake.feeds.lists import NO_SCOPE, list_constants_of_rule
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.parsers import MOST_DIGITS, create_value_and_key_parsers, has_long_number
-from sessionlake.feeds.paths import Path
+from sessionlake.feeds.paths import FeedPath
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.row_writer import RowWriter
 from sessionlake.feeds.shapes import Shape
@@ -33,7 +44,7 @@ class FeedWriter(RowWriter):
 
     Args:
         feed: The feed.
-        payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        payload: Reads Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
         message: Shape of the decoded message.
         kind: The type that messages are decoded to: the type of the shape, or `Any`.
         rescues: True if the code stores undeclared fields of rows in `_rescued`. False if it leaves messages that have
@@ -108,8 +119,8 @@ class FeedWriter(RowWriter):
         parts = [part for rule in rules for part in rule.rows]
         orders = [rule.order or feed.order for rule in rules]
         of_event = ["message", "session", "ts", "seq", "rows"]
-        of_event += ["after"] * any(order.other or order.kind is Ordering.STEP for order in orders)
-        of_event += ["sent"] * any(feed.checksum_path(rule) is not None for rule in rules)
+        of_event += ["after"] * any(order.other or order.kind is OrderMethod.STEP for order in orders)
+        of_event += ["sent"] * any(feed.find_checksum_path(rule) is not None for rule in rules)
         of_event += ["chain"] * any(order.chain is not None for order in orders)
         of_event += ["scope"] * any(rule.scope for rule in rules)
         of_row = ["row_id", *["deletes"] * any(part.delete for part in parts)]
@@ -130,10 +141,10 @@ class FeedWriter(RowWriter):
             self._add_line("if value is None or len(value) > max_bytes: raise Unusual")
         self._add_line("d = loads(value)")
         kind, bodies = self._shapes["d"].kind, {body for rule in self._feed.rules for body in _list_bodies(rule)}
-        if kind is not None and bodies <= {Body.TOMBSTONE, Body.OBJECT}:
+        if kind is not None and bodies <= {MessageBodyType.TOMBSTONE, MessageBodyType.OBJECT}:
             self._add_line(f"if type(d) is not {self._name_type(kind)}: raise Unusual")
             self._checked.add("d")
-        if self._feed.key_format is not KeyFormat.TEXT:
+        if self._feed.key_format is not KafkaKeyFormat.TEXT:
             key = self._name_record_field("key")
             self._add_line(f"key_value = M if {key} is None else load_key({key})")
         self._add_rules()
@@ -168,7 +179,7 @@ class FeedWriter(RowWriter):
         self._add_line("raise Unusual")
         self._depth -= 1
 
-    def _add_parts(self, split: Path, rules: list[Rule]) -> None:
+    def _add_parts(self, split: FeedPath, rules: list[MessageRule]) -> None:
         """Adds lines that read each part of a message by the first of some rules whose conditions it meets.
 
         Args:
@@ -191,22 +202,29 @@ class FeedWriter(RowWriter):
         self._depth = depth
         self._add_line("join_events(out, rules, per_row, first)")
 
-    def _write_conditions(self, rule: Rule, *, of_parts: bool, at: At = At()) -> str:  # noqa: B008 - a tuple that cannot change
+    def _write_conditions(self, rule: MessageRule, *, of_parts: bool, at: At = At()) -> str:  # noqa: B008 - a tuple that cannot change
         """Returns code that is true if a message, or a part of it, meets the conditions of a rule that concern it."""
-        concerned = [one for one in rule.when if one.tests_part == of_parts]
+        concerned = [one for one in rule.when if one.tests_message_part == of_parts]
         return " and ".join(self._write_condition(one, at) for one in concerned) or "True"
 
-    def _write_condition(self, condition: Condition, at: At) -> str:
+    def _write_condition(self, condition: RuleCondition, at: At) -> str:
         """Returns code that is true if a message, or a part of it, meets the condition."""
         if condition.path is None:
             wanted = condition.wanted if isinstance(condition.wanted, tuple) else ()
-            types = {Body.ARRAY: ["list"], Body.OBJECT: ["dict"], Body.TEXT: ["str"], Body.TOMBSTONE: []}
+            types = {
+                MessageBodyType.ARRAY: ["list"],
+                MessageBodyType.OBJECT: ["dict"],
+                MessageBodyType.TEXT: ["str"],
+                MessageBodyType.TOMBSTONE: [],
+            }
             if (kind := self._shapes["d"].kind) is not None:
-                types[Body.OBJECT if self._shapes["d"].fields else Body.ARRAY].append(self._name_type(kind))
+                types[MessageBodyType.OBJECT if self._shapes["d"].fields else MessageBodyType.ARRAY].append(
+                    self._name_type(kind)
+                )
             return f"type(d) in ({''.join(f'{name}, ' for one in wanted for name in types[one])})"
-        value = self._add_lookup(condition.path, at, is_read=not isinstance(condition.wanted, Presence))
-        if isinstance(condition.wanted, Presence):
-            return f"{value} is {'' if condition.wanted is Presence.ABSENT else 'not '}M"
+        value = self._add_lookup(condition.path, at, is_read=not isinstance(condition.wanted, PresentOrAbsent))
+        if isinstance(condition.wanted, PresentOrAbsent):
+            return f"{value} is {'' if condition.wanted is PresentOrAbsent.ABSENT else 'not '}M"
         if isinstance(condition.wanted, Bounds):
             return f"{self._name_constant(condition.wanted.include)}({value})"
         tests = []
@@ -222,18 +240,18 @@ class FeedWriter(RowWriter):
                 tests.append(f"({value} == {number} and {value} is not True and {value} is not False)")
         return f"({' or '.join(tests)})"
 
-    def _add_event(self, rule: Rule, at: At) -> None:
+    def _add_event(self, rule: MessageRule, at: At) -> None:
         """Adds lines that add the event of a message or part, and its rows, to the lists of events."""
         feed, order = self._feed, rule.order or self._feed.order
-        if rule.kind is Kind.IGNORE and order.chain is None:
+        if rule.kind is EventKind.IGNORE and order.chain is None:
             return
         seq, after = self._add_interval(order, at)
         fields = {"message": "number", "session": "''", "ts": "0", "seq": seq}
         fields |= {"after": "None" if rule.restart else after, "sent": "None", "chain": "None", "scope": "NO_SCOPE"}
         if order.chain is not None:
             fields["chain"] = self._add_text(order.chain, at)
-        if rule.kind is not Kind.IGNORE:
-            if (checksum := feed.checksum_path(rule)) is not None:
+        if rule.kind is not EventKind.IGNORE:
+            if (checksum := feed.find_checksum_path(rule)) is not None:
                 found = self._add_lookup(checksum, at)
                 fields["sent"] = f"None if {found} is M else {found}"
             self._add_session(rule.session or feed.session, at)
@@ -251,7 +269,7 @@ class FeedWriter(RowWriter):
                 self._add_line(f"add_{name}({value})")
         self._add_line(f"add_rule({rule.number}); add_rows(len(row_id_list))")
 
-    def _add_scope(self, rule: Rule, at: At) -> str:
+    def _add_scope(self, rule: MessageRule, at: At) -> str:
         """Adds lines that read the values of a snapshot's scope; returns code for the dict that has them."""
         items = []
         for column, path in rule.scope:
@@ -268,7 +286,7 @@ class FeedWriter(RowWriter):
             items.append(f"{column.name!r}: {name}")
         return f"{{{', '.join(items)}}}"
 
-    def _add_session(self, paths: tuple[Path, ...], at: At) -> None:
+    def _add_session(self, paths: tuple[FeedPath, ...], at: At) -> None:
         """Adds lines that set the variable `session` to the session id made of the texts at some paths."""
         parts = [self._add_text(path, at) for path in paths]
         cache = self._name_constant(SessionIds())
@@ -276,7 +294,7 @@ class FeedWriter(RowWriter):
         self._add_line(f"session = {cache}.get({key})")
         self._add_line(f"if session is None: session = {cache}.compute({key})")
 
-    def _add_text(self, path: Path, at: At) -> str:
+    def _add_text(self, path: FeedPath, at: At) -> str:
         """Adds lines that read the text or whole number at a path; returns the variable that has it as text."""
         found, constant = cut_at_constant(path)
         if found is None:
@@ -290,7 +308,7 @@ class FeedWriter(RowWriter):
         self._add_line("else: raise Unusual")
         return text
 
-    def _add_time(self, time: Time, at: At) -> None:
+    def _add_time(self, time: EventTimeSetting, at: At) -> None:
         """Adds lines that set the variable `ts` to the event time: ms since 1970, or an ISO text."""
         if time.path is None:
             self._add_line(f"ts = {self._name_record_field('timestamp')}")
@@ -314,31 +332,31 @@ class FeedWriter(RowWriter):
             self._add_line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
         self._depth -= 1
 
-    def _add_interval(self, order: Order, at: At) -> tuple[str, str]:
+    def _add_interval(self, order: MessageOrderSetting, at: At) -> tuple[str, str]:
         """Adds lines that find the message's place in the order; returns code for its seq and for its after."""
-        if order.kind is Ordering.NONE:
+        if order.kind is OrderMethod.NONE:
             return "None", "None"
-        if order.kind is Ordering.ARRIVAL or order.seq is None:
+        if order.kind is OrderMethod.ARRIVAL or order.seq is None:
             return self._name_record_field("offset"), "None"
         seq = self._add_number(order.seq, at)
         self._add_line(f"if {seq} < 0: raise Unusual")
         match order.kind:
-            case Ordering.STEP:
+            case OrderMethod.STEP:
                 return seq, f"{seq} - 1"
-            case Ordering.LINK if order.other is not None:
+            case OrderMethod.LINK if order.other is not None:
                 return seq, self._add_number(order.other, at)
-            case Ordering.RANGE if order.other is not None:
+            case OrderMethod.RANGE if order.other is not None:
                 return seq, f"{self._add_number(order.other, at)} - 1"
             case _:
                 return seq, "None"
 
-    def _add_number(self, path: Path, at: At) -> str:
+    def _add_number(self, path: FeedPath, at: At) -> str:
         """Adds lines that read the whole number at a path; returns the variable that has it."""
         value = self._add_lookup(path, at)
         self._add_line(f"if type({value}) is not int or not {-INT64_MAX - 1} < {value} <= {INT64_MAX}: raise Unusual")
         return value
 
 
-def _list_bodies(rule: Rule) -> list[Any]:
-    """Returns the types of Kafka values (`Body`) that the conditions of a rule name."""
+def _list_bodies(rule: MessageRule) -> list[Any]:
+    """Returns the types of Kafka values (`MessageBodyType`) that the conditions of a rule name."""
     return [body for one in rule.when if one.path is None and isinstance(one.wanted, tuple) for body in one.wanted]
