@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.compiled import CompiledFeed
+from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
 from sessionlake.feeds.table import SessionTable
@@ -70,9 +70,9 @@ def test_the_fast_reader_reads_all_but_tombstones_itself(seed):
     source.take_snapshot()
     for _ in range(100):
         source.transact()
-    compiled = CompiledFeed.of(find_feed_of_topic(source))
+    compiled = CompiledFeedReader.compile_feed(find_feed_of_topic(source))
     records = [KafkaRecord("shop.orders", 0, offset, 0, None, value) for offset, value in enumerate(source.sent)]
-    compiled.read(KafkaRecords.of(records))
+    compiled.read_records(KafkaRecords.of(records))
     assert compiled.slow == source.sent.count(None)
 
 

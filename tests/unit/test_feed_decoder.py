@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.feeds import decode, decode_many, events, time_limit
-from sessionlake.feeds.compiled import CompiledFeed
-from sessionlake.feeds.completion import Completer
+from sessionlake.feeds import decode, decode_many, decoder_events, events, time_limit
+from sessionlake.feeds.compiled import CompiledFeedReader
+from sessionlake.feeds.completion import DecoderRowCompleter
 from sessionlake.feeds.decoder import Delete, Event, Put
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.events import RowDelete as DeleteRow
 from sessionlake.feeds.events import RowUpsert as PutRow
 from sessionlake.feeds.feed import EventKind, PresentOrAbsent
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.reader import KafkaRecords, load_json, load_json_fast, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
@@ -56,9 +56,9 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> DecodedMessage | MessageRefusal:
     monkeypatch.setattr(feed_decoders.Given, "result", staticmethod(result) if callable(result) else result)
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
-    found, lists = read(given, one), EventLists.of(given)
-    lists.add(given, 0, found)
-    by_fast_reader = CompiledFeed.of(given).read(KafkaRecords.of([one]))
+    found, lists = read(given, one), ColumnarEvents.create_empty(given)
+    lists.add_message_result(given, 0, found)
+    by_fast_reader = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of([one]))
     assert in_order(by_fast_reader, given) == in_order(lists, given)
     return found
 
@@ -88,7 +88,7 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
         assert isinstance(found, DecodedMessage)
         table.apply(found.events[0])
     assert table.rows == {"b": {"name": "b", "value": 3.0}}
-    lists = CompiledFeed.of(given).read(KafkaRecords.of([*records, record(b"{")]))
+    lists = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of([*records, record(b"{")]))
     assert (lists.row_id, lists.rows, lists.seq) == (["a", "b", "a", "b"], [2, 1, 1], [0, 1, 2])
     assert lists.refused[3].reason == "not_json"
 
@@ -209,7 +209,7 @@ def rows(*given: Any) -> list[Event]:
     ],
 )  # fmt: skip
 def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
-    for module in (decode, decode_many):
+    for module in (decode, decoder_events):
         monkeypatch.setattr(module, "MAX_ROWS", 5_000)
     found = given_result(monkeypatch, result)
     assert isinstance(found, MessageRefusal), found
@@ -311,11 +311,11 @@ def count_slow_messages(monkeypatch: pytest.MonkeyPatch, rnd: random.Random, pla
     given = feed(PAIRS, session="kafka.topic", rescue=rnd.random() < 0.5, repeats=rnd.choice(["refuse", "in_order"]),
                  order=rnd.choice(["arrival", "decoder"]), decoder="support.feed_decoders:ByOffset")  # fmt: skip
     records = [record({}, topic="given", offset=offset) for offset in range(len(results))]
-    exact = EventLists.of(given)
+    exact = ColumnarEvents.create_empty(given)
     for number, one in enumerate(records):
-        exact.add(given, number, read(given, one))
-    compiled = CompiledFeed.of(given)
-    assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
+        exact.add_message_result(given, number, read(given, one))
+    compiled = CompiledFeedReader.compile_feed(given)
+    assert in_order(compiled.read_records(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
     return compiled.slow
 
 
@@ -333,7 +333,7 @@ def test_the_fast_reader_reads_most_messages_without_faults(monkeypatch):
 
 
 def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):
-    for module in (decode, decode_many):
+    for module in (decode, decoder_events):
         monkeypatch.setattr(module, "MAX_ROWS", 2)
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
     assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), DecodedMessage)
@@ -347,8 +347,8 @@ def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_tim
     monkeypatch.setattr(decode_many, "_BLOCK", 5)
     monkeypatch.setattr(feed_decoders.Endless, "offsets", (2, 11))
     given = feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
-    begun, compiled = time.process_time(), CompiledFeed.of(given)
-    found = compiled.read(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
+    begun, compiled = time.process_time(), CompiledFeedReader.compile_feed(given)
+    found = compiled.read_records(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
     assert time.process_time() - begun < 4
     assert {number: (one.reason, one.why) for number, one in found.refused.items()} == dict.fromkeys(
         (2, 11), ("bad_value", "the decoder used more than 0.2 s of CPU time")
@@ -361,9 +361,11 @@ def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_tim
 
 def test_methods_that_do_not_end_fail_as_those_that_raise_do(monkeypatch):
     monkeypatch.setattr(time_limit, "MAX_CPU_SECONDS", 0.2)
-    completer = Completer.of(feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless"))
-    assert completer.complete({"name": "a", "value": 1}, {}) == ({}, True)
-    assert completer.narrow({"name": "a"}, {}) == (None, True)
+    completer = DecoderRowCompleter.create_for_feed(
+        feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
+    )
+    assert completer.complete_row_values({"name": "a", "value": 1}, {}) == ({}, True)
+    assert completer.narrow_snapshot_scope({"name": "a"}, {}) == (None, True)
 
 
 def test_a_message_without_json_has_the_reason_that_fits():

@@ -12,7 +12,7 @@ import fastavro
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from sessionlake.feeds.compiled import CompiledFeed
+from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
@@ -77,7 +77,7 @@ def read_both(
     """What the interpreter reads; the fast reader must give the same."""
     record = KafkaRecord("orders", 0, 7, 1_000, key, value)
     found = read(given, record, payload=payload)
-    lists = CompiledFeed.of(given, payload).read(KafkaRecords.of([record]))
+    lists = CompiledFeedReader.compile_feed(given, payload).read_records(KafkaRecords.of([record]))
     if isinstance(found, MessageRefusal):
         assert lists.refused == {0: found}
     else:

@@ -9,10 +9,10 @@ from sessionlake.cli.feed_trial import JudgedTrial
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import convert_to_json_value, write_text
 from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
-from sessionlake.feeds.cases import Difference
+from sessionlake.feeds.cases import FeedTestDifference
 from sessionlake.feeds.events import MessageRefusal, RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import EventKind
-from sessionlake.feeds.lines import Line
+from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.trial import Outcome, Totals, Trial
 from sessionlake.visible import escape_invisible, to_json_line
 
@@ -23,7 +23,12 @@ _RESCUED = "_rescued"
 
 
 def show_trial(
-    trial: Trial, judged: JudgedTrial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, try_command: str
+    trial: Trial,
+    judged: JudgedTrial,
+    lines: Iterable[MessageOfLine],
+    shown: ShownMessages,
+    form: FeedFormat,
+    try_command: str,
 ) -> None:
     """Tries messages, and writes the result of each. Writes a summary at the end.
 
@@ -50,7 +55,7 @@ def show_trial(
             write_text(text)
 
 
-def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+def show_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDifference]]], form: FeedFormat) -> None:
     """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
@@ -65,7 +70,7 @@ def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], 
             ]
             write_text(to_json_line(convert_to_json_value({"file": file, "frames": frames, "differences": found})))
             continue
-        for text in (line for one in differences for line in one.lines()):
+        for text in (line for one in differences for line in one.format_lines()):
             write_text(text)
         write_text(
             f"{file}: frames {frames:,}, {f'differences {len(differences):,}' if differences else 'as expected'}"
@@ -75,14 +80,14 @@ def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], 
 # -- one message
 
 
-def _describe_origin(line: Line) -> str:
+def _describe_origin(line: MessageOfLine) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
     return f"{where}topic {record.topic}{offset}"
 
 
-def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
+def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str]:
     place, found = _describe_origin(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
@@ -161,7 +166,7 @@ def _format_message_start(value: bytes | None) -> str:
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}… ({len(value):,} bytes)"
 
 
-def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
+def _create_outcome_object(line: MessageOfLine, outcome: Outcome) -> dict[str, Any]:
     record, found = outcome.record, outcome.found
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from sessionlake.feeds.events import DecodedMessage
-from sessionlake.feeds.lines import Line
+from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import Outcome, Trial
 from sessionlake.protocol.types import Row, TopicPartition
@@ -57,7 +57,7 @@ class JudgedTrial:
             raise ValueError("the configuration has no feeds")
         return cls(SilverInMemory(capture, decoder), block)
 
-    def judge_lines(self, trial: Trial, lines: Iterable[Line]) -> Iterator[tuple[Line, Outcome]]:
+    def judge_lines(self, trial: Trial, lines: Iterable[MessageOfLine]) -> Iterator[tuple[MessageOfLine, Outcome]]:
         """Reads messages and judges them; yields each with its outcome.
 
         Args:

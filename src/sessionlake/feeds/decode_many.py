@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 from typing import Any
 
-from sessionlake.feeds.code import CACHED, UnusualError
+from sessionlake.feeds.code import CACHED, UnusualMessageError
 from sessionlake.feeds.decode import (
     compute_session_id_of_event,
     create_row_id_within_length_limit,
@@ -21,7 +21,7 @@ from sessionlake.feeds.decode import (
 from sessionlake.feeds.decoder import Message
 from sessionlake.feeds.decoder_events import MUTABLE_TYPES, DecoderEventCollector
 from sessionlake.feeds.feed import DecoderClassSetting, EventKind, Feed, OrderMethod, PresentOrAbsent
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.message_fields import format_session_id
 from sessionlake.feeds.python_values import (
     convert_cells,
@@ -65,7 +65,7 @@ class DecoderBatchReader:
         numbers: Sequence[int],
         records: KafkaRecords,
         max_bytes: int,
-        out: EventLists,
+        out: ColumnarEvents,
         unusual: list[int],
         rules: list[int],
     ) -> None:
@@ -90,14 +90,14 @@ class DecoderBatchReader:
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
         messages = enumerate(map(Message, *fields, records.headers, *map(repeat, self._constants)))
         for first in range(0, len(numbers), _BLOCK):
-            block, some = EventLists.of(self._feed), islice(messages, _BLOCK)
+            block, some = ColumnarEvents.create_empty(self._feed), islice(messages, _BLOCK)
             try:
                 unusual += self._decode_block_of_messages(some, decode, records, max_bytes, block)
             except TimeLimitError:  # `feeds.decode` finds out for which message
                 deque(some, maxlen=0)
                 unusual += range(first, min(first + _BLOCK, len(numbers)))
             else:
-                out.extend(block)
+                out.append_events(block)
 
     def _decode_block_of_messages(
         self,
@@ -105,7 +105,7 @@ class DecoderBatchReader:
         decode: Callable[[Message], Any],
         records: KafkaRecords,
         max_bytes: int,
-        out: EventLists,
+        out: ColumnarEvents,
     ) -> list[int]:
         """Adds the events of messages to `out`, which is empty; returns the indices of messages that may be bad.
 
@@ -122,7 +122,7 @@ class DecoderBatchReader:
                 n_events, n_rows = len(events), len(keys)
                 try:
                     if message.value is not None and len(message.value) > max_bytes:
-                        raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
+                        raise UnusualMessageError  # noqa: TRY301 - there is one place that removes what was added
                     add_events(number, decode(message))
                 except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
                     found.keep_first_events_and_rows(n_events, n_rows)
@@ -131,13 +131,13 @@ class DecoderBatchReader:
             self._add_events_and_list_doubtful(found, records, out),
             self._add_rows_and_list_doubtful(found, out),
         )
-        bad = {out.message[number] for number in bad_events} | out.find_messages_of_rows(bad_rows)
+        bad = {out.message[number] for number in bad_events} | out.find_message_indices_of_rows(bad_rows)
         bad |= _find_messages_with_repeats(out, refuse_repeated_rows=self._feed.refuse_repeats)
-        out.remove_messages(bad)
+        out.remove_events_of_messages(bad)
         return unusual + sorted(bad)
 
     def _add_events_and_list_doubtful(
-        self, collected: DecoderEventCollector, records: KafkaRecords, out: EventLists
+        self, collected: DecoderEventCollector, records: KafkaRecords, out: ColumnarEvents
     ) -> list[int]:
         """Adds the fields of the collected events to `out`. Returns the indices of events that may be wrong."""
         bad = list[int]()
@@ -165,7 +165,7 @@ class DecoderBatchReader:
             bad += [number for number, interval in intervals if not _is_valid_previous_seq(*interval)]
         return bad
 
-    def _add_rows_and_list_doubtful(self, collected: DecoderEventCollector, out: EventLists) -> list[int]:
+    def _add_rows_and_list_doubtful(self, collected: DecoderEventCollector, out: ColumnarEvents) -> list[int]:
         """Adds the fields of the collected rows to `out`. Returns the indices of rows that may be wrong."""
         bad = list[int]()
         out.deletes, out.expect, out.rescued = (
@@ -225,7 +225,7 @@ class DecoderBatchReader:
         texts = yielded_session if type(yielded_session) is tuple and yielded_session else (yielded_session,)
         found = format_session_id(texts) if all(type(text) is str for text in texts) else None
         if found is None:
-            raise UnusualError
+            raise UnusualMessageError
         if len(self._sessions) > CACHED:
             self._sessions.clear()
         self._sessions[yielded_session] = found
@@ -238,7 +238,7 @@ class DecoderBatchReader:
             Exception: A value may be converted wrongly; the slow reader must read this message.
         """
         if None in raw_key:
-            raise UnusualError
+            raise UnusualMessageError
         key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, raw_key, strict=True))
         found = key, create_row_id_within_length_limit(key)
         if all(type(part) is str for part in raw_key):
@@ -275,7 +275,7 @@ def _fill_none_from_message_values(
     return [message_values[at] if one is None else one for one, at in zip(event_values, message_indices, strict=True)]
 
 
-def _find_messages_with_repeats(out: EventLists, *, refuse_repeated_rows: bool) -> set[int]:
+def _find_messages_with_repeats(out: ColumnarEvents, *, refuse_repeated_rows: bool) -> set[int]:
     """Returns the indices of messages with several events of the same session.
 
     With `refuse_repeated_row_keys`, also of those that have several rows with the same id in an event.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import GeneratorType
 from typing import Any
 
-from sessionlake.feeds.code import UnusualError
+from sessionlake.feeds.code import UnusualMessageError
 from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, format_undeclared_columns_as_json
 from sessionlake.feeds.decoder import NO_SCOPE, Delete, Event, Put
 from sessionlake.feeds.feed import Feed
@@ -58,30 +58,30 @@ class DecoderEventCollector:
         most_events, most_rows = len(events) + MAX_EVENTS, before + MAX_ROWS
         for event in yielded_events:
             if type(event) is not Event or event.restart or event.chain is not None:
-                raise UnusualError
+                raise UnusualMessageError
             if (scope := event.scope) is not NO_SCOPE and (type(scope) is not dict or scope):
-                raise UnusualError
+                raise UnusualMessageError
             rows: Any = event.rows
             if type(rows) not in _MANY:
                 _require_iterable(rows)
             for row in rows:
                 self._collect_row(row)
                 if len(keys) > most_rows:
-                    raise UnusualError
+                    raise UnusualMessageError
             events.append((
                 message_index, len(keys) - before, event.session, event.kind, event.ts, event.seq, event.after,
                 event.is_link is True, event.sent,
             ))  # fmt: skip
             before = len(keys)
             if len(events) > most_events:
-                raise UnusualError
+                raise UnusualMessageError
 
     def _collect_row(self, row: Any) -> None:
         """Adds a `Put` or `Delete` that a decoder yielded. Raises an exception if anything may be wrong."""
         if type(row) is Put:
             values: Any = row.values
             if type(values) is not dict:
-                raise UnusualError
+                raise UnusualMessageError
             if not self._has_names(values):
                 self._collect_undeclared_columns(values)
             self.values.extend(map(values.get, self._names, self._unset))
@@ -92,7 +92,7 @@ class DecoderEventCollector:
             self.values.extend(self._unset)
             self.deletes.append(True)
         else:
-            raise UnusualError
+            raise UnusualMessageError
         if row.expect is not None:
             self.expects[len(self.keys)] = row.expect
         key: Any = row.key
@@ -127,13 +127,13 @@ class DecoderEventCollector:
     def _list_values_of_key_dict(self, key: Any) -> tuple[Any, ...]:
         """Returns the values of a key that is a dict, in the order of the feed's key columns."""
         if not isinstance(key, dict):
-            raise UnusualError
+            raise UnusualMessageError
         return tuple(map(key.get, self._key_names))
 
     def _collect_undeclared_columns(self, row_values: dict[Any, Any]) -> None:
         """Stores those of the next row's values that have no column, if the feed stores them."""
         if not all(isinstance(name, str) for name in row_values):
-            raise UnusualError
+            raise UnusualMessageError
         if self._rescue:
             self.rescued[len(self.keys)] = format_undeclared_columns_as_json(
                 row_values.keys() - {*self._names}, row_values
@@ -143,4 +143,4 @@ class DecoderEventCollector:
 def _require_iterable(value: Any) -> None:
     """Raises UnusualError for a value that cannot be events or rows: a text, bytes, a dict, or not iterable."""
     if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
-        raise UnusualError
+        raise UnusualMessageError

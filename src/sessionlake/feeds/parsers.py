@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sessionlake.feeds.code import UnusualError
+from sessionlake.feeds.code import UnusualMessageError
 from sessionlake.feeds.feed import Feed, KafkaKeyFormat
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.payload import PayloadReader
@@ -58,7 +58,7 @@ def create_value_and_key_parsers(
         if feed.key_format is not KafkaKeyFormat.JSON:
             return read_key(feed, key, payload)
         if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
-            raise UnusualError
+            raise UnusualMessageError
         return json(key)
 
     parse = parse_function(feed, payload)

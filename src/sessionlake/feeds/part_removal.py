@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.interpret import find_session_of_each_part
-from sessionlake.feeds.json_spans import JsonParts
+from sessionlake.feeds.json_spans import JsonMessageParts
 from sessionlake.feeds.message_fields import RefusedMessageError
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, parse_record
@@ -41,7 +41,7 @@ def remove_parts(feed: Feed, record: KafkaRecord, session: str, payload: Payload
         split, sessions = find_session_of_each_part(feed, place)
     except RefusedMessageError as error:
         raise NotRemovableError(f"it cannot be read any more: {error}") from None
-    found = None if split is None else JsonParts.find(record.value, split)
+    found = None if split is None else JsonMessageParts.find_in_text(record.value, split)
     if found is None or len(found.parts) != len(sessions):
         raise NotRemovableError("its parts are not in its value")
-    return found.blank([one == session for one in sessions])
+    return found.overwrite_parts_with_spaces([one == session for one in sessions])

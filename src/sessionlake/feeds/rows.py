@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 import msgspec
 
-from sessionlake.feeds.completion import Completer
+from sessionlake.feeds.completion import DecoderRowCompleter
 from sessionlake.feeds.events import RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -97,7 +97,7 @@ class FeedRows:
         if not self.is_known:
             return AppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
         changes = list(changes)
-        narrowed, has_failed = self._completer.narrow(scope, self.rows) if scope else (None, False)
+        narrowed, has_failed = self._completer.narrow_snapshot_scope(scope, self.rows) if scope else (None, False)
         removed_before = () if narrowed is None else self._remove_scope(changes, narrowed)
         completed: dict[int, Row] = {}
         failures = [self._apply_change(number, change, completed) for number, change in enumerate(changes)]
@@ -135,8 +135,8 @@ class FeedRows:
         return MAX_ROWS if self.feed.keep is None else max(MAX_ROWS, 2 * self.feed.keep.rows)
 
     @cached_property
-    def _completer(self) -> Completer:
-        return Completer.of(self.feed)
+    def _completer(self) -> DecoderRowCompleter:
+        return DecoderRowCompleter.create_for_feed(self.feed)
 
     def _apply_change(self, number: int, change: RowUpsert | RowDelete, completed: dict[int, Row]) -> tuple[bool, bool]:
         """Applies one change.
@@ -150,7 +150,9 @@ class FeedRows:
             True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
         found, has_failed = (
-            self._completer.complete(change.values, self.rows) if isinstance(change, RowUpsert) else ({}, False)
+            self._completer.complete_row_values(change.values, self.rows)
+            if isinstance(change, RowUpsert)
+            else ({}, False)
         )
         if found:
             completed[number] = found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from sessionlake.feeds.completion import Completer
+from sessionlake.feeds.completion import DecoderRowCompleter
 from sessionlake.feeds.events import RowDelete, RowUpsert, SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed, PresentOrAbsent, RowLimitPerGroup
 
@@ -57,8 +57,8 @@ class SessionTable:
     has_snapshot: bool = False
 
     @cached_property
-    def _completer(self) -> Completer:
-        return Completer.of(self.feed)
+    def _completer(self) -> DecoderRowCompleter:
+        return DecoderRowCompleter.create_for_feed(self.feed)
 
     def apply(self, event: SessionEvent) -> None:
         """Applies an event, unless it is a duplicate, or waits for the first snapshot."""
@@ -82,7 +82,9 @@ class SessionTable:
             return
         self.messages += 1
         if event.kind is EventKind.SNAPSHOT:
-            scope, has_failed = self._completer.narrow(event.scope, self.rows) if event.scope else ({}, False)
+            scope, has_failed = (
+                self._completer.narrow_snapshot_scope(event.scope, self.rows) if event.scope else ({}, False)
+            )
             self.presence_failed += has_failed
             if scope is not None:
                 self.rows = {name: row for name, row in self.rows.items() if not _is_in_scope(row, scope)}
@@ -134,7 +136,7 @@ class SessionTable:
             self.rows.pop(row.row_id, None)
             return
         values = dict.fromkeys(self.feed.columns) | row.values if sets_all else row.values
-        completed, has_failed = self._completer.complete(values, self.rows)
+        completed, has_failed = self._completer.complete_row_values(values, self.rows)
         self.presence_failed += has_failed
         self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values | completed
 

@@ -93,7 +93,7 @@ def build_check(
                 f"digits, as in {name}_text: string, or {name}_text: {{type: string, from: digits}} if "
                 "messages have JSON numbers"
             )
-    return ChecksumSetting(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).load)
+    return ChecksumSetting(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).get_checksum_function)
 
 
 def _convert_group_value(

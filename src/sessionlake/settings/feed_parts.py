@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from sessionlake.feeds.checksums import Crc32
+from sessionlake.feeds.checksums import Crc32Checksum
 from sessionlake.feeds.feed import (
     EventKind,
     EventTimeSetting,
@@ -299,8 +299,8 @@ class Crc32Settings(Section):
             )
         return self
 
-    def build(self, groups: tuple[Any, ...]) -> Crc32:
-        """Returns the settings as a `Crc32`, the form that the package `sessionlake.feeds` uses.
+    def build(self, groups: tuple[Any, ...]) -> Crc32Checksum:
+        """Returns the settings as a `Crc32Checksum`, the form that the package `sessionlake.feeds` uses.
 
         Args:
             groups: The values of the setting `groups`, converted to the type of the column that forms groups.
@@ -308,7 +308,7 @@ class Crc32Settings(Section):
         between = self.separator
         if isinstance(between, str):
             between = SeparatorSettings(values=between, rows=between)
-        return Crc32(
+        return Crc32Checksum(
             groups, self.columns, self.interleaved, between.values, between.rows, between.groups, self.digits_only
         )
 
