@@ -24,11 +24,16 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.topics import Topic, TopicState, read_topics, select_latest_generations
+from sessionlake.ledger.topics import (
+    TopicGeneration,
+    TopicState,
+    read_topics,
+    select_latest_generations,
+)
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake.streaming.generations import CheckpointGenerations, Generation
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
 from support.lakes import limit, rows_of
 from support.waiting import eventually
 
@@ -95,7 +100,7 @@ class World:
         rows = rows_of(self.spark, Lake(self.settings), "bronze.messages", ("topic", eq, self.name(topic)))
         return sorted(row["offset"] for row in rows)
 
-    def rows(self, topic: str) -> list[Topic]:
+    def rows(self, topic: str) -> list[TopicGeneration]:
         return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
 
     @property
@@ -146,13 +151,21 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
     world.run(world.under(OnTopicChange.RESTART, topic_pattern=rf"{world.prefix}\.a"))
     assert world.offsets("a") == [0, 0, 1, 1, 2, *range(3, 10)]
     old, new = world.rows("a")
-    assert (old.state, new.state, new.generation, new.offset_shift) == (TopicState.RECREATED, TopicState.ACTIVE, 1, 3)
+    assert (old.state, new.state, new.generation, new.offset_shift) == (
+        TopicState.RECREATED,
+        TopicState.ACTIVE,
+        1,
+        3,
+    )
 
     world.send("b", 10, 1)
     world.send("a", 10, 1)
     world.run(world.under(OnTopicChange.FORGET))
     assert world.offsets("b") == [0, 0, 1, 1, 2]
-    assert [(row.state, row.lost) for row in world.rows("b")] == [(TopicState.RECREATED, 0), (TopicState.FORGOTTEN, 8)]
+    assert [(row.state, row.lost) for row in world.rows("b")] == [
+        (TopicState.RECREATED, 0),
+        (TopicState.FORGOTTEN, 8),
+    ]
     assert world.offsets("a")[-1] == 10
 
     world.run(world.settings, Layer.SILVER)
@@ -359,7 +372,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
         world.send(topic, 0, 3)
     world.run(world.settings)
 
-    def numbers(generation: Generation) -> tuple[int, int | None]:
+    def numbers(generation: CheckpointGeneration) -> tuple[int, int | None]:
         return generation.number, generation.last_planned_batch
 
     world.send("a", 3, 1)
@@ -425,7 +438,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
     for topic in ("goes", "stays"):
         world.create(topic)
         world.send(topic, 0, 2)
-    told, gone = KafkaAdmin.read_offsets, list[str]()
+    told, gone = KafkaAdmin.read_first_and_end_offsets, list[str]()
 
     def offsets(admin: KafkaAdmin, places: Any, **how: Any) -> Any:
         if not gone:
@@ -433,7 +446,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
             world.delete("goes")
         return told(admin, places, **how)
 
-    monkeypatch.setattr(KafkaAdmin, "read_offsets", offsets)
+    monkeypatch.setattr(KafkaAdmin, "read_first_and_end_offsets", offsets)
     world.run(world.under(OnTopicChange.FORGET))
     assert gone
     assert world.offsets("stays") == [0, 1]
