@@ -274,8 +274,7 @@ def _append_slice_rows(
         rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
             rows = join_raw_messages(source, to_spark_frame(spark, rows), reports)
-        append_rows(spark, staging, table, rows, txn)
-        written = staging.last_commit(spark, table).rows
+        written = append_rows(spark, staging, table, rows, txn).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
                 f"{table}: the rebuild should have written {count} rows, but wrote {written}",
