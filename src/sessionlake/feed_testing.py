@@ -43,7 +43,7 @@ from sessionlake.feeds.cases import FeedTestDifference, FeedTestMessage, run_fee
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.numbers import Digits
 from sessionlake.protocol.reasons import Reason
-from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
+from sessionlake.settings.bounded_yaml import MAX_BYTES, LimitedYamlLoader, explain_yaml_error, find_yaml_error_position
 from sessionlake.settings.model import load_settings
 
 __all__ = ["FeedTest", "check_feeds", "read_test", "run_test"]
@@ -84,7 +84,7 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         UsageError: The file cannot be read.
         ConfigError: The configuration is invalid.
     """
-    feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
+    feeds = [feed.convert_to_feed() for feed in load_settings(Path(config)).capture.feeds]
     differences = run_test(feeds, read_test(Path(file)), str(file))
     if differences:
         lines = [line for one in differences for line in one.format_lines()]
@@ -149,7 +149,7 @@ def read_test(file: Path) -> FeedTest:
             f"{file} cannot be read: {error.strerror}", fix="Correct the path, or the file's permissions"
         ) from None
     except yaml.YAMLError as error:
-        line, _ = find_error_position(error, content.decode())
+        line, _ = find_yaml_error_position(error, content.decode())
         where = f"{file}, line {line}" if line else f"{file}"
         raise UsageError(
             f"{where} is not valid YAML: {explain_yaml_error(error)}", fix="Correct the file at this place"
@@ -225,7 +225,7 @@ def _suggest_known_name(name: str, known_names: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else ""
 
 
-class _TestFileLoader(BoundedLoader):
+class _TestFileLoader(LimitedYamlLoader):
     """Loads YAML with the types of JSON: numbers keep all digits. Times, dates and words such as `on` become texts."""
 
 

@@ -15,7 +15,7 @@ from sessionlake.databricks.bundle.files import ResolvedTarget, resolve_target
 from sessionlake.databricks.bundle.models import MODEL_FILE
 from sessionlake.delta.lake import Lake, create_storage
 from sessionlake.delta.schemas.names import ERASURES
-from sessionlake.settings.file import read_document
+from sessionlake.settings.file import read_yaml_file
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.spark.session import build_databricks_conf
 from support.bundle_models import KINDS, write_models
@@ -245,7 +245,7 @@ def test_the_artifact_keeps_its_version(files):
 
 def test_what_jobs_read_as_files_is_deployed(files):
     assert "sessionlake.yml" not in files.merged_content["sync"]["exclude"]
-    assert read_document(ROOT / "sessionlake.yml").content["targets"].keys() == files.targets.keys()
+    assert read_yaml_file(ROOT / "sessionlake.yml").content["targets"].keys() == files.targets.keys()
 
 
 @pytest.fixture

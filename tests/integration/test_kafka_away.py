@@ -23,7 +23,7 @@ from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.topics import TopicState, read_topics
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Layer, Pipeline
-from sessionlake.settings.model import BronzeSettings, CaptureSettings, KafkaSettings, OnTopicChange, Settings
+from sessionlake.settings.model import BronzeSettings, CaptureSettings, KafkaSettings, Settings, TopicChangePolicy
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import compute_truth_from_broker
@@ -164,7 +164,9 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_dele
         return {name: topic_id for name, topic_id in real(admin).items() if name not in hidden}
 
     monkeypatch.setattr(KafkaAdmin, "read_topic_ids", topic_ids)
-    forgets = own.model_copy(update={"kafka": own.kafka.model_copy(update={"on_topic_change": OnTopicChange.FORGET})})
+    forgets = own.model_copy(
+        update={"kafka": own.kafka.model_copy(update={"on_topic_change": TopicChangePolicy.FORGET})}
+    )
     with Pipeline(spark, forgets, Layer.BRONZE) as live, sending(own):
         reached(live, lambda: len(captured(spark, own)) > 0)
         hidden_until = time.monotonic() + 5

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.errors import DataLossError, LakeError, SessionlakeError
 from sessionlake.operations.pipeline import Layer
-from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake.settings.model import Settings, TopicChangePolicy
 from support.lakes import find_table_folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -110,7 +110,7 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_again_is_read_again(
     world.delete("a")
     world.create("a")
     world.send("a", 0, 4)
-    world.run(world.under(OnTopicChange.RESTART))
+    world.run(world.under(TopicChangePolicy.RESTART))
     newest = lake.last_commit(world.spark, TOPICS).version
     kept = shutil.move(table, world.settings.home / "newest")
     shutil.move(before, table)
@@ -118,7 +118,7 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_again_is_read_again(
         rf"{TOPICS} has lost its latest changes: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
     )
     with pytest.raises(DataLossError, match=older):
-        world.run(world.under(OnTopicChange.RESTART))
+        world.run(world.under(TopicChangePolicy.RESTART))
     shutil.rmtree(table)
     shutil.move(kept, table)
     assert lake.last_commit(world.spark, TOPICS).version == newest
@@ -135,7 +135,7 @@ def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_again_goes_on(worl
     world.delete("a")
     world.create("a")
     world.send("a", 0, 4)
-    world.run(world.under(OnTopicChange.RESTART))
+    world.run(world.under(TopicChangePolicy.RESTART))
     next(find_table_folder(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
     with pytest.raises(LakeError, match=r"ledger needs files that are gone.*sessionlake recover ledger"):
         world.run(world.settings)

@@ -24,7 +24,7 @@ from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.silence import Silence
-from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake.settings.model import Settings, TopicChangePolicy
 from sessionlake.silver.states import read_shard_states
 from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import compute_truth_from_broker
@@ -184,7 +184,7 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
 def test_a_partition_of_a_topic_that_was_made_again_without_it_falls_silent_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.settings = world.under(OnTopicChange.RESTART)
+    world.settings = world.under(TopicChangePolicy.RESTART)
     world.create("t", 3)
     world.send("t", 0, 3)
     world.send("t", 0, 3, partition=2)

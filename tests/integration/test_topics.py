@@ -31,7 +31,7 @@ from sessionlake.ledger.topics import (
     select_latest_generations,
 )
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
-from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake.settings.model import Settings, TopicChangePolicy
 from sessionlake.settings.section import OnViolation
 from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
 from support.lakes import limit, rows_of
@@ -56,7 +56,7 @@ class World:
     def name(self, topic: str) -> str:
         return f"{self.prefix}.{topic}"
 
-    def under(self, rule: OnTopicChange, **kafka: Any) -> Settings:
+    def under(self, rule: TopicChangePolicy, **kafka: Any) -> Settings:
         changed = self.settings.kafka.model_copy(update={"on_topic_change": rule, **kafka})
         return self.settings.model_copy(update={"kafka": changed})
 
@@ -109,7 +109,7 @@ class World:
 
     def of(self, *topics: str) -> Settings:
         """Settings under which just these topics are read."""
-        return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
+        return self.under(TopicChangePolicy.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
 
     def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         """Runs bronze, which dies before it writes its messages (`_load_batch_rows`) or ledger row (`write_entry`)."""
@@ -148,7 +148,7 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
     assert (world.state("a"), world.offsets("a")) == (TopicState.RECREATED, [0, 0, 1, 1, 2])
 
     # The new topic's offsets 0 to 6 lie beyond every offset of the old one, in any partition.
-    world.run(world.under(OnTopicChange.RESTART, topic_pattern=rf"{world.prefix}\.a"))
+    world.run(world.under(TopicChangePolicy.RESTART, topic_pattern=rf"{world.prefix}\.a"))
     assert world.offsets("a") == [0, 0, 1, 1, 2, *range(3, 10)]
     old, new = world.rows("a")
     assert (old.state, new.state, new.generation, new.offset_shift) == (
@@ -160,7 +160,7 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
 
     world.send("b", 10, 1)
     world.send("a", 10, 1)
-    world.run(world.under(OnTopicChange.FORGET))
+    world.run(world.under(TopicChangePolicy.FORGET))
     assert world.offsets("b") == [0, 0, 1, 1, 2]
     assert [(row.state, row.lost) for row in world.rows("b")] == [
         (TopicState.RECREATED, 0),
@@ -183,7 +183,7 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_again_are_r
     world.create_and_read_until(
         power_cut_before="_BronzeBatchWriter._load_batch_rows", monkeypatch=monkeypatch
     )  # the messages
-    world.run(world.under(OnTopicChange.RESTART))
+    world.run(world.under(TopicChangePolicy.RESTART))
     for topic in ("a", "b"):
         assert world.offsets(topic) == list(range(7))
         assert [(row.state, row.lost) for row in world.rows(topic)] == [
@@ -192,7 +192,7 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_again_are_r
         ]
     for topic in ("a", "b"):
         world.delete(topic)
-    world.run(world.under(OnTopicChange.FORGET))  # nothing is left to subscribe to
+    world.run(world.under(TopicChangePolicy.FORGET))  # nothing is left to subscribe to
     world.send("c", 0, 2)
     world.run(world.settings)
     assert (world.state("a"), world.state("c"), world.offsets("c")) == (
@@ -227,7 +227,7 @@ def test_a_planned_batch_that_a_topic_made_again_does_not_reach_to_is_planned_ag
     world.delete("a")
     world.create("a")
     world.send("a", 10, 3)  # it begins at offset 0, as the batch does, and ends before it
-    world.run(world.under(OnTopicChange.RESTART))
+    world.run(world.under(TopicChangePolicy.RESTART))
     world.assert_one_query_read_everything_once(a=3)
 
 
@@ -249,7 +249,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_again_leaves_nothing
 
     limit(monkeypatch, few_messages=0)
     monkeypatch.setattr(folder_staging, "write_files_with_spark", made_anew_before_it_is_read)
-    world.run(world.under(OnTopicChange.RESTART))
+    world.run(world.under(TopicChangePolicy.RESTART))
     world.assert_one_query_read_everything_once(a=10)
     assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [
         (TopicState.RECREATED, 2, 0),
@@ -314,7 +314,9 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
     world.run(world.settings)
     world.send("gone", 0, 3)
     world.send("stays", 0, 3)
-    with Pipeline(world.spark, world.under(OnTopicChange.FORGET, inactive_after=timedelta(0)), Layer.BRONZE) as live:
+    with Pipeline(
+        world.spark, world.under(TopicChangePolicy.FORGET, inactive_after=timedelta(0)), Layer.BRONZE
+    ) as live:
 
         def reached(condition: Callable[[], bool]) -> None:
             def looked() -> bool:
@@ -447,7 +449,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
         return told(admin, places, **how)
 
     monkeypatch.setattr(KafkaAdmin, "read_first_and_end_offsets", offsets)
-    world.run(world.under(OnTopicChange.FORGET))
+    world.run(world.under(TopicChangePolicy.FORGET))
     assert gone
     assert world.offsets("stays") == [0, 1]
     assert world.offsets("goes") == []

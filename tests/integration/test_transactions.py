@@ -27,7 +27,7 @@ from sessionlake.kafka import transactions
 from sessionlake.kafka.transactions import find_intervals_used_by_transactions
 from sessionlake.ledger.absent import AbsentOffsetFinder, find_missing_offset_intervals
 from sessionlake.operations.pipeline import Layer
-from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake.settings.model import Settings, TopicChangePolicy
 from sessionlake_lab.simulate.readback import read_all_messages
 from support.lakes import rows_of
 from support.waiting import eventually
@@ -251,7 +251,7 @@ def test_a_restarted_topic_keeps_its_transactions_apart_from_the_former_one(writ
         again.begin_transaction()
         written.send(again, 0, 2)
         ends()
-    restarting = written.world.under(OnTopicChange.RESTART)
+    restarting = written.world.under(TopicChangePolicy.RESTART)
     written.world.run(restarting)
     written.world.run(restarting, Layer.SILVER)
     shift = 3

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer, claim_layers
-from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake.settings.model import Settings, TopicChangePolicy
 from support.split_streams import capture_of_split, split_messages
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -37,7 +37,7 @@ class Bronze:
 
     def __init__(self, spark: Any, settings: Settings, name: str) -> None:
         self.world = World(spark, settings, name)
-        self.settings = self.world.under(OnTopicChange.RESTART)
+        self.settings = self.world.under(TopicChangePolicy.RESTART)
         self.spark, self.lake, self.topic = spark, Lake(self.settings), self.world.name("t")
 
     def send(self, count: int, partition: int = 0) -> None:

@@ -19,7 +19,7 @@ from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import compute_session_table, find_session, session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
-from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -38,7 +38,7 @@ class Captured:
     """A home that has two batches: one merged, the last not yet."""
 
     def __init__(self, spark: Any, home: Path) -> None:
-        rules = tuple(TopicRule(pattern=t, integrity=i, lateness="2 s") for t, i in TOPICS.items())
+        rules = tuple(TopicOverrideSettings(pattern=t, integrity=i, lateness="2 s") for t, i in TOPICS.items())
         capture = CaptureSettings(columns=COLUMNS, on_violation=OnViolation.RECORD, gap_timeout="5 s", by_topic=rules)
         silver = SilverSettings(shards=2, snapshot_interval="5 s")
         self.spark, self.settings = spark, Settings(home=home, capture=capture, silver=silver)

@@ -81,7 +81,10 @@ def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_p
     """Its stores have a snapshot to write: with each batch there is one, and they are kept up soon."""
     Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(20))
-    deltas, before = "spark.sql.streaming.stateStore.minDeltasForSnapshot", Path(settings.checkpoint_path(SILVER))
+    deltas, before = (
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot",
+        Path(settings.checkpoint_path(SILVER)),
+    )
     running = []
 
     def tell(*_: object) -> None:

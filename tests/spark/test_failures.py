@@ -188,7 +188,7 @@ def test_a_fault_of_the_statement_stays_one_of_its_author(spark, own):
 
 
 def _data_files(own: Settings) -> list[Path]:
-    return [file for file in own.warehouse.rglob("*.parquet") if "_delta_log" not in file.parts]
+    return [file for file in own.local_tables_folder.rglob("*.parquet") if "_delta_log" not in file.parts]
 
 
 def _begun(home: Path, *words: str) -> subprocess.Popen[str]:

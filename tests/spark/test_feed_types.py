@@ -249,7 +249,7 @@ def _amounts(typed: TypedLake) -> set[Decimal]:
 
 def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
     typed.run(Layer.PROCESSOR)
-    feed, totals, wanted = typed.settings.capture.feeds[0].build(), defaultdict[str, Decimal](Decimal), []
+    feed, totals, wanted = typed.settings.capture.feeds[0].convert_to_feed(), defaultdict[str, Decimal](Decimal), []
     for message in typed.messages[:COUNT]:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
         decoded = read(feed, KafkaRecord(*place))

@@ -97,7 +97,7 @@ def require_exact(feed: Feed) -> None:
     found = verify_gold(feed.spark, feed.settings, list_declared_products(feed.settings)[4:])
     assert [one.first_difference for one in found] == [None] * len(found)
     products = feed.settings.gold.products
-    assert {one.table for one in found} - {LATE_POINTS} == {table for own in products for table in own.tables}
+    assert {one.table for one in found} - {LATE_POINTS} == {table for own in products for table in own.table_names}
     assert all(one.expected_rows for one in found if one.table != LATE_POINTS)
 
 

@@ -54,7 +54,7 @@ from sessionlake.ledger.retained import (
 )
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
-from sessionlake.settings.gold import AverageSettings, ProductSettings
+from sessionlake.settings.gold import AverageTableSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.streaming.payload_files import PayloadFiles
 from support.checkpoints import lose_last_commit
@@ -498,7 +498,7 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
     feed.write(changes[:6]).run()
     late = change("s", "r", 9, 1500, price=9.0)
     declared = [{"name": "sensor_average", "early": False}, {"name": "own", "keys": ["metric", "topic"], "points": 2}]
-    own = tuple(AverageSettings.model_validate(one) for one in declared)
+    own = tuple(AverageTableSettings.model_validate(one) for one in declared)
     counts = ProductSettings.model_validate({"name": "counts", "keys": ("topic",), "aggregates": {"n": "count"}})
     gold = GoldSettings(rolling_points=4, shards=4, averages=own, products=(counts,))
     feed.settings = feed.settings.model_copy(update={"gold": gold})

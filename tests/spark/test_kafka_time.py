@@ -14,7 +14,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
 from sessionlake.operations.rebuild.verify import verify_silver_tables
-from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -39,7 +39,7 @@ from support.streams import (
 
 KINDS = [kind for kind in Times if kind is not Times.USUAL]
 RULES = tuple(
-    TopicRule(pattern=rf"capture\.{i}-.+", integrity=i, on_violation=OnViolation.RECORD, lateness="2 s")
+    TopicOverrideSettings(pattern=rf"capture\.{i}-.+", integrity=i, on_violation=OnViolation.RECORD, lateness="2 s")
     for i in Integrity
 )
 

@@ -20,7 +20,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
-from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.job import BatchCallback
@@ -32,7 +32,7 @@ from support.lakes import assert_silver_is_the_truth, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
 
 CLASSES = (Integrity.STRICT, Integrity.ONCE, Integrity.WINDOW)
-RULES = tuple(TopicRule(pattern=rf"capture\.{name}", integrity=name, lateness="2 s") for name in CLASSES)
+RULES = tuple(TopicOverrideSettings(pattern=rf"capture\.{name}", integrity=name, lateness="2 s") for name in CLASSES)
 KEY = [*CUT_COLUMNS]
 
 

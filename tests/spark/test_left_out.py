@@ -15,13 +15,13 @@ from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.ledger.retained import RetentionRecord, store_removal_record
 from sessionlake.operations.recover import gold as recover
-from sessionlake.settings.gold import AverageSettings, ProductSettings
+from sessionlake.settings.gold import AverageTableSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.lakes import find_table_folder
 
 OWN = ProductSettings.model_validate({"name": "own", "keys": ("topic",), "aggregates": {"n": "count"}})
-BY_METRIC = AverageSettings.model_validate({"name": "by_metric", "keys": ("topic", "metric"), "points": 2})
+BY_METRIC = AverageTableSettings.model_validate({"name": "by_metric", "keys": ("topic", "metric"), "points": 2})
 TABLES = ("gold.own", "gold.by_metric")
 
 

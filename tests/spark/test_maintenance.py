@@ -49,7 +49,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_table_readers
-from sessionlake.settings.model import MaintainSettings, Settings
+from sessionlake.settings.model import MaintenanceSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from spark.test_silver_law import TABLES, Pipeline, streams
@@ -134,7 +134,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
     spark: Any, location: dict[str, Any]
 ) -> None:
     pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))[:3]
-    quick = MaintainSettings(interval=timedelta(seconds=1))
+    quick = MaintenanceSettings(interval=timedelta(seconds=1))
     settings = pipeline.settings = pipeline.settings.model_copy(update={"maintain": quick})
     compacted: set[str] = set()
     merger = TableMerger(spark, settings)

@@ -36,7 +36,13 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import UpsertMessages
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
-from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import (
+    CaptureSettings,
+    ProcessorSettings,
+    Settings,
+    SilverSettings,
+    TopicOverrideSettings,
+)
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, limit, rows_of, write_bronze
@@ -167,7 +173,7 @@ class Names:
     """A lake whose columns have every name."""
 
     def __init__(self, spark: Any, location: dict[str, Any]) -> None:
-        rules = (TopicRule(pattern=r".*once", integrity="once"),)
+        rules = (TopicOverrideSettings(pattern=r".*once", integrity="once"),)
         capture = CaptureSettings(columns=COLUMNS, by_topic=rules, on_violation="record")
         module, keyed = "support.named_processors", {"key": TEXTS[:2], "source": "silver.table"}
         processors = (

@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.arrow import split_session_key
-from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, SilverSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -39,7 +39,9 @@ from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze, wri
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 RULES = tuple(
-    TopicRule(pattern=rf"capture\.{integrity}", integrity=integrity, on_violation=OnViolation.RECORD, lateness="2 s")
+    TopicOverrideSettings(
+        pattern=rf"capture\.{integrity}", integrity=integrity, on_violation=OnViolation.RECORD, lateness="2 s"
+    )
     for integrity in Integrity
 )
 SLICE = 150

@@ -33,7 +33,7 @@ from sessionlake.settings.model import (
     ProcessorSettings,
     Settings,
     SilverSettings,
-    TopicRule,
+    TopicOverrideSettings,
 )
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
@@ -48,7 +48,9 @@ from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 RULES = tuple(
-    TopicRule(pattern=rf"capture\.{integrity}", integrity=integrity, on_violation=OnViolation.RECORD, lateness="2 s")
+    TopicOverrideSettings(
+        pattern=rf"capture\.{integrity}", integrity=integrity, on_violation=OnViolation.RECORD, lateness="2 s"
+    )
     for integrity in Integrity
 )
 BY_TOPIC = [{"name": "by_topic", "keys": ["topic", "metric"], "points": 3}]

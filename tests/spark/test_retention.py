@@ -73,7 +73,7 @@ from sessionlake.operations.retention import removal as module
 from sessionlake.operations.retention.removal import RemovalResult, RetentionRunner
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
-from sessionlake.settings.model import CaptureSettings, MaintainSettings, ProcessorSettings, Settings
+from sessionlake.settings.model import CaptureSettings, MaintenanceSettings, ProcessorSettings, Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
@@ -329,7 +329,7 @@ class Events:
     """A lake of events alone, of four batches of one each."""
 
     def __init__(self, spark: Any, location: dict[str, Any]) -> None:
-        maintain = MaintainSettings(retention={"events": SPAN})
+        maintain = MaintenanceSettings(retention={"events": SPAN})
         self.settings = Settings(**location, maintain=maintain)
         self.spark, self.lake = spark, Lake(self.settings)
         self.lake.create_or_update_tables(spark, [EVENTS, LEDGER])
@@ -610,7 +610,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     events = Events(spark, location)
     events.lake.create_or_update_tables(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
     own = ProcessorSettings(name="logins", target="a:B")
-    spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
+    spans = MaintenanceSettings(retention={"bronze": SPAN, "changes": SPAN})
     settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
     found = {
         table: RetentionRunner(spark, settings).remove_expired_rows(table, events.moments[3] + SPAN)

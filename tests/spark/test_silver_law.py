@@ -19,7 +19,7 @@ from sessionlake.history.state import compute_shard_stats, find_session_state
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.decisions import read_stopping_message, record_decision, withdraw_decision
@@ -43,7 +43,9 @@ def topic_of(integrity: Integrity, policy: OnViolation, seed: int) -> str:
 
 
 EVERY = tuple(
-    TopicRule(pattern=rf"capture\.{integrity}-{policy}-.", integrity=integrity, on_violation=policy, lateness="2 s")
+    TopicOverrideSettings(
+        pattern=rf"capture\.{integrity}-{policy}-.", integrity=integrity, on_violation=policy, lateness="2 s"
+    )
     for integrity, policy in CASES
 )
 

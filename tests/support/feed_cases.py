@@ -57,7 +57,7 @@ messages:
 
 def feed(text: str, **changed: Any) -> Feed:
     """A feed of YAML text, with other keys in place of some."""
-    return FeedSettings.model_validate(yaml.safe_load(text) | changed).build()
+    return FeedSettings.model_validate(yaml.safe_load(text) | changed).convert_to_feed()
 
 
 def record(value: Any, topic: str = "feed.book.a", offset: int = 7, **given: Any) -> KafkaRecord:

@@ -170,7 +170,7 @@ def send(settings: Settings, messages: Iterable[Sent]) -> None:
 
 def tables_of(settings: Settings, records: Iterable[KafkaRecord]) -> tuple[dict[SessionKey, SessionTable], list[Any]]:
     """Returns the table of each session by its definition; and place and reason of each refused message."""
-    feeds = [feed.build() for feed in settings.capture.feeds]
+    feeds = [feed.convert_to_feed() for feed in settings.capture.feeds]
     tables: dict[SessionKey, SessionTable] = {}
     refused = []
     for record in records:

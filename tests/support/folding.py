@@ -22,7 +22,7 @@ from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 from sessionlake.settings.model import CaptureSettings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.silver.fold.pack import RAW_ARROW_SCHEMA, Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -326,20 +326,20 @@ def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> CaptureRu
         columns=capture.columns,
         integrity=str(capture.integrity),
         on_violation=str(capture.on_violation),
-        lateness_ms=milliseconds(capture.lateness),
-        gap_timeout_ms=milliseconds(capture.gap_timeout),
-        session_timeout_ms=milliseconds(capture.session_timeout),
+        lateness_ms=convert_duration_to_ms(capture.lateness),
+        gap_timeout_ms=convert_duration_to_ms(capture.gap_timeout),
+        session_timeout_ms=convert_duration_to_ms(capture.session_timeout),
         max_held_messages=capture.max_held_messages,
         max_held_bytes=capture.max_held_bytes,
         max_gaps=capture.max_gaps,
-        max_future_skew_ms=milliseconds(capture.max_future_skew),
+        max_future_skew_ms=convert_duration_to_ms(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
         snapshot_interval_ms=interval,
         by_topic=tuple(
             (
                 rule.pattern,
                 rule.model_dump(include={"integrity", "on_violation"}, exclude_none=True, mode="json")
-                | ({} if rule.lateness is None else {"lateness_ms": milliseconds(rule.lateness)}),
+                | ({} if rule.lateness is None else {"lateness_ms": convert_duration_to_ms(rule.lateness)}),
             )
             for rule in capture.by_topic
         ),

@@ -24,7 +24,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake_lab.truth import ExpectedTables
 from support.folding import capped, closed, cut_of, read_at, truth_of
@@ -90,7 +90,7 @@ def assert_silver_is_the_truth(
         ledger: False skips the check of the ledger.
         cut: Tables of which retention may have removed rows.
     """
-    interval = milliseconds(settings.silver.snapshot_interval)
+    interval = convert_duration_to_ms(settings.silver.snapshot_interval)
     truth, lake = truth_of(messages, settings.capture, interval), Lake(settings)
     for table, rows in _expected(truth).items():
         found = comparable(spark, lake, table)

@@ -26,7 +26,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.operations.retention.removal import RemovalResult, RetentionRunner
-from sessionlake.settings.model import CaptureSettings, MaintainSettings, Settings, SilverSettings
+from sessionlake.settings.model import CaptureSettings, MaintenanceSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -82,7 +82,7 @@ BATCHES = [
 def aging_settings(location: dict[str, Any]) -> Settings:
     """Returns settings that remove rows of every table after the same time."""
     capture = CaptureSettings(columns={"price": "double"}, on_violation=OnViolation.ISOLATE)
-    maintain = MaintainSettings(retention=dict.fromkeys(NAMES, SPAN))
+    maintain = MaintenanceSettings(retention=dict.fromkeys(NAMES, SPAN))
     silver = SilverSettings(shards=2, snapshot_interval="10 minutes")
     return Settings(**location, capture=capture, silver=silver, maintain=maintain)
 

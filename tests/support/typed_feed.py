@@ -195,7 +195,7 @@ def messages(seed: int, count: int, sessions: int = 3, later_from: int = 1 << 40
 
 def fold(found: Iterable[KafkaMessage], rules: CaptureSettings) -> dict[str, dict[str, dict[str, Any]]]:
     """The rows of each session by row id, as the definition of a feed's table gives them."""
-    feed = rules.feeds[0].build()
+    feed = rules.feeds[0].convert_to_feed()
     tables: dict[str, SessionTable] = {}
     for message in found:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)

@@ -179,7 +179,7 @@ class TypedLake:
     def write_rules_and_references(self) -> None:
         """Writes the rules, and a row of each reference table for each value in the rows of silver."""
         lake = Lake(self.settings, build_declared_gold_schemas(self.settings))
-        lake.create_or_update_tables(self.spark, [RULES, *self.settings.gold.reference_tables])
+        lake.create_or_update_tables(self.spark, [RULES, *self.settings.gold.reference_table_names])
         texts = [{"name": n, "text": text, "enabled": True, "updated_at": None} for n, text in RULE_TEXTS.items()]
         schema = lake.reader(self.spark).read_table_schema(RULES)
         replace_rows(self.spark, lake, RULES, pa.Table.from_pylist(texts, schema))

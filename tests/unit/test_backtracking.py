@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from sessionlake.protocol.backtracking import find_slow_matching
-from sessionlake.settings.capture import TopicRule
+from sessionlake.settings.capture import TopicOverrideSettings
 from sessionlake.settings.model import KafkaSettings, ProcessorSettings
 
 GOOD = [
@@ -48,7 +48,7 @@ def test_a_pattern_that_reads_a_name_in_few_ways_is_taken(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", BAD)
 def test_a_pattern_that_reads_a_name_in_too_many_ways_is_refused_with_the_reason(pattern: str) -> None:
-    for made in (lambda: KafkaSettings(topic_pattern=pattern), lambda: TopicRule(pattern=pattern)):
+    for made in (lambda: KafkaSettings(topic_pattern=pattern), lambda: TopicOverrideSettings(pattern=pattern)):
         with pytest.raises(ValidationError, match=f"249 characters.*{re.escape(BAD[pattern])}"):
             made()
     with pytest.raises(ValidationError, match=re.escape(BAD[pattern])):

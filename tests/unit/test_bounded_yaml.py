@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sessionlake.cli import app as cli
-from sessionlake.databricks.bundle.files import FileError, read_document
+from sessionlake.databricks.bundle.files import SettingsFileError, read_yaml_file
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.settings import bounded_yaml
-from sessionlake.settings.bounded_yaml import MAX_BYTES, MAX_DEPTH, BoundedLoader
+from sessionlake.settings.bounded_yaml import MAX_BYTES, MAX_DEPTH, LimitedYamlLoader
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
@@ -96,8 +96,8 @@ def test_a_bad_text_among_the_rules_of_the_lake_is_reported_alone(text):
 def test_a_bad_file_of_a_bundle_names_file_and_line(tmp_path, text, line):
     file = tmp_path / "databricks.yml"
     file.write_text(text)
-    with pytest.raises(FileError) as error:
-        read_document(file)
+    with pytest.raises(SettingsFileError) as error:
+        read_yaml_file(file)
     assert error.value.line == line
 
 
@@ -110,11 +110,11 @@ def test_a_file_that_does_not_end_is_not_read_to_its_end(tmp_path):
 
 def test_at_the_bounds_all_is_read(monkeypatch):
     deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
-    yaml.load(deepest, BoundedLoader)  # noqa: S506 - it is a safe loader
+    yaml.load(deepest, LimitedYamlLoader)  # noqa: S506 - it is a safe loader
     monkeypatch.setattr(bounded_yaml, "MAX_NODES", 7)
-    assert yaml.load("[&a [1, 2], *a]", BoundedLoader) == [[1, 2], [1, 2]]  # noqa: S506 - it is a safe loader
+    assert yaml.load("[&a [1, 2], *a]", LimitedYamlLoader) == [[1, 2], [1, 2]]  # noqa: S506 - it is a safe loader
     with pytest.raises(yaml.YAMLError, match="more than 7 values"):
-        yaml.load("[&a [1, 2], *a, 3]", BoundedLoader)  # noqa: S506 - it is a safe loader
+        yaml.load("[&a [1, 2], *a, 3]", LimitedYamlLoader)  # noqa: S506 - it is a safe loader
 
 
 values = st.recursive(
@@ -128,7 +128,7 @@ values = st.recursive(
 def test_within_the_bounds_it_reads_what_pyyaml_does(value):
     shared = {"a": value, "b": value}
     text = yaml.safe_dump(shared)
-    assert yaml.load(text, BoundedLoader) == yaml.safe_load(text) == shared  # noqa: S506 - it is a safe loader
+    assert yaml.load(text, LimitedYamlLoader) == yaml.safe_load(text) == shared  # noqa: S506 - it is a safe loader
 
 
 def test_a_rules_file_without_a_fault_is_read_as_before():
@@ -138,7 +138,7 @@ def test_a_rules_file_without_a_fault_is_read_as_before():
 def test_a_byte_order_mark_before_a_configuration_is_none_of_its_text(tmp_path: Path):
     file = tmp_path / "own.yml"
     file.write_bytes(b"\xef\xbb\xbfcapture: {integrity: strict}\n")
-    assert read_document(file).content == {"capture": {"integrity": "strict"}}
+    assert read_yaml_file(file).content == {"capture": {"integrity": "strict"}}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_byte_order_mark_before_a_configuration_is_none_of_its_text(tmp_path: 
 def test_invalid_yaml_is_explained_in_plain_words_with_its_line(tmp_path, text, line, why):
     file = tmp_path / "sessionlake.yml"
     file.write_text(text)
-    with pytest.raises(FileError) as caught:
-        read_document(file)
+    with pytest.raises(SettingsFileError) as caught:
+        read_yaml_file(file)
     assert caught.value.line == line
     assert why in str(caught.value)

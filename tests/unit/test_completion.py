@@ -42,7 +42,7 @@ def message(offset: int, kind: str, rows: list[dict[str, Any]], **body: Any) -> 
 def test_if_complete_fails_the_values_stay_as_they_were_sent_and_there_is_a_violation(value: int) -> None:
     rules = settings(CARELESS)
     sent = [message(0, "update", ROWS), message(1, "update", [{"id": "a", "v": value}])]
-    table = plain_tables(rules.feeds[0].build(), sent, None)["s"]
+    table = plain_tables(rules.feeds[0].convert_to_feed(), sent, None)["s"]
     assert (table.rows["a"]["v"], table.presence_failed) == (value, 1)
     folder = Folder(rules, 1, random.Random(0))
     folder.batch(sent)
@@ -57,7 +57,7 @@ def test_if_complete_fails_the_values_stay_as_they_were_sent_and_there_is_a_viol
 def test_the_scope_of_narrow_is_converted_and_if_it_fails_no_row_is_removed(device: str, left: list[str]) -> None:
     rules = settings(CARELESS)
     sent = [message(0, "update", ROWS), message(1, "snapshot", [], scope={"device": device})]
-    table = plain_tables(rules.feeds[0].build(), sent, None)["s"]
+    table = plain_tables(rules.feeds[0].convert_to_feed(), sent, None)["s"]
     assert (sorted(table.rows), table.presence_failed) == (left, device in FAILING)
     folder = Folder(rules, 1, random.Random(0))
     folder.batch(sent)
@@ -117,7 +117,7 @@ def random_messages(rnd: random.Random) -> list[KafkaMessage]:
 def test_silver_completes_rows_as_the_plain_table_does_whatever_the_batches(seed: int) -> None:
     rnd = random.Random(seed)
     rules, sent = settings(CARELESS), random_messages(rnd)
-    given = rules.feeds[0].build()
+    given = rules.feeds[0].convert_to_feed()
     tables = plain_tables(given, sent, None)
     folder = Folder(rules, rnd.randint(1, 3), rnd, bulk=rnd.random() < 0.8)
     for batch in cut(rnd, sent, rnd.randint(1, 5)):
@@ -133,7 +133,7 @@ def test_silver_completes_rows_as_the_plain_table_does_whatever_the_batches(seed
 def test_complete_sees_all_columns_of_a_snapshots_rows_in_silver_and_in_the_plain_table() -> None:
     rules = settings(CARELESS)
     sent = [message(0, "snapshot", ROWS), message(1, "update", [{"id": "a", "v": 3}])]
-    table = plain_tables(rules.feeds[0].build(), sent, None)["s"]
+    table = plain_tables(rules.feeds[0].convert_to_feed(), sent, None)["s"]
     folder = Folder(rules, 1, random.Random(0))
     folder.batch(sent)
     assert {name: row["seen"] for name, row in table.rows.items()} == {"a": 5, "b": 5}

@@ -39,7 +39,7 @@ from sessionlake.gold.references.writing import read_reference_rows_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
-from sessionlake.settings.references import JoinSettings, ReferenceSettings
+from sessionlake.settings.references import ReferenceJoinSettings, ReferenceSettings
 from support.lakes import find_table_folder
 from support.seeds import examples
 
@@ -389,7 +389,9 @@ def test_a_reference_table_joins_on_decimals_and_dates_and_has_times_without_zon
 
 def test_a_name_that_an_enriched_table_cannot_have_for_a_column_is_refused():
     with pytest.raises(ValidationError, match="column 'a b': Delta does not allow ' '"):
-        JoinSettings.model_validate({"reference": "sites", "keys": {"site": "session_id"}, "take": {"a b": "place"}})
+        ReferenceJoinSettings.model_validate(
+            {"reference": "sites", "keys": {"site": "session_id"}, "take": {"a b": "place"}}
+        )
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=8))

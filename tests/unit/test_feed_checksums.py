@@ -138,7 +138,7 @@ def book_messages(rnd: random.Random, count: int) -> tuple[list[KafkaMessage], i
 def test_silver_and_the_plain_table_count_the_same_checksums_as_the_sender(seed: int) -> None:
     rnd = random.Random(seed)
     rules = settings(BOOK)
-    feed = rules.feeds[0].build()
+    feed = rules.feeds[0].convert_to_feed()
     messages, wrong = book_messages(rnd, rnd.choice([3, 30, 90]))
     assert feed.check is not None
     assert feed.check.load is not None
@@ -179,7 +179,7 @@ def test_signed_amounts_choose_the_side_and_a_checksum_may_have_a_message_of_its
         KafkaMessage("levels", 0, offset, 1_700_000_000_000, None, body.encode()) for offset, body in enumerate(bodies)
     ]
     rules = settings(OWN_MESSAGES)
-    feed = rules.feeds[0].build()
+    feed = rules.feeds[0].convert_to_feed()
     assert feed.check is not None
     assert feed.check.load is not None
     table = plain_tables(feed, messages, feed.check.load())["7"]
@@ -289,7 +289,7 @@ def test_groups_of_a_checksum_have_the_type_of_their_column() -> None:
     typed["columns"]["side"] = "boolean"
     typed["keep"]["descending"] = [True]
     typed["check"]["crc32"]["groups"] = [True, "false"]
-    check = FeedSettings.model_validate(typed).build().check
+    check = FeedSettings.model_validate(typed).convert_to_feed().check
     assert check is not None
     assert check.load is not None
     groups = {(True,): [{"price_text": "9", "qty_text": "1"}], (False,): [{"price_text": "10", "qty_text": "2"}]}
@@ -300,7 +300,7 @@ def test_groups_of_a_checksum_have_the_type_of_their_column() -> None:
 def test_without_a_number_all_rows_that_keep_leaves_are_compared_up_to_ten() -> None:
     for kept, compared in ((4, 4), (400, 10)):
         book = yaml.safe_load(BOOK.replace("rows: 4", f"rows: {kept}").replace("rows: 2, ", ""))
-        check = FeedSettings.model_validate(book).build().check
+        check = FeedSettings.model_validate(book).convert_to_feed().check
         assert check is not None
         assert check.rows == compared
 
@@ -311,4 +311,4 @@ def test_a_checksum_of_a_part_is_read_if_the_rule_has_a_split() -> None:
     book["session"] = "s"
     for rule in book["messages"]:
         rule["split"] = {"each": "parts[*]"}
-    assert FeedSettings.model_validate(book).build().check is not None
+    assert FeedSettings.model_validate(book).convert_to_feed().check is not None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.settings.feed_history import find_changed_topic, list_feed_mappings
+from sessionlake.settings.feed_history import find_topic_with_changed_feed, list_feed_mappings
 from support.feed_lake import books, capture_of, orders
 
 TOPICS = ["p.books.a", "p.shop.orders", "p.unread"]
@@ -15,7 +15,7 @@ FORMER = list_feed_mappings(capture_of(books("p"), orders("p")))
 
 
 def change_of(*feeds: dict[str, Any]) -> str | None:
-    found = find_changed_topic(FORMER, capture_of(*feeds) if feeds else CaptureSettings(), TOPICS)
+    found = find_topic_with_changed_feed(FORMER, capture_of(*feeds) if feeds else CaptureSettings(), TOPICS)
     return found and f"{found.topic}: {found.text}"
 
 
@@ -70,10 +70,10 @@ def test_a_feed_may_be_added_or_removed():
 
 
 def test_a_feed_in_place_of_the_own_form_is_a_change():
-    found = find_changed_topic([], capture_of(books("p")), TOPICS)
+    found = find_topic_with_changed_feed([], capture_of(books("p")), TOPICS)
     assert found is not None
     assert found.text == "its messages had the form of sessionlake before, and feed 'books' reads them now"
-    assert find_changed_topic([], CaptureSettings(), TOPICS) is None
+    assert find_topic_with_changed_feed([], CaptureSettings(), TOPICS) is None
 
 
 def test_without_feeds_nothing_changes_because_other_messages_are_unreadable():

@@ -13,7 +13,7 @@ from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, 
 from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.reader import read
 from sessionlake.feeds.table import SessionTable
-from sessionlake.settings.feed_presets import list_preset_names
+from sessionlake.settings.feed_presets import list_feed_preset_names
 from sessionlake.settings.feeds import FeedSettings
 from support.feed_cases import feed, record
 from support.preset_cases import (
@@ -223,7 +223,7 @@ def test_a_preset_is_overridden_key_by_key_and_an_unknown_one_is_refused_with_th
     settings = FeedSettings.model_validate({"name": "x", "topics": "x", "uses": "opcua", "starts_with": "snapshot",
                                             "session": "PublisherId", "messages": [{"is": "ignore"}]})  # fmt: skip
     assert (settings.starts_with, len(settings.messages), settings.key) == ("snapshot", 1, ["field"])
-    assert FeedSettings.model_validate(settings.model_dump(mode="json", by_alias=True)).build() is not None
+    assert FeedSettings.model_validate(settings.model_dump(mode="json", by_alias=True)).convert_to_feed() is not None
     with pytest.raises(
         ValueError, match=r"no preset 'debezum'; did you mean 'debezium'.* The presets are aws_shadow, "
     ):
@@ -232,7 +232,7 @@ def test_a_preset_is_overridden_key_by_key_and_an_unknown_one_is_refused_with_th
         feed(ORDERS, uses=7)
 
 
-@pytest.mark.parametrize("name", list_preset_names())
+@pytest.mark.parametrize("name", list_feed_preset_names())
 def test_sessions_of_databases_shadows_and_nodes_never_expire(name):
     of_tables = name in {"debezium", "maxwell", "upsert", "canal"}
     declared = {"columns": {"id": "string"}} if name == "sessionlake" else {}

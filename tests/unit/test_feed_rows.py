@@ -113,7 +113,7 @@ def rows_of(silver: Silver, feed: Feed) -> dict[str, dict[str, dict[str, Any]]]:
 def test_any_batches_give_the_rows_and_checks_of_the_plain_table(seed: int) -> None:
     rnd = random.Random(seed)
     rules = settings(LEVELS)
-    feed = rules.feeds[0].build()
+    feed = rules.feeds[0].convert_to_feed()
     messages = random_messages(rnd, rnd.choice([5, 40, 120]))
     tables = plain_tables(feed, messages, sums)
     folder = Folder(rules, rnd.randint(1, 3), rnd, bulk=rnd.random() < 0.8)
@@ -183,7 +183,7 @@ def test_a_failed_check_stops_the_job_under_fail() -> None:
 
 
 def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_heals_it() -> None:
-    rows = FeedRows(settings(LEVELS, keep=None, check=None).feeds[0].build())
+    rows = FeedRows(settings(LEVELS, keep=None, check=None).feeds[0].convert_to_feed())
     many = [RowUpsert((), str(number), {"qty": number}) for number in range(MAX_ROWS + 1)]
     assert rows.apply_changes(many, clears=True).is_too_large
     assert not rows.rows
@@ -199,11 +199,11 @@ def test_rows_of_many_groups_are_limited_and_two_full_groups_fit() -> None:
         ]
 
     keep = {"per": ["side"], "best": "qty", "rows": 60_000}
-    many = settings(LEVELS, keep=keep, check=None).feeds[0].build()
+    many = settings(LEVELS, keep=keep, check=None).feeds[0].convert_to_feed()
     rows = FeedRows(many)
     assert not rows.apply_changes(puts(2, 60_000), clears=True).is_too_large
     assert rows.apply_changes([RowUpsert((), "c", {"side": "c", "qty": 1})]).is_too_large
-    few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].build()
+    few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].convert_to_feed()
     rows = FeedRows(few)
     assert rows.apply_changes(puts(MAX_ROWS + 1, 1), clears=True).is_too_large
     assert not rows.rows
@@ -226,7 +226,7 @@ def test_a_check_gets_the_groups_in_the_same_order_whatever_the_batches(bounds: 
     rules = settings(LEVELS, check={"checksum": "sum", "with": "unit.test_feed_rows:names_first_group"})
     folder = Folder(rules, 1, random.Random(0))
     sent = [message(n, **body, sum="ask") for n, body in enumerate(BOUNDARY)]
-    tables = plain_tables(rules.feeds[0].build(), sent, names_first_group)
+    tables = plain_tables(rules.feeds[0].convert_to_feed(), sent, names_first_group)
     for size in bounds:
         folder.batch(sent[:size])
         sent = sent[size:]
@@ -301,7 +301,7 @@ def played(text: str, name: str, **changed: Any) -> tuple[Silver, Feed]:
     messages = [KafkaMessage("feed.a.b", 0, n, time, None, body) for n, (time, body) in enumerate(frames(name))]
     for batch in cut(rnd, messages, 9):
         folder.batch(batch)
-    return folder.silver, rules.feeds[0].build()
+    return folder.silver, rules.feeds[0].convert_to_feed()
 
 
 @recorded
@@ -354,7 +354,7 @@ def test_groups_are_found_by_values_of_the_type_of_their_column(descending: Any)
     folder = Folder(rules, 1, random.Random(0))
     folder.batch(messages)
     best = [(True, 20), (False, 10)]  # level 1 equals True in Python, but is no value of is_bid
-    plain = plain_tables(rules.feeds[0].build(), messages, None)["x"].rows.values()
+    plain = plain_tables(rules.feeds[0].convert_to_feed(), messages, None)["x"].rows.values()
     assert [(row["is_bid"], row["price"]) for row in plain] == best
-    in_silver = rows_of(folder.silver, rules.feeds[0].build())["x"].values()
+    in_silver = rows_of(folder.silver, rules.feeds[0].convert_to_feed())["x"].values()
     assert sorted(((row["is_bid"], row["price"]) for row in in_silver), reverse=True) == best

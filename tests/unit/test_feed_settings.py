@@ -78,7 +78,7 @@ def test_a_feed_that_cannot_be_used_is_refused_with_its_key(changed, why):
 
 def test_feeds_that_the_documentation_shows_are_accepted():
     for text in (BOOK, KRAKEN):
-        made = FeedSettings.model_validate(yaml.safe_load(text)).build()
+        made = FeedSettings.model_validate(yaml.safe_load(text)).convert_to_feed()
         assert [rule.number for rule in made.rules] == list(range(1, len(made.rules) + 1))
         assert [column.name for column in made.key] == ["side", "price"]
 
@@ -86,7 +86,7 @@ def test_feeds_that_the_documentation_shows_are_accepted():
 @pytest.mark.parametrize("order", [None, "none", {"seq": "v", "modulo": 512}])
 def test_the_order_of_a_rule_may_have_the_modulo_of_its_feed_or_none_at_all(order: Any) -> None:
     feed = yaml.safe_load(BOOK) | _rule(order=order) | {"order": {"seq": "u", "modulo": 512}}
-    assert FeedSettings.model_validate(feed).modulo == 512
+    assert FeedSettings.model_validate(feed).seq_modulo == 512
 
 
 def test_a_feed_has_links_if_an_order_of_one_of_its_rules_has():

@@ -241,7 +241,7 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
         True,
         ("topic", "session_id", "partition", "window_start", "_batch"),
     )
-    assert (gold.added_tables, find_final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
+    assert (gold.added_table_names, find_final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
 
 
 YAML = {

@@ -201,7 +201,7 @@ def test_any_batches_give_the_rows_of_the_plain_table(seed: int) -> None:
         bodies.append(depth(first, last, (f"0.{rnd.randint(1, 4)}", str(rnd.randint(0, 2)))))
     bodies.insert(rnd.randint(0, 6), snapshot(rnd.randint(0, 12)))
     rules = depth_rules(integrity="order", starts_with={"snapshot": True, "hold": rnd.randint(1, 5)})
-    messages, feed = sent(bodies), rules.feeds[0].build()
+    messages, feed = sent(bodies), rules.feeds[0].convert_to_feed()
     table = plain_table(feed, messages)
     folder = Folder(rules, rnd.randint(1, 3), rnd, bulk=rnd.random() < 0.7)
     for batch in cut(rnd, messages, rnd.randint(1, 7)):
@@ -221,7 +221,7 @@ def test_feed_test_compares_the_table_after_the_snapshot_with_what_was_held() ->
         FeedTestMessage({"topic": "depth", "value": body}, {}) for body in (depth(1, 2), depth(3, 4), snapshot(2))
     ]
     rows = {"BTCUSDT": [{"side": "bid", "price": "0.0024"}, {"side": "bid", "price": "0.0004"}]}
-    assert list(run_feed_test([depth_rules().feeds[0].build()], None, frames, rows)) == []
+    assert list(run_feed_test([depth_rules().feeds[0].convert_to_feed()], None, frames, rows)) == []
 
 
 # -- the configuration

@@ -17,7 +17,7 @@ from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.reasons import Reason
-from sessionlake.settings.model import CaptureSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import GroundTruth, KafkaMessage, TruthViolationError
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
@@ -53,7 +53,7 @@ def every(numbers: range, cases: list[Case], usual: int | None = None) -> list[P
     return long_beyond(set(core(numbers[:usual], cases)), ((seed, *case) for seed in numbers for case in cases))
 
 
-def capture(integrity: str, policy: str, seed: int, *by_topic: TopicRule) -> CaptureSettings:
+def capture(integrity: str, policy: str, seed: int, *by_topic: TopicOverrideSettings) -> CaptureSettings:
     """Rules with times and limits that the streams overstep, now and then."""
     rnd = random.Random(-1 - seed)
     return CaptureSettings(
@@ -264,9 +264,9 @@ def test_message_by_message_equals_bulk(seed: int) -> None:
 def test_every_topic_is_judged_by_its_own_rules(seed: int) -> None:
     rnd, messages = stream(seed)
     own = [
-        TopicRule(pattern=r"capture\.a", integrity=Integrity.ORDER, on_violation=OnViolation.RECORD),
-        TopicRule(pattern=r"capture\.(a|ö).*", on_violation=OnViolation.RECORD),
-        TopicRule(pattern=r"capture\.b", integrity=Integrity.WINDOW, lateness="2 s"),
+        TopicOverrideSettings(pattern=r"capture\.a", integrity=Integrity.ORDER, on_violation=OnViolation.RECORD),
+        TopicOverrideSettings(pattern=r"capture\.(a|ö).*", on_violation=OnViolation.RECORD),
+        TopicOverrideSettings(pattern=r"capture\.b", integrity=Integrity.WINDOW, lateness="2 s"),
     ]
     rules = capture("strict", "isolate", seed, *own)
     found = fold(cut(rnd, messages, 5), rules, shards=3, rnd=rnd)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from sessionlake.gold.references.lookup import HttpLookup, LookupFailedError
-from sessionlake.settings.references import LookupSettings
+from sessionlake.settings.references import ReferenceLookupSettings
 from support.answers import Answer, Rows, answering, rows
 
 KEYS = [{"device": "a"}, {"device": "b"}]
@@ -17,7 +17,7 @@ KEYS = [{"device": "a"}, {"device": "b"}]
 
 def lookup(url: str, **further: Any) -> HttpLookup:
     settings = {"timeout": "300 ms", "attempts": 2, **further}
-    return HttpLookup(LookupSettings.model_validate({"url": url, **settings}))
+    return HttpLookup(ReferenceLookupSettings.model_validate({"url": url, **settings}))
 
 
 def test_keys_are_posted_with_the_token_and_rows_come_back():

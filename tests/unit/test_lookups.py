@@ -23,7 +23,7 @@ from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Referen
 from sessionlake.gold.references.lookups import LookupRunner, _convert_fetched_row
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.settings.references import LookupSettings
+from sessionlake.settings.references import ReferenceLookupSettings
 from support.lakes import limit
 
 OWNERS = ReferenceTable("owners", (("device", "string"),), (("owner", "string"), ("since", "timestamp")))
@@ -41,7 +41,9 @@ class Asking:
         self.now, self.asked = NOW, list[str]()
         self.answer: Callable[[str], Any] = lambda device: [{"device": device, "owner": "x", "since": None}]
         self.whole: Callable[[list[Row]], Any] = lambda rows: rows
-        self.settings = LookupSettings.model_validate({"python": "any:ANY", "retry_after": "1 minute", **further})
+        self.settings = ReferenceLookupSettings.model_validate(
+            {"python": "any:ANY", "retry_after": "1 minute", **further}
+        )
         self.write(OWNERS.table_name, OWNERS.arrow_schema().empty_table())
         self.write(TABLE.table_name, self.rows([], 0))
         self.write(LOOKUP_FAILURES, schema_of(TABLES[LOOKUP_FAILURES].column_types).empty_table())

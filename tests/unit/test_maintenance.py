@@ -16,7 +16,7 @@ import pytest
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.errors import LakeError
 from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_table_readers
-from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
+from sessionlake.settings.model import MaintenanceSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import (
@@ -140,7 +140,7 @@ def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> N
 def test_a_table_that_fails_is_reported_and_the_others_have_their_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = settings.model_copy(update={"maintain": MaintainSettings.model_construct(interval=timedelta(0))})
+    at_once = settings.model_copy(update={"maintain": MaintenanceSettings.model_construct(interval=timedelta(0))})
     monkeypatch.setattr("sessionlake.operations.maintenance.create_separate_session", lambda spark: spark)
     monkeypatch.setattr(Maintenance, "_list_tables", lambda _: [CHANGES, ROWS])
 

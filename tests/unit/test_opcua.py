@@ -122,7 +122,7 @@ def test_several_messages_of_a_writer_in_one_are_applied_in_order_and_a_lost_one
     sent, rows, gaps = random_messages(rnd)
     messages = [KafkaMessage("plc", 0, n, AT, None, json.dumps(one).encode()) for n, one in enumerate(sent)]
     rules = settings(PLC)
-    given = rules.feeds[0].build()
+    given = rules.feeds[0].convert_to_feed()
     tables: dict[str, SessionTable] = {}
     for message in messages:
         found = read(given, KafkaRecord(*message[:6]))

@@ -60,7 +60,7 @@ def test_a_feed_has_the_topics_that_silver_reads_with_it(order: list[str]) -> No
     capture = settings(*order).capture
     lookup = JudgingRuleLookup(capture)
     for name in order:
-        topics = capture.find_feed_topics(name)
+        topics = capture.find_topics_of_feed(name)
         own = [topic for topic in TOPICS if lookup.find_feed(topic).name == name]
         assert [topic for topic in TOPICS if topics.includes_topic(topic)] == own
 

@@ -272,8 +272,8 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     mine = settings_of(by_day, FILLS, processors=(fills,), home=tmp_path)
     assert [own.output_table for own in mine.processors] == ["silver.fills", "gold.fills_1m", "gold.by_day"]
     assert [own.rebuild_argument for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
-    assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
-    assert not {*mine.added_tables} & {
+    assert {*mine.added_table_names} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
+    assert not {*mine.added_table_names} & {
         *build_declared_gold_schemas(mine),
         *(one.table_name for one in list_declared_gold_tables(mine)),
     }

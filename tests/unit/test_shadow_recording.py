@@ -87,7 +87,7 @@ def test_silver_has_all_shadows_and_notices_a_lost_document() -> None:
         folder = Folder(rules, 3, rnd)
         for batch in cut(rnd, [one for one in messages if one.offset != lost], 7):
             folder.batch(batch)
-        rows = rows_of(folder.silver, rules.feeds[0].build())
+        rows = rows_of(folder.silver, rules.feeds[0].convert_to_feed())
         assert {session: attributes_of(found) for session, found in rows.items()} == last
         assert sum(session["gaps"] for session in folder.silver.sessions.values()) == gaps
         assert not folder.silver.quarantine

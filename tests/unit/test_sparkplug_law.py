@@ -84,7 +84,7 @@ def test_silver_has_the_same_table_whatever_the_batches(seed: int, typed: bool) 
     for _ in range(rnd.choice([5, 80, 300])):
         node.act()
     silver, rules = silver_of(messages_of(node.sent), rnd)
-    given = rules.feeds[0].build()
+    given = rules.feeds[0].convert_to_feed()
     assert as_sent(rows_of(silver, given)[SESSION[2]]) == node.rows
     times = {"at": lambda at: EPOCH + timedelta(milliseconds=at)}  # changes have times in milliseconds
     by_changes = {

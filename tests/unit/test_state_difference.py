@@ -24,7 +24,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import ShardStateDifference, find_first_state_difference
 from sessionlake.protocol.arrow import build_session_key, split_session_key
 from sessionlake.protocol.chunk import build_change_fields, build_chunk_schema
-from sessionlake.settings.model import CaptureSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, TopicOverrideSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder
@@ -36,7 +36,7 @@ RULES = CaptureSettings(
     integrity=Integrity.ONCE,
     on_violation=OnViolation.ISOLATE,
     lateness="1 minute",
-    by_topic=(TopicRule(pattern=r"capture\.window", integrity=Integrity.WINDOW),),
+    by_topic=(TopicOverrideSettings(pattern=r"capture\.window", integrity=Integrity.WINDOW),),
 )
 ROW = {"id": "r", "price": 1.5, "qty": 2, "status": "OPEN", "undeclared": 1}
 OF_POSITION = {"position", "cut_position"}

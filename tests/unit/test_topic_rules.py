@@ -22,11 +22,11 @@ from sessionlake.ledger.topics import (
     find_offsets_between_generations,
     select_latest_generations,
 )
-from sessionlake.settings.model import OnTopicChange
+from sessionlake.settings.model import TopicChangePolicy
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 WEEK = timedelta(days=7)
-FAIL, FORGET, RESTART = OnTopicChange
+FAIL, FORGET, RESTART = TopicChangePolicy
 
 
 def topic(*spans: tuple[int, int], **changed: Any) -> TopicGeneration:
@@ -40,7 +40,7 @@ def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> KafkaTopic:
 
 
 def after(
-    known: TopicGeneration | None, found: KafkaTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW
+    known: TopicGeneration | None, found: KafkaTopic | None, rule: TopicChangePolicy = FAIL, now: datetime = NOW
 ) -> TopicsTableUpdate:
     return decide_topic_update(
         {} if known is None else {"t": known},
@@ -122,7 +122,7 @@ def test_what_was_refused_is_refused_again_until_the_rule_changes():
     assert not after(refused, seen((0, 9), topic_id="Y"), RESTART).refusals
 
 
-@pytest.mark.parametrize("rule", list(OnTopicChange))
+@pytest.mark.parametrize("rule", list(TopicChangePolicy))
 def test_what_was_forgotten_stays_forgotten_whatever_the_rule(rule):
     forgotten = topic((0, 4), state=TopicState.FORGOTTEN, lost=5)
     assert states(after(forgotten, seen((0, 12)), rule)) == [(0, "forgotten", 5)]

@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from sessionlake.databricks.bundle.environment_rules import find_environment_faults
-from sessionlake.settings.environment import find_rejected_variables, find_settings_problems
-from sessionlake.settings.file import SettingsFile, read_document, read_settings
-from sessionlake.settings.model import Settings, may_be_secret
+from sessionlake.settings.environment import describe_rejected_environment_variables, list_settings_errors_with_lines
+from sessionlake.settings.file import SettingsFile, read_settings_of_target, read_yaml_file
+from sessionlake.settings.model import Settings, may_setting_be_secret
 
 ARCHIVE = {"SESSIONLAKE_BRONZE__SOURCE": "archive"}
 LOGIN = {
@@ -26,7 +26,7 @@ SCRAM = "kafka: {security: {protocol: SASL_SSL, mechanism: SCRAM-SHA-512}}"
 
 def file_of(folder: Path, text: str) -> SettingsFile:
     (folder / "sessionlake.yml").write_text(text)
-    return read_settings(read_document(folder / "sessionlake.yml"))
+    return read_settings_of_target(read_yaml_file(folder / "sessionlake.yml"))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def file_of(folder: Path, text: str) -> SettingsFile:
 def test_variables_that_fit_together_with_the_file_have_no_fault(
     tmp_path: Path, text: str, variables: dict[str, str | None]
 ) -> None:
-    assert [*find_rejected_variables(variables, file_of(tmp_path, text))] == []
+    assert [*describe_rejected_environment_variables(variables, file_of(tmp_path, text))] == []
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_variables_that_fit_together_with_the_file_have_no_fault(
 def test_a_wrong_variable_is_named_without_secrets(
     tmp_path: Path, text: str, variables: dict[str, str | None], name: str, why: str
 ) -> None:
-    [(found, message)] = find_rejected_variables(variables, file_of(tmp_path, text))
+    [(found, message)] = describe_rejected_environment_variables(variables, file_of(tmp_path, text))
     assert found == name
     assert "hunter2" not in message
     assert re.search(why, message), message
 
 
 def test_without_the_file_only_single_values_are_checked() -> None:
-    assert [*find_rejected_variables(ARCHIVE | LOGIN, None)] == []
-    [(name, _)] = find_rejected_variables(ARCHIVE | {"SESSIONLAKE_SILVER__SHARDS": "many"}, None)
+    assert [*describe_rejected_environment_variables(ARCHIVE | LOGIN, None)] == []
+    [(name, _)] = describe_rejected_environment_variables(ARCHIVE | {"SESSIONLAKE_SILVER__SHARDS": "many"}, None)
     assert name == "SESSIONLAKE_SILVER__SHARDS"
 
 
@@ -86,9 +86,9 @@ def test_the_environment_of_the_process_that_checks_changes_nothing(
     monkeypatch.setenv("SESSIONLAKE_SILVER__SHARDS", "many")
     monkeypatch.setenv("SESSIONLAKE_BRONZE__ARCHIVE__PATH", "/a")
     file = file_of(tmp_path, "")
-    assert [*find_rejected_variables({"SESSIONLAKE_CATALOG": "main"}, file)] == []
-    assert [name for name, _ in find_rejected_variables(ARCHIVE, file)] == [*ARCHIVE]
-    assert find_settings_problems(file) == []
+    assert [*describe_rejected_environment_variables({"SESSIONLAKE_CATALOG": "main"}, file)] == []
+    assert [name for name, _ in describe_rejected_environment_variables(ARCHIVE, file)] == [*ARCHIVE]
+    assert list_settings_errors_with_lines(file) == []
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_the_variables_of_a_cluster_are_checked_over_the_settings_of_its_target(
 ) -> None:
     content: dict[str, Any] = {"targets": {"prod": {"bronze": {"archive": {"path": "/a"}}}, "dev": {}}}
     (tmp_path / "sessionlake.yml").write_text(yaml.safe_dump(content))
-    document = read_document(tmp_path / "sessionlake.yml")
+    document = read_yaml_file(tmp_path / "sessionlake.yml")
     job = {"job_clusters": [{"new_cluster": {"spark_env_vars": variables}}]}
     assert len([*find_environment_faults(job, {}, {}, document)]) == faults
 
 
 def test_a_secret_that_is_left_out_of_a_file_is_assumed_to_fit(tmp_path: Path) -> None:
     login = "kafka: {security: {protocol: SASL_SSL, mechanism: PLAIN, username: a, password: %s}}"
-    assert find_settings_problems(file_of(tmp_path, login % "!secret password")) == []
-    [(_, message)] = find_settings_problems(file_of(tmp_path, login % "null"))
+    assert list_settings_errors_with_lines(file_of(tmp_path, login % "!secret password")) == []
+    [(_, message)] = list_settings_errors_with_lines(file_of(tmp_path, login % "null"))
     assert "PLAIN needs password" in message
 
 
@@ -136,4 +136,4 @@ def test_the_value_of_no_secret_setting_appears_in_a_text() -> None:
     keys = [*secrets_below(Settings)]
     assert ("kafka", "security", "password") in keys
     assert ("capture", "payload", "registry_auth") in keys
-    assert [key for key in keys if not may_be_secret(key)] == []
+    assert [key for key in keys if not may_setting_be_secret(key)] == []

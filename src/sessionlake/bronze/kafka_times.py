@@ -15,7 +15,7 @@ from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, find_times_in_future,
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,7 +36,7 @@ def build_valid_kafka_time_column(settings: Settings, messages: str = "") -> Col
     from pyspark.sql import functions as F
 
     kafka_ts, ingested = (F.unix_millis(F.col(f"{messages}.{name}" if messages else name)) for name in TIME_COLUMNS)
-    skew = milliseconds(settings.capture.max_future_skew)
+    skew = convert_duration_to_ms(settings.capture.max_future_skew)
     believed = F.coalesce(kafka_ts - F.lit(skew) <= ingested, F.lit(col=True))
     return F.when((kafka_ts != F.lit(NO_KAFKA_TIME)) & believed, kafka_ts)
 
@@ -54,5 +54,5 @@ def compute_valid_kafka_times(rows: pa.Table | pa.RecordBatch, settings: Setting
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
     return select_counted_times(
-        stamps, find_times_in_future(stamps, read, milliseconds(settings.capture.max_future_skew))
+        stamps, find_times_in_future(stamps, read, convert_duration_to_ms(settings.capture.max_future_skew))
     )

@@ -16,7 +16,7 @@ from sessionlake.errors import ConfigError, DataLossError
 from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
+from sessionlake.settings.kafka import FileArchiveSettings, KinesisSettings, MessageSourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import on_databricks
 from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
@@ -72,9 +72,9 @@ def start_bronze(
 def _build_stream_source(settings: Settings) -> StreamSource | None:
     """Returns bronze's source if Spark can read it as a plain stream (archives or Kinesis); None if it is Kafka."""
     bronze = settings.bronze
-    if bronze.source is SourceKind.ARCHIVE and bronze.archive is not None:
+    if bronze.source is MessageSourceKind.ARCHIVE and bronze.archive is not None:
         return ArchiveSource(bronze.archive)
-    if bronze.source is SourceKind.KINESIS and bronze.kinesis is not None:
+    if bronze.source is MessageSourceKind.KINESIS and bronze.kinesis is not None:
         return KinesisSource(bronze.kinesis)
     return None
 
@@ -85,9 +85,9 @@ class ArchiveSource:
     Each message is read once and keeps the offset that its archive gives.
     """
 
-    name = str(SourceKind.ARCHIVE)
+    name = str(MessageSourceKind.ARCHIVE)
 
-    def __init__(self, settings: ArchiveSettings) -> None:
+    def __init__(self, settings: FileArchiveSettings) -> None:
         self._path, self._max_bytes = settings.path, int(settings.max_bytes_per_trigger)
 
     def require_reachable(self) -> None:
@@ -151,7 +151,7 @@ class KinesisSource:
     sequence numbers, starting after the last offset in the ledger. A repeated batch gives the same numbers.
     """
 
-    name = str(SourceKind.KINESIS)
+    name = str(MessageSourceKind.KINESIS)
 
     def __init__(self, settings: KinesisSettings) -> None:
         self._settings = settings

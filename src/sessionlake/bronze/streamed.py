@@ -29,7 +29,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
 from sessionlake.ledger.erasures import ErasureReceipt, erase_forgotten_messages, read_erasure_receipts_to_apply
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import stored_on_disk
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
@@ -179,10 +179,10 @@ def refuse_messages_of_other_source(spark: SparkSession, lake: Lake, name: str) 
     Raises:
         LakeError: Bronze has messages from another source. The text names both sources.
     """
-    if name == SourceKind.KAFKA and not lake.exists(spark, DAMAGED):
+    if name == MessageSourceKind.KAFKA and not lake.exists(spark, DAMAGED):
         return  # no other source was used; this spares reading the ledger at each start
     entries = lake.reader(spark).read_rows(LEDGER, ("layer", eq, LAYER), columns=["source"])
-    if other := sorted({entry["source"] for entry in entries} & {*SourceKind} - {name}):
+    if other := sorted({entry["source"] for entry in entries} & {*MessageSourceKind} - {name}):
         raise LakeError(
             f"bronze: bronze.source is {name}, but the messages in bronze came from {', '.join(other)}",
             why="The two sources number messages differently, so their offsets cannot be in one table",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from sessionlake.ledger.topics import PartitionOffsets, TopicGeneration, TopicState
-from sessionlake.settings.model import OnTopicChange
+from sessionlake.settings.model import TopicChangePolicy
 
 SUBSCRIBED = frozenset({TopicState.ACTIVE})
 """States of topics that are subscribed to."""
@@ -114,7 +114,7 @@ def decide_topic_update(
     known_topics: Mapping[str, TopicGeneration],
     kafka_topics: Mapping[str, KafkaTopic],
     *,
-    rule: OnTopicChange,
+    rule: TopicChangePolicy,
     now: datetime,
     inactive_after: timedelta,
 ) -> TopicsTableUpdate:
@@ -138,7 +138,7 @@ def decide_topic_update(
         change = find_topic_change(topic, found)
         if change is None:
             rows.append(topic if found is None else _update_unchanged_topic(topic, found, now, inactive_after))
-        elif rule is OnTopicChange.FAIL:
+        elif rule is TopicChangePolicy.FAIL:
             rows.append(replace(topic, state=change.state))
             refusals.append(f"topic {name} {change.what}; {_describe_read_offsets(topic)}")
         else:
@@ -224,7 +224,7 @@ def _update_partitions(topic: TopicGeneration, kafka_topic: KafkaTopic) -> Itera
 
 
 def _update_changed_topic(
-    topic: TopicGeneration, kafka_topic: KafkaTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
+    topic: TopicGeneration, kafka_topic: KafkaTopic | None, change: TopicChange, rule: TopicChangePolicy, now: datetime
 ) -> Iterator[TopicGeneration]:
     """Yields the rows of `ops.topics` for a changed topic: its ended generation, and the next one if there is one.
 
@@ -235,7 +235,7 @@ def _update_changed_topic(
         rule: `forget` or `restart`, the setting `kafka.on_topic_change`.
         now: Time to record in the rows.
     """
-    forgets = rule is OnTopicChange.FORGET
+    forgets = rule is TopicChangePolicy.FORGET
     if kafka_topic is None or (forgets and change.state is TopicState.CUT):
         ends = (
             {}

@@ -160,7 +160,7 @@ def run(
             run_once_and_report(spark, settings, layer, stop, begun)
             return
         parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
-        say(f"running {parts} into {settings.location}; Ctrl-C stops")
+        say(f"running {parts} into {settings.table_location_text}; Ctrl-C stops")
         pipeline.run_until_stopped(spark, settings, layer, stop, report_failure, on_wait=say)
         say("stopped")
 

@@ -31,7 +31,7 @@ from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
-from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
@@ -326,7 +326,7 @@ def _build_recovery_hints(layers: Sequence[str]) -> str:
 
 def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
-    if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
+    if settings.bronze.source is MessageSourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
             require_rows_of_topics(spark, lake)
         except DataLossError as loss:

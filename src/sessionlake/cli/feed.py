@@ -193,7 +193,7 @@ def feed_send(
     settings = load_config(config)
     from sessionlake.kafka.send_messages import send_messages
 
-    feeds = [feed.build() for feed in settings.capture.feeds]
+    feeds = [feed.convert_to_feed() for feed in settings.capture.feeds]
     bare = feeds[0] if len(feeds) == 1 and topic is None else None
     max_bytes = settings.capture.max_message_bytes
     if file != _STDIN:
@@ -212,7 +212,7 @@ def require_configured_feeds(settings: Settings) -> list[Feed]:
     Raises:
         ConfigError: It declares none.
     """
-    feeds = [feed.build() for feed in settings.capture.feeds]
+    feeds = [feed.convert_to_feed() for feed in settings.capture.feeds]
     if not feeds:
         raise ConfigError(
             "no feed is configured: capture.feeds is empty",

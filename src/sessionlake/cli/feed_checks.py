@@ -170,7 +170,7 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
             compared.append(({group: [dict(row) for row in rows] for group, rows in groups.items()}, sent))
         return True
 
-    feed = FeedSettings.model_validate(settings).build()
+    feed = FeedSettings.model_validate(settings).convert_to_feed()
     if feed.check is None:
         return []
     feed = replace(feed, check=replace(feed.check, load=lambda: compare))

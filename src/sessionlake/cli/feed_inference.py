@@ -104,7 +104,7 @@ def _remove_order(proposal: Proposal) -> Proposal:
 
 def _try_feed(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
     """Returns the trial of a feed on all messages."""
-    feed = settings.build()
+    feed = settings.convert_to_feed()
     trial = Trial([feed], only=feed)
     for record in records:
         trial.read(record)

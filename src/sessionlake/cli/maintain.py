@@ -48,7 +48,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     lake = Lake(settings)
     if lake.storage.needs_spark:
         lake.storage.purge_deletion_vectors(table)  # raises the error that says what to do in a catalog
-    known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
+    known = [name for name in [*TABLES, *settings.added_table_names] if lake.storage.exists(None, name)]
     if table not in known:
         raise UsageError(
             f"maintain: there is no table {table!r}",
@@ -72,7 +72,7 @@ def maintain_until_stopped(
         if text := describe_maintenance(done):
             say(text)
 
-    say(f"maintaining {table or 'all tables'} of {settings.location}; Ctrl-C stops")
+    say(f"maintaining {table or 'all tables'} of {settings.table_location_text}; Ctrl-C stops")
     while not stop.is_set():
         if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)

@@ -47,7 +47,7 @@ def require_existing_tables(settings: Settings, sql: str) -> None:
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
-            f"query: {', '.join(missing)} does not exist yet in {settings.location}",
+            f"query: {', '.join(missing)} does not exist yet in {settings.table_location_text}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 
@@ -254,7 +254,7 @@ def insert_stored_names(lake: Lake, sql: str) -> str:
 
 def list_table_names(settings: Settings) -> list[str]:
     """Returns the names of all tables and views of the lake, including those that the configuration declares."""
-    return [*TABLES, *list_view_sources(settings), *settings.added_tables]
+    return [*TABLES, *list_view_sources(settings), *settings.added_table_names]
 
 
 def list_view_sources(settings: Settings) -> dict[str, str]:

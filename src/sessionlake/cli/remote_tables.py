@@ -12,7 +12,7 @@ from sessionlake.databricks.remote.statements import StatementResult, find_wareh
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import FUNCTIONS
 from sessionlake.errors import ConfigError, UsageError
-from sessionlake.settings.model import ENV_PREFIX, SchemaSettings, Settings
+from sessionlake.settings.model import ENV_PREFIX, SchemaNameSettings, Settings
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -101,8 +101,9 @@ def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: It
             fix=f"Set `catalog` in sessionlake.yml, or {ENV_PREFIX}CATALOG",
         )
     schemas = {
-        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.get_configured_name(schema)
-        for schema in SchemaSettings.model_fields
+        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}")
+        or settings.schemas.get_configured_schema_name(schema)
+        for schema in SchemaNameSettings.model_fields
     }
-    deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})
+    deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaNameSettings(**schemas)})
     return insert_stored_names(Lake(deployed), sql)

@@ -32,7 +32,7 @@ from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
-from sessionlake.settings.file import read_text
+from sessionlake.settings.file import read_settings_file_text
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
         ConfigError: Rules in the file are invalid. The text gives line and column of each fault.
     """
     try:
-        text = read_text(file)
+        text = read_settings_file_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UsageError(
             f"rules test: the file {file} cannot be read: {error}", fix="Name a YAML file with rules"

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError
 from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.retained import CLAIM
-from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def check_before_spark(settings: Settings) -> None:
     """
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"verify bronze: {MESSAGES} does not exist yet in {settings.location}",
+            f"verify bronze: {MESSAGES} does not exist yet in {settings.table_location_text}",
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
         )
-    if settings.bronze.source is not SourceKind.KAFKA:
+    if settings.bronze.source is not MessageSourceKind.KAFKA:
         raise LakeError(
             f"verify bronze: bronze.source is {settings.bronze.source}, and only messages from Kafka "
             "can be compared with their source",

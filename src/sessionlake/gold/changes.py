@@ -40,7 +40,7 @@ def get_value_columns(settings: Settings) -> DeclaredColumns:
     capture, columns = settings.capture, settings.capture.declared_columns
     numbers = tuple(column.name for column in columns if column.is_numeric)
     texts = tuple(column.name for column in columns if column.sql == "string")
-    feeds = {one.name: capture.find_feed_topics(one.name) for one in capture.feeds}
+    feeds = {one.name: capture.find_topics_of_feed(one.name) for one in capture.feeds}
     decimals = tuple(column.name for column in columns if is_decimal(column.sql))
     return DeclaredColumns(numbers, texts, feeds, decimals)
 

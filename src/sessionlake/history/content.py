@@ -92,7 +92,7 @@ def _convert_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
 def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | None:
     """Returns how a row of `bronze.messages` is read by the feed of its topic; None if the topic has no feed."""
     capture = settings.capture
-    feed = find_feed_of_topic([feed.build() for feed in capture.feeds], bronze_row["topic"])
+    feed = find_feed_of_topic([feed.convert_to_feed() for feed in capture.feeds], bronze_row["topic"])
     if feed is None:
         return None
     headers = {header["key"]: header["value"] for header in bronze_row["headers"] or ()}

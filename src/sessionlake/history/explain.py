@@ -155,7 +155,7 @@ def explain(
     """
     known = {one.table_name: one for one in list_declared_gold_tables(settings)}
     for own in settings.gold.products:
-        if own.table == table and own.source is not None:
+        if own.table_name == table and own.source is not None:
             raise UsageError(
                 f"{table} cannot be explained by messages, because it is computed from rows of {own.source}",
                 fix=f"To see the rows behind a figure, query {own.source} with the figure's values of "
@@ -167,7 +167,8 @@ def explain(
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(
-            f"{table} does not exist yet in {settings.location}", fix="Run `sessionlake run all --once` to fill it"
+            f"{table} does not exist yet in {settings.table_location_text}",
+            fix="Run `sessionlake run all --once` to fill it",
         )
     rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:

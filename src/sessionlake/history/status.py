@@ -23,7 +23,7 @@ from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.progress import LayerReadOffsets, read_change_progress, read_layer_offsets
 from sessionlake.ledger.topics import READ_STATES, TopicGeneration, parse_topics_table_rows, select_latest_generations
 from sessionlake.protocol.types import Row, TopicPartition
-from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings
 
 LAYERS = (BRONZE, SILVER, SILVER_TABLES, GOLD)
@@ -114,7 +114,7 @@ def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
     Messages from the start of an open transaction on cannot be read yet. The result is None if Kafka does not answer,
     or if bronze does not read Kafka.
     """
-    if settings.bronze.source is not SourceKind.KAFKA:
+    if settings.bronze.source is not MessageSourceKind.KAFKA:
         return None
     try:
         require_reachable_broker(settings)

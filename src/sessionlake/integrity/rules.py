@@ -9,7 +9,7 @@ from enum import StrEnum
 from sessionlake.feeds.feed import Feed
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.settings.section import Integrity, OnViolation, milliseconds
+from sessionlake.settings.section import Integrity, OnViolation, convert_duration_to_ms
 
 SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs were applied or held back."""
@@ -98,7 +98,9 @@ class JudgingRuleLookup:
     def find_feed(self, topic: str) -> Feed:
         """Returns the feed that reads this topic. The configuration must have one."""
         if topic not in self._feeds:
-            self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).build()
+            self._feeds[topic] = next(
+                feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)
+            ).convert_to_feed()
         return self._feeds[topic]
 
     def _build_judging_rules(self, topic: str) -> JudgingRules:
@@ -109,13 +111,13 @@ class JudgingRuleLookup:
         return JudgingRules(
             integrity=(feed and feed.integrity) or (rule and rule.integrity) or capture.integrity,
             on_violation=(feed and feed.on_violation) or (rule and rule.on_violation) or capture.on_violation,
-            session_timeout=NEVER_EXPIRES if isinstance(timeout, str) else milliseconds(timeout),
-            lateness=milliseconds((feed and feed.lateness) or (rule and rule.lateness) or capture.lateness),
-            gap_timeout=milliseconds((feed and feed.gap_timeout) or capture.gap_timeout),
+            session_timeout=NEVER_EXPIRES if isinstance(timeout, str) else convert_duration_to_ms(timeout),
+            lateness=convert_duration_to_ms((feed and feed.lateness) or (rule and rule.lateness) or capture.lateness),
+            gap_timeout=convert_duration_to_ms((feed and feed.gap_timeout) or capture.gap_timeout),
             starts_with_anything=feed is not None and feed.starts_with == "anything",
-            hold=0 if feed is None else feed.hold,
+            hold=0 if feed is None else feed.max_messages_held_for_snapshot,
             holds_rows=feed is not None and feed.holds_rows,
-            modulo=None if feed is None else feed.modulo,
+            modulo=None if feed is None else feed.seq_modulo,
             has_links_to_previous_seq=feed is not None and feed.has_links_to_previous_seq,
             has_chains=feed is not None and feed.has_chains,
             max_held_messages=capture.max_held_messages,
@@ -138,5 +140,5 @@ class OptionalSeqCheck:
 
 def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
     """Returns the rules for decoding messages, such as the declared columns and the maximum size."""
-    skew = milliseconds(capture.max_future_skew)
+    skew = convert_duration_to_ms(capture.max_future_skew)
     return DecodeRules(capture.declared_columns, capture.max_message_bytes, skew, OptionalSeqCheck(capture))

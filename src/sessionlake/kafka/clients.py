@@ -15,9 +15,9 @@ from sessionlake.kafka.security import (
 )
 from sessionlake.kafka.tls import find_tls_fault, probe_tls, uses_tls
 from sessionlake.local.probe import MetadataFailure, is_loopback, parse_bootstrap_servers, request_metadata
-from sessionlake.settings.kafka import Mechanism
+from sessionlake.settings.kafka import SaslMechanism
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.spark.session import on_databricks
 
 _CONNECT_SECONDS = 2.0
@@ -63,7 +63,7 @@ def build_java_client_options(settings: Settings) -> dict[str, str]:
     Raises:
         ConfigError: A certificate or key cannot be used.
     """
-    refresh = str(milliseconds(settings.bronze.topic_refresh))
+    refresh = str(convert_duration_to_ms(settings.bronze.topic_refresh))
     options, security = {"metadata.max.age.ms": refresh, **settings.kafka.options}, settings.kafka.security
     if security is not None:
         options |= build_java_security_options(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
@@ -194,7 +194,7 @@ def create_client_rejected_error(settings: Settings, message: str) -> KafkaAcces
     elif security.mechanism is None:
         why = "Kafka requires another client certificate"
         fix = f"Correct {join_setting_names(settings, 'certificate', 'key')}"
-    elif security.mechanism is Mechanism.OAUTHBEARER:
+    elif security.mechanism is SaslMechanism.OAUTHBEARER:
         why = "Kafka does not accept this client's token, or the token cannot be fetched"
         fix = f"Correct {join_setting_names(settings, 'token_url', 'client_id', 'client_secret')}"
     else:

@@ -10,15 +10,15 @@ from pydantic import SecretStr
 
 from sessionlake.errors import ConfigError
 from sessionlake.settings.file import PEM
-from sessionlake.settings.kafka import Mechanism
+from sessionlake.settings.kafka import SaslMechanism
 from sessionlake.settings.model import KafkaSecurity, Settings
 
 _OAUTH = "common.security.oauthbearer"
 _MODULES = {
-    Mechanism.PLAIN: "common.security.plain.PlainLoginModule",
-    Mechanism.SCRAM_SHA_256: "common.security.scram.ScramLoginModule",
-    Mechanism.SCRAM_SHA_512: "common.security.scram.ScramLoginModule",
-    Mechanism.OAUTHBEARER: f"{_OAUTH}.OAuthBearerLoginModule",
+    SaslMechanism.PLAIN: "common.security.plain.PlainLoginModule",
+    SaslMechanism.SCRAM_SHA_256: "common.security.scram.ScramLoginModule",
+    SaslMechanism.SCRAM_SHA_512: "common.security.scram.ScramLoginModule",
+    SaslMechanism.OAUTHBEARER: f"{_OAUTH}.OAuthBearerLoginModule",
 }
 # An option whose name has one of these words has a secret in its value.
 _SECRET_OPTIONS = ("password", "jaas", "secret", "keystore.key", "token")
@@ -40,7 +40,7 @@ def build_java_security_options(security: KafkaSecurity, package: str) -> dict[s
     if security.mechanism is not None:
         login = f"{package}.{_MODULES[security.mechanism]} required {_format_credentials(security)};"
         options |= {"sasl.mechanism": str(security.mechanism), "sasl.jaas.config": login}
-    if security.mechanism is Mechanism.OAUTHBEARER:
+    if security.mechanism is SaslMechanism.OAUTHBEARER:
         options["sasl.oauthbearer.token.endpoint.url"] = str(security.token_url)
         options["sasl.login.callback.handler.class"] = f"{package}.{_OAUTH}.OAuthBearerLoginCallbackHandler"
     if security.ca is not None:
@@ -69,7 +69,7 @@ def build_librdkafka_security_options(security: KafkaSecurity) -> dict[str, str]
         "sasl.oauthbearer.client.id": security.client_id,
         "sasl.oauthbearer.client.secret": security.client_secret,
         "sasl.oauthbearer.scope": security.scope,
-        "sasl.oauthbearer.method": "oidc" if security.mechanism is Mechanism.OAUTHBEARER else None,
+        "sasl.oauthbearer.method": "oidc" if security.mechanism is SaslMechanism.OAUTHBEARER else None,
         "ssl.ca.pem": security.ca and _read_pem_text("ca", security.ca),
         "ssl.certificate.pem": security.certificate and _read_pem_text("certificate", security.certificate),
         "ssl.key.pem": _read_private_key(security) if security.key is not None else None,
@@ -117,7 +117,7 @@ def _read_secret(value: str | SecretStr) -> str:
 def _format_credentials(security: KafkaSecurity) -> str:
     """Returns the login settings in the form of `sasl.jaas.config`, such as `username="u" password="p"`."""
     given: Mapping[str, str | SecretStr | None]
-    if security.mechanism is Mechanism.OAUTHBEARER:
+    if security.mechanism is SaslMechanism.OAUTHBEARER:
         given = {"clientId": security.client_id, "clientSecret": security.client_secret, "scope": security.scope}
     else:
         given = {"username": security.username, "password": security.password}

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ConfigError, NotFoundError
-from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_document, read_settings
+from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_settings_of_target, read_yaml_file
 from sessionlake.settings.model import (
     CONFIG_VARIABLE,
     DEFAULT_HOME,
     ENV_PREFIX,
-    SchemaSettings,
+    SchemaNameSettings,
     Settings,
     load_settings,
     validate_settings,
@@ -85,14 +85,14 @@ class Book:
         sources = list_feed_view_sources(self.settings.capture)
         if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
-                f"{self.settings.location} has no table {', '.join(missing)}",
+                f"{self.settings.table_location_text} has no table {', '.join(missing)}",
                 fix="On a laptop, run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the "
                 "widgets catalog and schema_prefix, and run the jobs that fill the tables",
             )
 
     def table(self, name: str) -> DataFrame:
         """Returns a table or a feed's view as a Spark frame, by its two-level name such as `silver.session_rows`."""
-        if name not in self.settings.capture.feed_views:
+        if name not in self.settings.capture.feed_view_names:
             return self._lake.read(self.spark, name)
         if not self._lake.storage.functions_persist:
             create_feed_views(self.spark, self._lake, [name])
@@ -133,21 +133,21 @@ class Book:
                 "the notebook's widget `config` is empty, so it is not known which settings to use",
                 fix="Set the widget to the path of the deployed sessionlake.yml, and run the notebook again",
             )
-        document = read_document(Path(config))
+        document = read_yaml_file(Path(config))
         if (targets := document.content.get(TARGETS)) and target not in targets:
             raise ConfigError(
                 f"the notebook's widget `target` is {target!r}, but {config} has the targets {', '.join(targets)}",
                 fix="Set the widget to one of these targets",
             )
-        settings = validate_settings(read_settings(document, target))
+        settings = validate_settings(read_settings_of_target(document, target))
         catalog = given["catalog"] or settings.catalog or "main"
         schemas = {
-            schema: f"{given['schema_prefix']}{settings.schemas.get_configured_name(schema)}"
-            for schema in SchemaSettings.model_fields
+            schema: f"{given['schema_prefix']}{settings.schemas.get_configured_schema_name(schema)}"
+            for schema in SchemaNameSettings.model_fields
         }
         checkpoints = given["checkpoints"] or f"/Volumes/{catalog}/{schemas['ops']}/checkpoints"
         return settings.model_copy(
-            update={"catalog": catalog, "schemas": SchemaSettings(**schemas), "checkpoints": checkpoints}
+            update={"catalog": catalog, "schemas": SchemaNameSettings(**schemas), "checkpoints": checkpoints}
         )
 
 

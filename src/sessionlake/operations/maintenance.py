@@ -167,7 +167,9 @@ class Maintenance:
             self.error = error
 
     def _list_tables(self) -> list[str]:
-        return [table for table in [*TABLES, *self._settings.added_tables] if self._lake.exists(self._spark, table)]
+        return [
+            table for table in [*TABLES, *self._settings.added_table_names] if self._lake.exists(self._spark, table)
+        ]
 
     def _maintain_table(self, table: str, *, only_if_worth: bool) -> TableMaintenance:
         """Removes old rows, merges files, and removes unused files of one table.

@@ -239,7 +239,8 @@ class Pipeline:
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
             self._record_failure(
-                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_path(_MAINTENANCE))
+                _MAINTENANCE,
+                explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint_path(_MAINTENANCE)),
             )
         for part, query in self.queries.items():
             if part in self.failed:

@@ -94,7 +94,8 @@ def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     """Yields the checks of a layer or processor, in the order in which they are made."""
     yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: refuse_interrupted_operations(settings, layer))
     yield PreflightCheck(
-        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer)
+        CheckSubject.CHECKPOINTS,
+        lambda _: require_intact_checkpoint(settings.checkpoint_path(layer), layer),
     )
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query_id(settings, layer), at_start=False)
     yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))

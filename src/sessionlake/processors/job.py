@@ -132,7 +132,10 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_record_of_building(settings, create_processor_rebuild_operation(config))
     _refuse_new_checkpoint_over_rows(spark, lake, config)
-    checkpoint, begin = settings.checkpoint_path(config.layer), handover.read_active_handover(settings, config.layer)
+    checkpoint, begin = (
+        settings.checkpoint_path(config.layer),
+        handover.read_active_handover(settings, config.layer),
+    )
     require_readable_states(spark, settings, config.layer, processor)
     fold = create_processor_fold(spark, lake, processor)
     if begin is not None:

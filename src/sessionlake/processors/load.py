@@ -18,7 +18,7 @@ from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.output import OutputColumns
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.settings.named_code import NamedCodeError, load_named_code
+from sessionlake.settings.named_code import ConfiguredCodeError, load_configured_python_object
 
 GROUP = "sessionlake.processors"
 
@@ -160,8 +160,8 @@ def _import_class(ref: ClassReference) -> Any:
     if ":" not in ref.target:
         return _load_entry_point(ref)
     try:
-        return load_named_code(ref.target, type, ref.folder)
-    except NamedCodeError as error:
+        return load_configured_python_object(ref.target, type, ref.folder)
+    except ConfiguredCodeError as error:
         raise ConfigError(f"processors.{ref.name}.class: {error}") from error
 
 

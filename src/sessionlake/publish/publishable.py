@@ -58,7 +58,7 @@ def _list_products_computed_from_tables(settings: Settings) -> dict[str, Product
 
     Their tables always have a change feed.
     """
-    return {one.table: one for one in settings.gold.products if one.source is not None}
+    return {one.table_name: one for one in settings.gold.products if one.source is not None}
 
 
 def require_publishable(settings: Settings, table: str) -> PublishableTable:

@@ -20,7 +20,7 @@ MAX_DEPTH = 64
 """Most levels of nested mappings and lists in a document."""
 
 
-class BoundedLoader(yaml.SafeLoader):
+class LimitedYamlLoader(yaml.SafeLoader):
     """Loads YAML without custom types. Beyond `MAX_NODES` or `MAX_DEPTH` it raises `yaml.YAMLError` with the line."""
 
     def __init__(self, stream: Any) -> None:
@@ -41,12 +41,12 @@ class BoundedLoader(yaml.SafeLoader):
                 raise _make_yaml_error(
                     f"the alias *{event.anchor} is inside the value that it stands for", event.start_mark
                 )
-            self._count_nodes(self._sizes[id(node)], event.start_mark)
+            self._count_yaml_nodes(self._sizes[id(node)], event.start_mark)
             return node
         with self._enter_nested_level(event.start_mark):
             before = self._nodes
             node = super().compose_node(parent, index)
-        self._count_nodes(1, event.start_mark)
+        self._count_yaml_nodes(1, event.start_mark)
         self._sizes[id(node)] = self._nodes - before
         return node
 
@@ -63,7 +63,7 @@ class BoundedLoader(yaml.SafeLoader):
                 None, None, f"the value cannot be read as {node.tag.rpartition(':')[2]}: {error}", node.start_mark
             ) from None
 
-    def _count_nodes(self, nodes: int, mark: yaml.Mark) -> None:
+    def _count_yaml_nodes(self, nodes: int, mark: yaml.Mark) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
             raise _make_yaml_error(f"more than {MAX_NODES:,} values, with all aliases written out", mark)
@@ -77,7 +77,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth -= 1
 
 
-def find_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
+def find_yaml_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
     """Returns the line and column of a YAML error, both counted from 1; `(0, 0)` if its position is not known."""
     problem, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     # A quote or a bracket that is never closed is reported at the end of the text, but began where the context says.

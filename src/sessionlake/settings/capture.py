@@ -21,7 +21,7 @@ from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.names import fold_case
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.feeds import FeedSettings
-from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
+from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, SettingsSection
 
 SILVER_NAMES = frozenset(
     {"session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events", "session_rows"}
@@ -31,7 +31,7 @@ SILVER_NAMES = frozenset(
 DEFAULT_COLUMNS = {"price": "double", "qty": "bigint", "status": "string"}
 
 
-class TopicRule(Section):
+class TopicOverrideSettings(SettingsSection):
     """Overrides `capture` settings for topics whose whole name matches `pattern`. The first matching rule applies."""
 
     pattern: Regex
@@ -44,7 +44,7 @@ class TopicRule(Section):
     """Overrides `capture.lateness`."""
 
 
-class PayloadSettings(Section):
+class PayloadSchemaSettings(SettingsSection):
     """The schemas for Avro and Protobuf messages."""
 
     schema_file: Path | None = None
@@ -78,12 +78,12 @@ class PayloadSettings(Section):
         return self.schema_file is None if self.wire_header is None else self.wire_header
 
 
-class CaptureSettings(Section):
+class CaptureSettings(SettingsSection):
     """What messages contain, and how strictly sessions are judged."""
 
     format: PayloadFormat = PayloadFormat.JSON
     """How the values of messages are encoded."""
-    payload: PayloadSettings = PayloadSettings()
+    payload: PayloadSchemaSettings = PayloadSchemaSettings()
     columns: dict[str, str] = Field(default_factory=DEFAULT_COLUMNS.copy)
     """The columns of a row and their Spark SQL types. Leave it out beside `feeds`, which declare columns themselves."""
     feeds: tuple[FeedSettings, ...] = ()
@@ -93,7 +93,7 @@ class CaptureSettings(Section):
     on_violation: OnViolation = OnViolation.FAIL
     """What happens when a session violates its class: the job stops, the session is isolated, or the event is recorded.
     """
-    by_topic: tuple[TopicRule, ...] = ()
+    by_topic: tuple[TopicOverrideSettings, ...] = ()
     lateness: Duration = timedelta(minutes=10)
     """Under `window`: how far behind the session's highest event time a message is still applied."""
     gap_timeout: Duration = timedelta(minutes=10)
@@ -121,7 +121,7 @@ class CaptureSettings(Section):
         return value
 
     @model_validator(mode="after")
-    def _require_usable_payload(self) -> Self:
+    def _require_usable_payload_schemas(self) -> Self:
         wrong = _describe_format_conflict(self.format, self.feeds, self.payload) or _describe_wrong_payload_settings(
             self.payload_format, self.payload
         )
@@ -141,20 +141,20 @@ class CaptureSettings(Section):
             classes = (
                 {feed.integrity} if feed.integrity else {self.integrity, *(rule.integrity for rule in self.by_topic)}
             )
-            feed.refuse_integrity_classes({one for one in classes if one})
+            feed.refuse_unsupported_integrity_classes({one for one in classes if one})
         _collect_feed_columns(self.feeds)
         return self
 
     @property
-    def feed_views(self) -> tuple[str, ...]:
+    def feed_view_names(self) -> tuple[str, ...]:
         """Names of the views of feeds: `silver.<name>` and `silver.<name>_changes` of each."""
-        return tuple(view for feed in self.feeds for view in feed.views)
+        return tuple(view for feed in self.feeds for view in feed.view_names)
 
-    def find_column(self, name: str) -> Column:
+    def find_declared_column(self, name: str) -> Column:
         """Returns the declared column with this name, which must exist."""
         return next(column for column in self.declared_columns if column.name == name)
 
-    def find_feed_topics(self, name: str) -> FeedTopics:
+    def find_topics_of_feed(self, name: str) -> FeedTopics:
         """Returns which topics a feed reads: those that match its pattern, but no earlier feed's pattern."""
         place = [feed.name for feed in self.feeds].index(name)
         return FeedTopics(self.feeds[place].topics, tuple(feed.topics for feed in self.feeds[:place]))
@@ -162,7 +162,7 @@ class CaptureSettings(Section):
     @property
     def payload_format(self) -> PayloadFormat:
         """The format whose schemas `payload` names: Avro or Protobuf if messages or feeds use it, otherwise JSON."""
-        kinds = {self.format, *_list_feed_formats(self.feeds)} - {PayloadFormat.JSON}
+        kinds = {self.format, *_list_message_formats_of_feeds(self.feeds)} - {PayloadFormat.JSON}
         return min(kinds, default=PayloadFormat.JSON)
 
     @property
@@ -171,16 +171,16 @@ class CaptureSettings(Section):
         return _collect_feed_columns(self.feeds) if self.feeds else parse_columns(self.columns)
 
 
-def _list_feed_formats(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
+def _list_message_formats_of_feeds(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
     keys = {PayloadFormat.AVRO for feed in feeds if feed.key_format is KafkaKeyFormat.AVRO}
     return keys | {feed.format for feed in feeds}
 
 
 def _describe_format_conflict(
-    message_format: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings
+    message_format: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSchemaSettings
 ) -> str | None:
     """Returns why one `payload` section cannot serve all message formats of the configuration; None if it can."""
-    kinds = sorted({message_format, *_list_feed_formats(feeds)} - {PayloadFormat.JSON})
+    kinds = sorted({message_format, *_list_message_formats_of_feeds(feeds)} - {PayloadFormat.JSON})
     if len(kinds) > 1:
         return f"{' and '.join(kinds)} in one configuration need two sets of schemas; use one of them in all feeds"
     if any(feed.key_format is KafkaKeyFormat.AVRO for feed in feeds) and not payload.has_wire_header:
@@ -192,7 +192,7 @@ def _refuse_repeated_view_names(feeds: Sequence[FeedSettings]) -> None:
     """Raises ValueError if a feed's view has the name of another feed's view or of a table of silver."""
     views: dict[str, str] = {}
     for feed in feeds:
-        for view in (name.removeprefix("silver.") for name in feed.views):
+        for view in (name.removeprefix("silver.") for name in feed.view_names):
             if view in views:
                 raise ValueError(
                     f"feeds: {views[view]!r} and {feed.name!r} would both have the view {view} in silver; "
@@ -214,7 +214,7 @@ def _collect_feed_columns(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     """
     found: dict[str, tuple[Column, str]] = {}
     for settings in feeds:
-        for column in settings.build().list_table_columns():
+        for column in settings.convert_to_feed().list_table_columns():
             known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
             if known != column:
                 raise ValueError(
@@ -225,10 +225,10 @@ def _collect_feed_columns(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     return tuple(column for column, _ in found.values())
 
 
-def _describe_wrong_payload_settings(message_format: PayloadFormat, payload: PayloadSettings) -> str | None:
+def _describe_wrong_payload_settings(message_format: PayloadFormat, payload: PayloadSchemaSettings) -> str | None:
     """Returns what is wrong with the section `payload` for messages of this format; None if nothing is."""
     if message_format is PayloadFormat.JSON:
-        return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None
+        return "is for format avro or protobuf; leave it out" if payload != PayloadSchemaSettings() else None
     sources = [name for name in ("schema_file", "schema_files", "registry_url") if getattr(payload, name)]
     found = " and ".join(sources) or "none"
     by_id = not payload.schema_file

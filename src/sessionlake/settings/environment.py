@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from sessionlake.settings.file import SettingsFile, YamlDocument, merge_settings
-from sessionlake.settings.known_keys import list_known_keys
+from sessionlake.settings.known_keys import list_known_settings_keys
 from sessionlake.settings.model import (
     DEFAULT_FILE,
     ENV_PREFIX,
     Settings,
-    describe_wrong_setting,
-    find_key_of_variable,
-    may_be_secret,
+    describe_settings_error,
+    find_settings_key_of_environment_variable,
+    may_setting_be_secret,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SettingsWithoutEnvironment(Settings):
         return (init_settings,)
 
 
-def find_unknown_variables(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
+def describe_unknown_environment_variables(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yields `(name, text)` for each environment variable that starts like a setting but names no key of the settings.
 
     The text says what is wrong and which keys are known.
@@ -50,27 +50,27 @@ def find_unknown_variables(variables: Iterable[str]) -> Iterator[tuple[str, str]
         variables: Names of environment variables. Those without the prefix `SESSIONLAKE_` are skipped.
     """
     for name in variables:
-        key = find_key_of_variable(name)
+        key = find_settings_key_of_environment_variable(name)
         if key is None:
             continue
-        known = list_known_keys(Settings, key[:-1])
+        known = list_known_settings_keys(Settings, key[:-1])
         if key[0] not in Settings.model_fields or (known and key[-1] not in known):
             yield name, f"the environment variable {name} is not a key of the settings; known are {', '.join(known)}"
 
 
-def find_settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
+def list_settings_errors_with_lines(file: SettingsFile) -> list[tuple[int | None, str]]:
     """Returns `(line, text)` for each wrong setting of a file; the line is None if the setting is not in the file.
 
     Environment variables of this process are not read. Secrets whose values are not in the file count as valid.
     """
     return [
-        (file.find_line(item["loc"]), describe_wrong_setting(item, file))
-        for item in _list_validation_errors(file.content)
-        if not (item["loc"] and file.is_secret(item["loc"]))
+        (file.find_line_of_key(item["loc"]), describe_settings_error(item, file))
+        for item in _list_settings_validation_errors(file.content)
+        if not (item["loc"] and file.contains_secret_at_key(item["loc"]))
     ]
 
 
-def find_rejected_variables(
+def describe_rejected_environment_variables(
     variables: Mapping[str, str | None], file: SettingsFile | None
 ) -> Iterator[tuple[str, str]]:
     """Yields `(name, text)` for each environment variable whose value the settings do not accept; the text says why.
@@ -83,7 +83,7 @@ def find_rejected_variables(
             known.
         file: The settings file that the variables override. If it is None, combinations of keys are not checked.
     """
-    own = {name: key for name in variables if (key := find_key_of_variable(name)) is not None}
+    own = {name: key for name in variables if (key := find_settings_key_of_environment_variable(name)) is not None}
     base = file or SettingsFile(YamlDocument(FilePath(DEFAULT_FILE)), None, {}, frozenset())
     content, keys = base.content, {}
     for name in sorted(own, key=len):
@@ -91,23 +91,23 @@ def find_rejected_variables(
         if value is None:
             continue
         try:
-            content = merge_settings(content, _parse_variable_value(name, value))
+            content = merge_settings(content, _parse_environment_variable(name, value))
         except SettingsError:
-            found = "" if may_be_secret(key) else f", found {value!r}"
+            found = "" if may_setting_be_secret(key) else f", found {value!r}"
             yield name, f"{name} must be JSON, because its setting is a list or a mapping{found}"
             continue
         keys[name] = key
     hidden = [key for name, key in own.items() if name not in keys]
-    file_errors = _list_validation_errors(base.content)
-    for item in _list_validation_errors(content):
-        cause = _find_variable_of_error(item, keys, file_errors)
+    file_errors = _list_settings_validation_errors(base.content)
+    for item in _list_settings_validation_errors(content):
+        cause = _find_variable_that_causes_error(item, keys, file_errors)
         if cause is None and file is not None:
-            cause = _find_variable_of_conflict(item, keys, file_errors, base, hidden)
+            cause = _find_variable_that_causes_conflict(item, keys, file_errors, base, hidden)
         if cause is not None:
-            yield cause, f"{cause}: {describe_wrong_setting(item, base)}"
+            yield cause, f"{cause}: {describe_settings_error(item, base)}"
 
 
-def _parse_variable_value(name: str, value: str) -> dict[str, Any]:
+def _parse_environment_variable(name: str, value: str) -> dict[str, Any]:
     """Returns the settings that one environment variable sets, as nested dictionaries.
 
     Raises:
@@ -118,7 +118,7 @@ def _parse_variable_value(name: str, value: str) -> dict[str, Any]:
     return source()
 
 
-def _list_validation_errors(content: dict[str, Any]) -> list[ErrorDetails]:
+def _list_settings_validation_errors(content: dict[str, Any]) -> list[ErrorDetails]:
     try:
         SettingsWithoutEnvironment(**content)
     except ValidationError as error:
@@ -126,7 +126,7 @@ def _list_validation_errors(content: dict[str, Any]) -> list[ErrorDetails]:
     return []
 
 
-def _find_variable_of_error(
+def _find_variable_that_causes_error(
     error: ErrorDetails, keys: Mapping[str, tuple[str, ...]], file_errors: Sequence[ErrorDetails]
 ) -> str | None:
     """Returns the environment variable that sets the wrong value; None if no variable sets it, or the file has it, too.
@@ -143,7 +143,7 @@ def _find_variable_of_error(
     return max(above, key=lambda name: len(keys[name]))
 
 
-def _find_variable_of_conflict(
+def _find_variable_that_causes_conflict(
     error: ErrorDetails,
     keys: Mapping[str, tuple[str, ...]],
     file_errors: Sequence[ErrorDetails],
@@ -164,7 +164,7 @@ def _find_variable_of_conflict(
     section = error["loc"][:-1] if error["type"] == "missing" else error["loc"]
     if not section or (error["loc"], error["msg"]) in [(one["loc"], one["msg"]) for one in file_errors]:
         return None
-    if file.is_secret(error["loc"]) or any(
+    if file.contains_secret_at_key(error["loc"]) or any(
         key[: len(section)] == section or section[: len(key)] == key for key in hidden
     ):
         return None

@@ -13,12 +13,12 @@ from sessionlake.feeds.paths import PathConstant
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.settings.feed_code import ChecksumFunctionLoader
-from sessionlake.settings.feed_parts import ChecksumSettings, KeepSettings, RuleSettings
+from sessionlake.settings.feed_parts import ChecksumSettings, MessageRuleSettings, RowLimitSettings
 from sessionlake.settings.feed_rules import require_known_column
 
 
-def build_keep(
-    keep: KeepSettings | None, columns: Mapping[str, FeedColumn], rules: Sequence[RuleSettings]
+def convert_keep_settings(
+    keep: RowLimitSettings | None, columns: Mapping[str, FeedColumn], rules: Sequence[MessageRuleSettings]
 ) -> RowLimitPerGroup | None:
     """Returns the setting `keep` of a feed, which limits the rows of a table; None if it is not set.
 
@@ -41,17 +41,17 @@ def build_keep(
             )
     descending: list[set[Any]] = [set() for _ in per]
     for text in keep.descending:
-        for number, value in _convert_group_value(text, per, rules, "keep.descending").items():
+        for number, value in _convert_group_value_to_types(text, per, rules, "keep.descending").items():
             descending[number].add(value)
     best = require_known_column(keep.best, columns, "keep.best").name
     return RowLimitPerGroup(tuple(column.name for column in per), best, tuple(map(frozenset, descending)), keep.rows)
 
 
-def build_check(
+def convert_checksum_settings(
     check: ChecksumSettings | None,
-    keep: KeepSettings | None,
+    keep: RowLimitSettings | None,
     columns: Mapping[str, FeedColumn],
-    rules: Sequence[RuleSettings],
+    rules: Sequence[MessageRuleSettings],
     feed: str,
 ) -> ChecksumSetting | None:
     """Returns the setting `check` of a feed, which compares a table with checksums; None without `check`.
@@ -83,7 +83,9 @@ def build_check(
             f"check.rows is {check.rows}, but the table keeps at most keep.rows = {keep.rows} rows of "
             "a group, so a checksum of more rows never fits; raise keep.rows, or lower check.rows"
         )
-    groups = tuple(_convert_group_value(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups)
+    groups = tuple(
+        _convert_group_value_to_types(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups
+    )
     for name in check.crc32.columns:
         column = require_known_column(name, columns, "check.crc32.columns")
         if column.sql != "string" and column.sql not in INTEGER_BITS:
@@ -93,11 +95,12 @@ def build_check(
                 f"digits, as in {name}_text: string, or {name}_text: {{type: string, from: digits}} if "
                 "messages have JSON numbers"
             )
-    return ChecksumSetting(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).get_checksum_function)
+    crc32 = check.crc32.convert_to_feed_crc32(groups)
+    return ChecksumSetting(check.checksum, min(check.rows, keep.rows), crc32.get_checksum_function)
 
 
-def _convert_group_value(
-    text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSettings], where: str
+def _convert_group_value_to_types(
+    text: str, per: Sequence[FeedColumn], rules: Sequence[MessageRuleSettings], where: str
 ) -> dict[int, Any]:
     """Returns the value of a group in the types of the columns that form groups.
 
@@ -127,8 +130,8 @@ def _convert_group_value(
             f"{where}: {text!r} cannot be a value of a column of keep.per, so no row would have it; "
             f"write a value of type {types}"
         )
-    known = _list_group_constants([column.name for column in per], rules)
-    if known is not None and not _is_written_by_rules(values, known, per):
+    known = _list_constants_of_group_columns([column.name for column in per], rules)
+    if known is not None and not _is_group_value_written_by_rules(values, known, per):
         near = get_close_matches(text, known, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         names = ", ".join(column.name for column in per)
@@ -136,7 +139,9 @@ def _convert_group_value(
     return values
 
 
-def _is_written_by_rules(values: Mapping[int, Any], constants: Collection[str], per: Sequence[FeedColumn]) -> bool:
+def _is_group_value_written_by_rules(
+    values: Mapping[int, Any], constants: Collection[str], per: Sequence[FeedColumn]
+) -> bool:
     """Returns True if a rule writes one of the values, compared in the column's type: `1.0` equals the decimal 1.00.
 
     Args:
@@ -152,7 +157,7 @@ def _is_written_by_rules(values: Mapping[int, Any], constants: Collection[str], 
     return False
 
 
-def _list_group_constants(per: Sequence[str], rules: Sequence[RuleSettings]) -> list[str] | None:
+def _list_constants_of_group_columns(per: Sequence[str], rules: Sequence[MessageRuleSettings]) -> list[str] | None:
     """Returns the constants that rules write into the columns `per`, sorted.
 
     Returns None if a rule takes such a value from a message, so that the groups are not known beforehand.

@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.named_code import NamedCodeError, load_named_code
+from sessionlake.settings.named_code import ConfiguredCodeError, load_configured_python_object
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class ChecksumFunctionLoader:
 def _load_checksum_function(loader: ChecksumFunctionLoader) -> Any:
     where = f"capture.feeds.{loader.feed}.check.with"
     try:
-        found = load_named_code(loader.target, FunctionType, loader.folder)
-    except NamedCodeError as error:
+        found = load_configured_python_object(loader.target, FunctionType, loader.folder)
+    except ConfiguredCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not callable(found):
         raise ConfigError(
@@ -76,8 +76,8 @@ def _load_checksum_function(loader: ChecksumFunctionLoader) -> Any:
 def _load_decoder(loader: DecoderLoader) -> Any:
     where = f"capture.feeds.{loader.feed}.decoder"
     try:
-        found = load_named_code(loader.target, type, loader.folder)
-    except NamedCodeError as error:
+        found = load_configured_python_object(loader.target, type, loader.folder)
+    except ConfiguredCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     try:
         decoder = found()

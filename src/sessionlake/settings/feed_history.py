@@ -34,7 +34,7 @@ class FeedMapping(NamedTuple):
     hashes: str
 
 
-class ChangedTopic(NamedTuple):
+class TopicWithChangedFeed(NamedTuple):
     """A topic whose messages are now read in another way than before.
 
     Attributes:
@@ -67,7 +67,7 @@ def hash_feed_mapping(feed: FeedSettings, columns: Collection[str]) -> str:
     found["columns"] = {name: column for name, column in found["columns"].items() if name in columns}
     if "messages" in found:
         found["messages"] = [_select_rule_columns(rule, {*columns, "*"}) for rule in found["messages"]]
-    return " ".join(f"{key}={_hash_value(found[key])}" for key in sorted(found))
+    return " ".join(f"{key}={_hash_setting_value(found[key])}" for key in sorted(found))
 
 
 def _select_rule_columns(rule: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
@@ -80,13 +80,13 @@ def _select_row_columns(row: Any, columns: Collection[str]) -> Any:
     return {name: path for name, path in row.items() if name in columns} if isinstance(row, dict) else row
 
 
-def _hash_value(value: Any) -> str:
+def _hash_setting_value(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:_DIGITS]
 
 
-def find_changed_topic(
+def find_topic_with_changed_feed(
     former: Sequence[FeedMapping], capture: CaptureSettings, topics: Iterable[str]
-) -> ChangedTopic | None:
+) -> TopicWithChangedFeed | None:
     """Returns the first topic, in alphabetical order, that a feed reads otherwise than before; None if there is none.
 
     A topic that no feed read before may get a feed at any time. Feeds may be removed: messages that no feed can read go
@@ -101,7 +101,7 @@ def find_changed_topic(
         before = next((feed for feed in former if re.fullmatch(feed.topics, topic)), None)
         now = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
         if (text := _describe_feed_change(before, now, was_own=not former)) is not None:
-            return ChangedTopic(topic, text)
+            return TopicWithChangedFeed(topic, text)
     return None
 
 

@@ -16,7 +16,7 @@ from sessionlake.feeds.feed import (
 )
 from sessionlake.feeds.path_parsing import InvalidPathError, parse_feed_path
 from sessionlake.feeds.paths import FeedPath
-from sessionlake.settings.section import Section
+from sessionlake.settings.section import SettingsSection
 
 _UNITS = {"s": "epoch_s", "ms": "epoch_ms", "us": "epoch_us", "ns": "epoch_ns"}
 OTHERS = "*"
@@ -24,35 +24,35 @@ OTHERS = "*"
 Scalar = str | bool | int | float | None
 
 
-def _parse_path(value: object) -> FeedPath:
+def _parse_value_path(value: object) -> FeedPath:
     if not isinstance(value, str):
         raise InvalidPathError(f"a path is a text, found {value!r}")
     return parse_feed_path(value)
 
 
-def _parse_paths(value: object) -> tuple[FeedPath, ...]:
-    return tuple(_parse_path(one) for one in (value if isinstance(value, list | tuple) else [value]))
+def _parse_value_paths(value: object) -> tuple[FeedPath, ...]:
+    return tuple(_parse_value_path(one) for one in (value if isinstance(value, list | tuple) else [value]))
 
 
-PathText = Annotated[Any, BeforeValidator(_parse_path), PlainSerializer(lambda path: path and path.text)]
+PathText = Annotated[Any, BeforeValidator(_parse_value_path), PlainSerializer(lambda path: path and path.text)]
 """A path to a value in a message, written as text."""
 PathTexts = Annotated[
-    Any, BeforeValidator(_parse_paths), PlainSerializer(lambda paths: paths and [path.text for path in paths])
+    Any, BeforeValidator(_parse_value_paths), PlainSerializer(lambda paths: paths and [path.text for path in paths])
 ]
 """One or several paths to values in a message, written as a text or a list of texts."""
 
 
-def _format_group_value(value: object) -> object:
+def _format_group_value_as_text(value: object) -> object:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
 
 
-GroupText = Annotated[str, BeforeValidator(_format_group_value)]
+GroupText = Annotated[str, BeforeValidator(_format_group_value_as_text)]
 """The value of a column that forms groups. It may be written as a text, a number, true or false."""
 
 
-class ColumnSettings(Section):
+class FeedColumnSettings(SettingsSection):
     """A column whose JSON values need a hint to be read, such as numbers that are written as texts.
 
     `type` is the Spark SQL type, and `from` says how the value is written.
@@ -64,7 +64,7 @@ class ColumnSettings(Section):
     """How values are written: `text`, `base64`, `iso`, `digits`, `days`, or `epoch_` and a unit: s, ms, us or ns."""
 
 
-class TimeSettings(Section):
+class EventTimeSettings(SettingsSection):
     """Where a message has its event time, and how it is written. A number counts milliseconds by default.
 
     `else: kafka.timestamp` uses the Kafka timestamp for messages without a value at `path`.
@@ -79,13 +79,13 @@ class TimeSettings(Section):
     else_: Literal["kafka.timestamp"] | None = Field(None, alias="else")
     """The time of messages that have none at the path. Default: they go to quarantine."""
 
-    def build(self) -> EventTimeSetting:
+    def convert_to_feed_time(self) -> EventTimeSetting:
         """Returns the settings as an `EventTimeSetting`, the form that the package `sessionlake.feeds` uses."""
         how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
         return EventTimeSetting(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
 
 
-class OrderSettings(Section):
+class SeqOrderSettings(SettingsSection):
     """Where a message has its seq, the number that orders a session's messages.
 
     Without further keys, the seq must rise by one with each message. At most one of these keys changes that:
@@ -117,7 +117,7 @@ class OrderSettings(Section):
         return not (self.after or self.first or self.rising or self.chain or self.modulo)
 
     @model_validator(mode="after")
-    def _require_one_form(self) -> Self:
+    def _require_one_kind_of_order(self) -> Self:
         given = [name for name in ("after", "first", "rising", "modulo") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(
@@ -127,7 +127,7 @@ class OrderSettings(Section):
             raise ValueError("`order` needs a `seq`. Only `modulo` can stand alone, if a decoder class gives the seq")
         return self
 
-    def build(self) -> MessageOrderSetting:
+    def convert_to_feed_order(self) -> MessageOrderSetting:
         """Returns the settings as a `MessageOrderSetting`, the form that the package `sessionlake.feeds` uses."""
         if self.seq is None:
             return MessageOrderSetting(OrderMethod.DECODER, modulo=self.modulo)
@@ -136,14 +136,14 @@ class OrderSettings(Section):
         return MessageOrderSetting(kind, self.seq, self.after or self.first, self.chain, self.modulo)
 
 
-class SplitSettings(Section):
+class MessageSplitSettings(SettingsSection):
     """A path to the elements of a message. Each element is read as if it were a message."""
 
     each: PathText
     """Path to the parts."""
 
 
-class RowsSettings(Section):
+class MessageRowsSettings(SettingsSection):
     """Where a message has rows, and how they are read.
 
     `each` is the path to several rows, `at` the path to one; without both, the message itself is the row. `row` has a
@@ -190,7 +190,7 @@ class RowsSettings(Section):
         return self
 
 
-class BoundsSettings(Section):
+class NumberRangeSettings(SettingsSection):
     """A range of numbers that a condition allows, without the ends themselves: `{above: 0}` is any positive number."""
 
     above: int | float | None = None
@@ -205,10 +205,10 @@ class BoundsSettings(Section):
         return self
 
 
-class RuleSettings(Section):
+class MessageRuleSettings(SettingsSection):
     """How one kind of message is read: `when` selects the messages, and `is` says what they are."""
 
-    when: dict[str, Scalar | list[Scalar] | BoundsSettings] = Field(default_factory=dict)
+    when: dict[str, Scalar | list[Scalar] | NumberRangeSettings] = Field(default_factory=dict)
     """Conditions: a path with a value, a list of values, `present` or `absent`; or `body` with a type.
 
     `{above: 0}` or `{below: 0}` allow numbers above or below one, such as signed quantities.
@@ -219,21 +219,21 @@ class RuleSettings(Section):
     """True if the order starts again at this snapshot, whatever its last seq was."""
     session: PathTexts | None = None
     """Overrides `session` of the feed."""
-    time: TimeSettings | None = None
+    time: EventTimeSettings | None = None
     """Overrides `time` of the feed."""
-    order: OrderSettings | Literal["arrival", "none"] | None = None
+    order: SeqOrderSettings | Literal["arrival", "none"] | None = None
     """Overrides `order` of the feed. `none`: the message has no place in the order, so it is never a duplicate."""
-    split: SplitSettings | None = None
+    split: MessageSplitSettings | None = None
     """Reads the message part by part, as if each part were a message."""
     checksum: PathText | None = None
     """Overrides `check.checksum` of the feed, if checksums come in separate messages or in another place."""
     scope: dict[str, PathText] = Field(default_factory=dict)
     """Values of columns: a snapshot replaces only the rows that have them."""
-    rows: tuple[RowsSettings, ...] = ()
+    rows: tuple[MessageRowsSettings, ...] = ()
     """Where the rows are in the message."""
 
 
-class StartSettings(Section):
+class SessionStartSettings(SettingsSection):
     """A session starts with a snapshot, and holds back the messages before it, to apply those that follow it.
 
     `hold` is the number of messages that a session holds back. One more sends the oldest one to quarantine.
@@ -245,7 +245,7 @@ class StartSettings(Section):
     """Most messages that a session without a snapshot holds back."""
 
 
-class KeepSettings(Section):
+class RowLimitSettings(SettingsSection):
     """Limits a session's table to the best rows of each group. A message that adds more rows deletes the others.
 
     `per` has the columns that form a group. `best` is the column that orders its rows, ascending except in groups with
@@ -262,7 +262,7 @@ class KeepSettings(Section):
     """Number of rows that stay in each group."""
 
 
-class SeparatorSettings(Section):
+class ChecksumSeparatorSettings(SettingsSection):
     """The texts between values, rows and groups in the text of which a checksum is computed."""
 
     values: str = ""
@@ -273,7 +273,7 @@ class SeparatorSettings(Section):
     """Text between groups, also if a group has no rows. Default: as between rows."""
 
 
-class Crc32Settings(Section):
+class Crc32Settings(SettingsSection):
     """The text of which a checksum is the CRC32: values of each group's best rows, joined in order.
 
     It needs `keep`, which says what the best rows are. Signed and unsigned checksums are both understood.
@@ -285,21 +285,25 @@ class Crc32Settings(Section):
     """The columns of a row in order: strings that keep the digits as they were sent, or whole numbers."""
     interleaved: bool = False
     """True if groups take turns: the best row of each group, then the second of each. False: group after group."""
-    separator: str | SeparatorSettings = ""
+    separator: str | ChecksumSeparatorSettings = ""
     """The text between values, rows and groups; or `{values, rows, groups}`, if they differ."""
     digits_only: bool = False
     """True leaves out points, and the zeros before the first other digit: `0.0510` becomes `510`."""
 
     @model_validator(mode="after")
     def _refuse_unused_separator(self) -> Self:
-        if self.interleaved and isinstance(self.separator, SeparatorSettings) and self.separator.groups is not None:
+        if (
+            self.interleaved
+            and isinstance(self.separator, ChecksumSeparatorSettings)
+            and self.separator.groups is not None
+        ):
             raise ValueError(
                 "separator.groups has no effect if interleaved is true, because the rows of the groups "
                 "then alternate; leave out one of the two"
             )
         return self
 
-    def build(self, groups: tuple[Any, ...]) -> Crc32Checksum:
+    def convert_to_feed_crc32(self, groups: tuple[Any, ...]) -> Crc32Checksum:
         """Returns the settings as a `Crc32Checksum`, the form that the package `sessionlake.feeds` uses.
 
         Args:
@@ -307,13 +311,13 @@ class Crc32Settings(Section):
         """
         between = self.separator
         if isinstance(between, str):
-            between = SeparatorSettings(values=between, rows=between)
+            between = ChecksumSeparatorSettings(values=between, rows=between)
         return Crc32Checksum(
             groups, self.columns, self.interleaved, between.values, between.rows, between.groups, self.digits_only
         )
 
 
-class ChecksumSettings(Section):
+class ChecksumSettings(SettingsSection):
     """The path to a checksum in messages, and how it is compared with a session's rows.
 
     Exactly one of these is set: `crc32` describes the text of a CRC32; `with` names a function (`module:function`) that

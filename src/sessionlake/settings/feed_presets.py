@@ -18,13 +18,13 @@ _KEY = "<key>"
 _PLAIN_NAME = re.compile(r"[A-Za-z_$@#][\w$@#-]*")
 
 
-def list_preset_names() -> tuple[str, ...]:
+def list_feed_preset_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted."""
     names = (file.name for file in files(_FOLDER).iterdir())
     return tuple(sorted(name.removesuffix(".yml") for name in names if name.endswith(".yml")))
 
 
-def apply_preset(settings: Any) -> Any:
+def apply_preset_to_feed_settings(settings: Any) -> Any:
     """Returns the keys of a feed together with those of the preset that it names in `uses`; the feed's keys win.
 
     Args:
@@ -35,7 +35,7 @@ def apply_preset(settings: Any) -> Any:
     """
     if not isinstance(settings, dict) or settings.get("uses") is None:
         return settings
-    preset = _copy_preset(settings["uses"])
+    preset = _copy_named_preset(settings["uses"])
     merged = preset | settings
     if settings.get("decoder") and "messages" in preset:
         merged["messages"] = []
@@ -43,26 +43,28 @@ def apply_preset(settings: Any) -> Any:
         merged["decoder"] = None
     key = merged.get("key")
     if isinstance(key, list | tuple) and key and all(isinstance(name, str) for name in key):
-        merged["messages"] = [rule for given in merged.get("messages") or () for rule in _expand_rule(given, key)]
+        merged["messages"] = [
+            rule for given in merged.get("messages") or () for rule in _expand_key_columns_in_rule(given, key)
+        ]
     return merged
 
 
-def _copy_preset(name: Any) -> dict[str, Any]:
-    names = list_preset_names()
+def _copy_named_preset(name: Any) -> dict[str, Any]:
+    names = list_feed_preset_names()
     if name not in names:
         near = get_close_matches(str(name), names, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"uses: there is no preset {name!r}{hint} The presets are {', '.join(names)}")
-    return deepcopy(_read_preset(str(name)))
+    return deepcopy(_read_preset_file(str(name)))
 
 
 @lru_cache(maxsize=64)
-def _read_preset(name: str) -> dict[str, Any]:
+def _read_preset_file(name: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((files(_FOLDER) / f"{name}.yml").read_text(encoding="utf-8"))
     return found
 
 
-def _expand_rule(rule: Any, key_columns: Sequence[str]) -> Iterator[Any]:
+def _expand_key_columns_in_rule(rule: Any, key_columns: Sequence[str]) -> Iterator[Any]:
     """Yields a rule in which `<key>` is replaced: in `rows` by all key columns, in `when` by one rule per key column.
 
     Args:
@@ -75,7 +77,7 @@ def _expand_rule(rule: Any, key_columns: Sequence[str]) -> Iterator[Any]:
     rows = rule.get("rows")
     expanded = dict(rule)
     if isinstance(rows, list):
-        expanded["rows"] = [_expand_rows(part, key_columns) for part in rows]
+        expanded["rows"] = [_expand_key_columns_in_rows(part, key_columns) for part in rows]
     when = rule.get("when")
     if not isinstance(when, dict) or not any(_KEY in str(path) for path in when):
         yield expanded
@@ -86,7 +88,7 @@ def _expand_rule(rule: Any, key_columns: Sequence[str]) -> Iterator[Any]:
         }
 
 
-def _expand_rows(rows_settings: Any, key_columns: Sequence[str]) -> Any:
+def _expand_key_columns_in_rows(rows_settings: Any, key_columns: Sequence[str]) -> Any:
     row = rows_settings.get("row") if isinstance(rows_settings, Mapping) else None
     if not isinstance(row, dict) or _KEY not in row:
         return rows_settings

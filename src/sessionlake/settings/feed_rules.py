@@ -23,17 +23,17 @@ from sessionlake.feeds.paths import EachElementStep, FeedPath, PathConstant
 from sessionlake.feeds.values import FeedColumn, convert_constant
 from sessionlake.settings.feed_parts import (
     OTHERS,
-    BoundsSettings,
-    OrderSettings,
-    RowsSettings,
-    RuleSettings,
+    EventTimeSettings,
+    MessageRowsSettings,
+    MessageRuleSettings,
+    NumberRangeSettings,
     Scalar,
-    TimeSettings,
+    SeqOrderSettings,
 )
 
 
 @dataclass(frozen=True)
-class FeedDefaults:
+class RuleDefaultsOfFeed:
     """Settings of a feed that apply to its rules unless a rule has its own.
 
     Attributes:
@@ -45,16 +45,16 @@ class FeedDefaults:
     """
 
     session: tuple[FeedPath, ...]
-    time: TimeSettings | None
-    order: OrderSettings | str
+    time: EventTimeSettings | None
+    order: SeqOrderSettings | str
     rescue: bool | None
     checksum: FeedPath | None
 
 
-def convert_rule(
+def convert_message_rule(
     number: int,
-    rule: RuleSettings,
-    feed: FeedDefaults,
+    rule: MessageRuleSettings,
+    feed: RuleDefaultsOfFeed,
     columns: Mapping[str, FeedColumn],
     key: tuple[FeedColumn, ...],
 ) -> MessageRule:
@@ -84,24 +84,24 @@ def convert_rule(
             "several; end it with [*]"
         )
     if rule.split is None:
-        _refuse_element_paths(rule, feed, where)
+        _refuse_element_paths_without_split(rule, feed, where)
     return MessageRule(
         number=number,
         kind=rule.is_,
-        when=tuple(map(_build_condition, rule.when.items())),
+        when=tuple(map(_convert_message_condition, rule.when.items())),
         restart=rule.restart,
         session=rule.session,
-        time=rule.time.build() if rule.time else None,
-        order=convert_order(rule.order),
+        time=rule.time.convert_to_feed_time() if rule.time else None,
+        order=convert_order_settings(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
-        scope=_build_scope(rule, columns, where),
-        rows=tuple(_build_rule_rows(part, rule, feed, columns, key, where) for part in rule.rows),
+        scope=_build_snapshot_scope(rule, columns, where),
+        rows=tuple(_convert_message_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
 
 
-def _build_scope(
-    rule: RuleSettings, columns: Mapping[str, FeedColumn], where: str
+def _build_snapshot_scope(
+    rule: MessageRuleSettings, columns: Mapping[str, FeedColumn], where: str
 ) -> tuple[tuple[FeedColumn, FeedPath], ...]:
     """Returns the columns of a rule's scope, with the paths of their values."""
     scope = [(require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()]
@@ -111,17 +111,17 @@ def _build_scope(
         raise ValueError(f"{where}: scope: {error}") from None
 
 
-def _refuse_element_paths(rule: RuleSettings, feed: FeedDefaults, where: str) -> None:
+def _refuse_element_paths_without_split(rule: MessageRuleSettings, feed: RuleDefaultsOfFeed, where: str) -> None:
     """Raises ValueError if a rule without `split` has a path that begins at an element, or gives several values."""
     _refuse_multi_value_paths(
-        [one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when"
+        [one.path for one in map(_convert_message_condition, rule.when.items()) if one.path], f"{where}: when"
     )
     if rule.is_ is EventKind.IGNORE:
         return
     time, order = rule.time or feed.time, rule.order or feed.order
     _refuse_multi_value_paths(rule.session or feed.session, f"{where}: session")
     _refuse_multi_value_paths([time.path] if time else [], f"{where}: time")
-    if isinstance(order, OrderSettings):
+    if isinstance(order, SeqOrderSettings):
         if order.seq is None:
             raise ValueError(f"{where}: `order` has no `seq`; write the path to the sequence number")
         _refuse_multi_value_paths(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
@@ -131,17 +131,17 @@ def _refuse_element_paths(rule: RuleSettings, feed: FeedDefaults, where: str) ->
         _refuse_multi_value_paths([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
 
 
-def _build_condition(path_and_values: tuple[str, Any]) -> RuleCondition:
+def _convert_message_condition(path_and_values: tuple[str, Any]) -> RuleCondition:
     name, wanted = path_and_values
-    if isinstance(wanted, BoundsSettings):
+    if isinstance(wanted, NumberRangeSettings):
         if name == "body":
             raise ValueError(
                 "when: `body` can only be compared with a type of values, such as object, so it has no "
                 "range of numbers; name the path to a number"
             )
-        ends = (convert_to_exact_value(wanted.above), convert_to_exact_value(wanted.below))
+        ends = (convert_float_to_decimal(wanted.above), convert_float_to_decimal(wanted.below))
         return RuleCondition(parse_feed_path(name), Bounds(*ends))
-    values = tuple(map(convert_to_exact_value, wanted if isinstance(wanted, list) else [wanted]))
+    values = tuple(map(convert_float_to_decimal, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return RuleCondition(None, tuple(MessageBodyType(value) for value in values))
     if wanted in {PresentOrAbsent.PRESENT.value, PresentOrAbsent.ABSENT.value} if isinstance(wanted, str) else False:
@@ -149,15 +149,15 @@ def _build_condition(path_and_values: tuple[str, Any]) -> RuleCondition:
     return RuleCondition(parse_feed_path(name), values)
 
 
-def convert_to_exact_value(value: Scalar) -> Any:
+def convert_float_to_decimal(value: Scalar) -> Any:
     """Returns a configured value in the type that values of messages have: a float becomes a Decimal, others stay."""
     return Decimal(repr(value)) if isinstance(value, float) else value
 
 
-def _build_rule_rows(
-    rows_settings: RowsSettings,
-    rule: RuleSettings,
-    feed: FeedDefaults,
+def _convert_message_rows(
+    rows_settings: MessageRowsSettings,
+    rule: MessageRuleSettings,
+    feed: RuleDefaultsOfFeed,
     columns: Mapping[str, FeedColumn],
     key: tuple[FeedColumn, ...],
     where: str,
@@ -262,8 +262,8 @@ def require_known_column(name: str, columns: Mapping[str, FeedColumn], where: st
     return columns[name]
 
 
-def convert_order(order: OrderSettings | str | None) -> MessageOrderSetting | None:
+def convert_order_settings(order: SeqOrderSettings | str | None) -> MessageOrderSetting | None:
     """Returns the setting `order` as a `MessageOrderSetting`; None if it is not set: the order of the feed applies."""
     if order is None or isinstance(order, str):
         return None if order is None else MessageOrderSetting(OrderMethod(order))
-    return order.build()
+    return order.convert_to_feed_order()

@@ -24,28 +24,28 @@ from sessionlake.feeds.values import FeedColumn, parse_feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.feed_checks import build_check, build_keep
+from sessionlake.settings.feed_checks import convert_checksum_settings, convert_keep_settings
 from sessionlake.settings.feed_code import DecoderLoader
 from sessionlake.settings.feed_parts import (
     ChecksumSettings,
-    ColumnSettings,
-    KeepSettings,
-    OrderSettings,
+    EventTimeSettings,
+    FeedColumnSettings,
+    MessageRuleSettings,
     PathTexts,
-    RuleSettings,
+    RowLimitSettings,
     Scalar,
-    StartSettings,
-    TimeSettings,
+    SeqOrderSettings,
+    SessionStartSettings,
 )
-from sessionlake.settings.feed_presets import apply_preset
+from sessionlake.settings.feed_presets import apply_preset_to_feed_settings
 from sessionlake.settings.feed_rules import (
-    FeedDefaults,
-    convert_order,
-    convert_rule,
-    convert_to_exact_value,
+    RuleDefaultsOfFeed,
+    convert_float_to_decimal,
+    convert_message_rule,
+    convert_order_settings,
     require_known_column,
 )
-from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
+from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, SettingsSection
 
 CHANGES_SUFFIX = "_changes"
 """The end of the name of a feed's view of changes."""
@@ -58,7 +58,7 @@ _WITHOUT_HOLD = {
 _INSTEAD = ", or take it under another name, as in row: {order_topic: .topic}"
 
 
-class FeedSettings(Section):
+class FeedSettings(SettingsSection):
     """How the messages of some topics are read. `messages` has one rule for each kind of message."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=100)
@@ -72,20 +72,20 @@ class FeedSettings(Section):
     """How values of messages are encoded. `capture.payload` has the schemas of Avro and Protobuf."""
     key_format: KafkaKeyFormat = KafkaKeyFormat.TEXT
     """How Kafka keys are encoded, which paths read at `kafka.key`. `avro` needs schema ids in the keys."""
-    columns: dict[str, str | ColumnSettings]
+    columns: dict[str, str | FeedColumnSettings]
     """The columns of a row and their Spark SQL types; `{type, from}` where the values need a hint to be read."""
     key: list[str] = Field(min_length=1)
     """The columns that identify a row."""
     session: PathTexts = ()
     """Path to the session id, or paths to the texts that form it. Required, unless a decoder class gives it."""
-    time: TimeSettings | None = None
+    time: EventTimeSettings | None = None
     """Where the event time is. Default: the Kafka timestamp."""
-    order: OrderSettings | Literal["arrival", "decoder"] = "arrival"
+    order: SeqOrderSettings | Literal["arrival", "decoder"] = "arrival"
     """Where the seq is. With `arrival` it is the Kafka offset, and no message can be missing.
 
     `decoder`: the decoder class gives it.
     """
-    messages: list[RuleSettings] = Field(default_factory=list)
+    messages: list[MessageRuleSettings] = Field(default_factory=list)
     """A rule for each kind of message. The first rule whose conditions are met reads a message."""
     decoder: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """Instead of `messages`: a class `module:Class` that reads messages, as `sessionlake.feeds.decoder` says."""
@@ -95,11 +95,11 @@ class FeedSettings(Section):
     """True stores undeclared fields of rows in `_rescued`. Default: true for `row: all` and for decoder classes."""
     repeats: Literal["in_order", "refuse"] = "in_order"
     """What happens if a message has the same key twice: the changes apply in order, or the message is quarantined."""
-    keep: KeepSettings | None = None
+    keep: RowLimitSettings | None = None
     """Limit for the rows of a session's table."""
     check: ChecksumSettings | None = None
     """Checksum in messages with which tables are compared."""
-    starts_with: Literal["snapshot", "anything"] | StartSettings = "snapshot"
+    starts_with: Literal["snapshot", "anything"] | SessionStartSettings = "snapshot"
     """What a session may begin with. `anything` allows updates before the first snapshot.
 
     `{snapshot: true, hold: N}` holds up to N messages back until a snapshot arrives, and applies those that follow it.
@@ -117,44 +117,46 @@ class FeedSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _merge_preset(cls, value: Any) -> Any:
-        return apply_preset(value)
+    def _merge_with_preset(cls, value: Any) -> Any:
+        return apply_preset_to_feed_settings(value)
 
     @model_validator(mode="after")
     def _require_valid_feed(self) -> Self:
-        self.build()
+        self.convert_to_feed()
         return self
 
     @property
     def holds_rows(self) -> bool:
         """True if the rows of sessions must be in memory while messages are judged."""
-        return self.build().needs_rows_in_memory
+        return self.convert_to_feed().needs_rows_in_memory
 
     @property
-    def modulo(self) -> int | None:
+    def seq_modulo(self) -> int | None:
         """The number at which the producer's seq starts again at 0; None if the seq never starts again."""
         return None if isinstance(self.order, str) else self.order.modulo
 
     @property
     def has_links_to_previous_seq(self) -> bool:
         """True if messages name the seq of the previous message, so that the next seq cannot be predicted."""
-        return any(not isinstance(order, str) and order.after is not None for order in self.list_orders())
+        return any(
+            not isinstance(order, str) and order.after is not None for order in self.list_order_settings_of_rules()
+        )
 
     @property
-    def hold(self) -> int:
+    def max_messages_held_for_snapshot(self) -> int:
         """Most messages that a session holds back until a snapshot arrives; 0 if it holds none back."""
-        return self.starts_with.hold if isinstance(self.starts_with, StartSettings) else 0
+        return self.starts_with.hold if isinstance(self.starts_with, SessionStartSettings) else 0
 
     @property
     def has_chains(self) -> bool:
         """True if several sessions share the counter that gives their seqs."""
-        return self.build().has_sessions_sharing_seqs
+        return self.convert_to_feed().has_sessions_sharing_seqs
 
-    def refuse_integrity_classes(self, classes: Collection[Integrity]) -> None:
+    def refuse_unsupported_integrity_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge messages of this feed; the text says why."""
-        if self.hold:
+        if self.max_messages_held_for_snapshot:
             self._validate_hold_settings(classes)
-        orders = self.list_orders()
+        orders = self.list_order_settings_of_rules()
         is_counting = all(not isinstance(order, str) and order.rises_by_one for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
             if self.holds_rows:
@@ -183,7 +185,7 @@ class FeedSettings(Section):
                 f"{where}: with order: none, a snapshot has no seq, so held messages cannot be compared "
                 f"with it; give it an `order`, {instead}"
             )
-        for order in self.list_orders():
+        for order in self.list_order_settings_of_rules():
             if order == "arrival":
                 raise ValueError(
                     f"{where}: with order: arrival, the seq is the Kafka offset, so every held message is "
@@ -196,29 +198,29 @@ class FeedSettings(Section):
                     f"remove order.{key}, {instead}"
                 )
 
-    def list_orders(self) -> set[OrderSettings | str]:
+    def list_order_settings_of_rules(self) -> set[SeqOrderSettings | str]:
         """Returns the distinct `order` settings of all rules, except rules that ignore messages."""
         rules = [rule for rule in self.messages if rule.is_ is not EventKind.IGNORE]
         return {rule.order or self.order for rule in rules} or {self.order}
 
     @property
-    def views(self) -> tuple[str, str]:
+    def view_names(self) -> tuple[str, str]:
         """Names of the feed's two views: of present rows, and of changes."""
         return f"silver.{self.name}", f"silver.{self.name}{CHANGES_SUFFIX}"
 
-    def build(self) -> Feed:
+    def convert_to_feed(self) -> Feed:
         """Returns the settings as a `Feed`, the form that the package `sessionlake.feeds` uses."""
-        return _build_feed(self)
+        return _convert_feed_settings(self)
 
 
-def _build_feed(settings: FeedSettings) -> Feed:
+def _convert_feed_settings(settings: FeedSettings) -> Feed:
     """Returns feed settings as a `Feed`.
 
     Raises:
         ValueError: a setting cannot be used; the text names its key.
     """
     check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
-    columns = {name: _build_column(name, given) for name, given in settings.columns.items()}
+    columns = {name: _convert_column_settings(name, given) for name, given in settings.columns.items()}
     key = tuple(require_known_column(name, columns, "key") for name in settings.key)
     for column in key:
         if column.sql.startswith(("array", "variant", "float", "double")):
@@ -231,35 +233,36 @@ def _build_feed(settings: FeedSettings) -> Feed:
     _require_same_modulo(settings)
     text = settings.model_dump_json()
     checksum = settings.check.checksum if settings.check else None
-    defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue, checksum)
+    defaults = RuleDefaultsOfFeed(settings.session, settings.time, settings.order, settings.rescue, checksum)
     return Feed(
         name=settings.name,
         topics=re.compile(settings.topics),
         columns=columns,
         key=key,
         session=settings.session,
-        time=settings.time.build() if settings.time else EventTimeSetting(),
-        order=convert_order(settings.order) or MessageOrderSetting(OrderMethod.ARRIVAL),
+        time=settings.time.convert_to_feed_time() if settings.time else EventTimeSetting(),
+        order=convert_order_settings(settings.order) or MessageOrderSetting(OrderMethod.ARRIVAL),
         rules=tuple(
-            convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
+            convert_message_rule(number, rule, defaults, columns, key)
+            for number, rule in enumerate(settings.messages, 1)
         ),
-        unavailable=tuple(map(convert_to_exact_value, settings.unavailable)),
+        unavailable=tuple(map(convert_float_to_decimal, settings.unavailable)),
         format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
-        keep=build_keep(settings.keep, columns, settings.messages),
-        check=build_check(settings.check, settings.keep, columns, settings.messages, settings.name),
-        hold=settings.hold,
+        keep=convert_keep_settings(settings.keep, columns, settings.messages),
+        check=convert_checksum_settings(settings.check, settings.keep, columns, settings.messages, settings.name),
+        hold=settings.max_messages_held_for_snapshot,
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
         reads_kafka_headers="kafka.headers" in text or settings.decoder is not None,
-        decoder=_build_decoder(settings),
+        decoder=_build_decoder_use(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
 
 
 def _require_consistent_chains(settings: FeedSettings) -> None:
     """Raises ValueError if some rules have an order with `chain` and others an order without."""
-    orders = [*settings.list_orders()]
+    orders = [*settings.list_order_settings_of_rules()]
     chained = [not isinstance(order, str) and order.chain is not None for order in orders]
     if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
         raise ValueError(
@@ -271,14 +274,14 @@ def _require_consistent_chains(settings: FeedSettings) -> None:
 def _require_same_modulo(settings: FeedSettings) -> None:
     """Raises ValueError if the order of a rule has another `modulo` than the feed, whose value is used for all."""
     for number, rule in enumerate(settings.messages, 1):
-        has_chain = isinstance(rule.order, OrderSettings) and rule.order.chain is not None
+        has_chain = isinstance(rule.order, SeqOrderSettings) and rule.order.chain is not None
         if rule.order in {None, "none"} or (rule.is_ is EventKind.IGNORE and not has_chain):
             continue
-        own = rule.order.modulo if isinstance(rule.order, OrderSettings) else None
-        if own != settings.modulo:
+        own = rule.order.modulo if isinstance(rule.order, SeqOrderSettings) else None
+        if own != settings.seq_modulo:
             raise ValueError(
                 f"messages: rule {number}: order.modulo is {own or 'missing'}, but order.modulo of the "
-                f"feed is {settings.modulo or 'missing'}, and all messages of a session are counted "
+                f"feed is {settings.seq_modulo or 'missing'}, and all messages of a session are counted "
                 "together; write the same modulo in both, or leave it out in both"
             )
 
@@ -313,7 +316,7 @@ def _require_rules_or_decoder(settings: FeedSettings) -> None:
             f"{wrong[0]}: the feed has a decoder class, which reads the messages itself; leave out "
             f"{wrong[0]} or `decoder`"
         )
-    if isinstance(settings.order, OrderSettings) and settings.order.seq is not None:
+    if isinstance(settings.order, SeqOrderSettings) and settings.order.seq is not None:
         raise ValueError(
             "order: the decoder class gives the seq, so `order` can only be arrival, decoder or {modulo: NUMBER}"
         )
@@ -330,14 +333,14 @@ def _reads_only_kafka_record(path: FeedPath) -> bool:
     return not any(isinstance(one, PathAlternative) and one.start in inside for one in path.alternatives)
 
 
-def _build_decoder(settings: FeedSettings) -> DecoderClassSetting | None:
+def _build_decoder_use(settings: FeedSettings) -> DecoderClassSetting | None:
     if settings.decoder is None:
         return None
     named = DecoderLoader(settings.name, settings.decoder, str(FilePath.cwd()))
     return DecoderClassSetting(named, rescue=settings.rescue is not False)
 
 
-def _build_column(name: str, settings: str | ColumnSettings) -> FeedColumn:
+def _convert_column_settings(name: str, settings: str | FeedColumnSettings) -> FeedColumn:
     return (
         parse_feed_column(name, settings)
         if isinstance(settings, str)

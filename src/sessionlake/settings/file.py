@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
+from sessionlake.settings.bounded_yaml import MAX_BYTES, LimitedYamlLoader, explain_yaml_error, find_yaml_error_position
 
 TARGET_VARIABLE = "SESSIONLAKE_TARGET"
 SCOPE_VARIABLE = "SESSIONLAKE_SECRET_SCOPE"
@@ -37,7 +37,7 @@ _PATHS = (
 )
 
 
-class FileError(ConfigError):
+class SettingsFileError(ConfigError):
     """The configuration file cannot be read. Nothing was changed. Correct the line that the text names.
 
     Attributes:
@@ -72,7 +72,7 @@ class YamlDocument:
     content: dict[str, Any] = field(default_factory=dict)
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
-    def find_line(self, key: KeyPath) -> int | None:
+    def find_line_of_key(self, key: KeyPath) -> int | None:
         """Returns the line number of a key, or of the nearest key above it; None if the file has neither."""
         return next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
 
@@ -93,39 +93,39 @@ class SettingsFile:
     content: dict[str, Any]
     secrets: frozenset[KeyPath]
 
-    def find_line(self, key: KeyPath) -> int | None:
+    def find_line_of_key(self, key: KeyPath) -> int | None:
         """Returns the line number of a setting; None if the file does not have it.
 
         If the target's section has the setting, the line is there.
         """
         own = (TARGETS, self.target or "", *key)
-        return self.document.find_line(own if own[:3] in self.document.lines else key)
+        return self.document.find_line_of_key(own if own[:3] in self.document.lines else key)
 
-    def list_file_paths(self) -> Iterator[tuple[KeyPath, Path]]:
+    def list_paths_of_named_files(self) -> Iterator[tuple[KeyPath, Path]]:
         """Yields the key and the path of each file that the settings name, such as a schema file or a certificate."""
         for key in _PATHS:
-            found = _find_nested_value(self.content, key)
-            if _is_path(found):
+            found = _find_value_of_nested_key(self.content, key)
+            if _is_path_and_not_pem_text(found):
                 yield key, Path(found)
             elif isinstance(found, dict):
                 yield from (((*key, name), Path(path)) for name, path in found.items() if isinstance(path, str))
 
-    def is_secret(self, key: KeyPath) -> bool:
+    def contains_secret_at_key(self, key: KeyPath) -> bool:
         """Returns True if a setting is a secret, is part of one, or contains one."""
         return any(key[: len(own)] == own or own[: len(key)] == key for own in self.secrets)
 
-    def contains_secret(self, key: KeyPath, text: str) -> bool:
+    def may_text_reveal_secret(self, key: KeyPath, text: str) -> bool:
         """Returns True if a text may reveal a secret.
 
         That is: the text contains the value of a secret at or below `key`, or the setting `key` is inside a secret.
         """
-        parts = [_find_nested_value(self.content, own) for own in self.secrets if own[: len(key)] == key]
+        parts = [_find_value_of_nested_key(self.content, own) for own in self.secrets if own[: len(key)] == key]
         return any(key[: len(own)] == own for own in self.secrets) or any(
             str(part).casefold() in text.casefold() for part in parts if part
         )
 
 
-class _SettingsLoader(BoundedLoader):
+class _SettingsLoader(LimitedYamlLoader):
     """Loads YAML in which `!secret KEY` is allowed and repeated keys are errors."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -147,15 +147,15 @@ def _construct_secret(loader: yaml.SafeLoader, node: yaml.Node) -> SecretReferen
 _SettingsLoader.add_constructor("!secret", _construct_secret)
 
 
-def read_document(path: Path) -> YamlDocument:
+def read_yaml_file(path: Path) -> YamlDocument:
     """Reads and parses a YAML file.
 
     Raises:
-        FileError: the file cannot be read, is not YAML, or is not a mapping of keys at the top level.
+        SettingsFileError: the file cannot be read, is not YAML, or is not a mapping of keys at the top level.
     """
     text = ""
     try:
-        text = read_text(path)
+        text = read_settings_file_text(path)
         loader = _SettingsLoader(text)
         try:
             node = loader.get_single_node()
@@ -163,20 +163,22 @@ def read_document(path: Path) -> YamlDocument:
         finally:
             loader.dispose()
     except OSError as error:
-        raise FileError(path, 0, f": {error.strerror}") from None
+        raise SettingsFileError(path, 0, f": {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FileError(path, 0, f" is not valid YAML: byte {error.start} is not UTF-8") from None
+        raise SettingsFileError(path, 0, f" is not valid YAML: byte {error.start} is not UTF-8") from None
     except yaml.YAMLError as error:
         why = f" is not valid YAML: {explain_yaml_error(error)}"
-        raise FileError(path, find_error_position(error, text)[0], why) from None
+        raise SettingsFileError(path, find_yaml_error_position(error, text)[0], why) from None
     if content is None:
         return YamlDocument(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise FileError(path, 1, f": expected a mapping of keys at the top level, found {type(content).__name__}")
-    return YamlDocument(path, content, find_line_numbers(node))
+        raise SettingsFileError(
+            path, 1, f": expected a mapping of keys at the top level, found {type(content).__name__}"
+        )
+    return YamlDocument(path, content, find_line_numbers_of_yaml_keys(node))
 
 
-def read_text(path: Path) -> str:
+def read_settings_file_text(path: Path) -> str:
     """Returns the text of a YAML file.
 
     Raises:
@@ -191,7 +193,7 @@ def read_text(path: Path) -> str:
     return content.decode("utf-8").removeprefix("\ufeff")
 
 
-def read_settings(
+def read_settings_of_target(
     document: YamlDocument, target: str | None = None, look_up: Callable[[str], str] | None = None
 ) -> SettingsFile:
     """Returns the settings that a parsed file has for a target, with secrets looked up.
@@ -203,17 +205,17 @@ def read_settings(
         look_up: a function that returns a secret by its key. If None, settings with secrets are left out.
 
     Raises:
-        FileError: `targets` is not a mapping of settings by target.
+        SettingsFileError: `targets` is not a mapping of settings by target.
         ConfigError: a secret cannot be read.
     """
     sections = document.content.get(TARGETS, {})
     if not isinstance(sections, dict) or not all(isinstance(own, dict) for own in sections.values()):
-        line = document.find_line((TARGETS,)) or 0
-        raise FileError(document.path, line, ": targets must have a mapping of settings for each target")
+        line = document.find_line_of_key((TARGETS,)) or 0
+        raise SettingsFileError(document.path, line, ": targets must have a mapping of settings for each target")
     common = {key: value for key, value in document.content.items() if key != TARGETS}
     merged = merge_settings(common, sections.get(target, {}))
     secrets: set[KeyPath] = set()
-    content = _look_up_secrets(merged, (), look_up, secrets)
+    content = _replace_secret_references(merged, (), look_up, secrets)
     _make_paths_absolute(content, document.path.parent)
     return SettingsFile(document, target, content, frozenset(secrets))
 
@@ -250,7 +252,9 @@ def merge_settings(base: Any, override: Any) -> Any:
     return override
 
 
-def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, secrets: set[KeyPath]) -> Any:
+def _replace_secret_references(
+    value: Any, path: KeyPath, look_up: Callable[[str], str] | None, secrets: set[KeyPath]
+) -> Any:
     """Returns a copy of a value in which secrets are looked up; without `look_up` they are left out.
 
     Args:
@@ -265,13 +269,13 @@ def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | 
     if isinstance(value, dict):
         secrets |= {(*path, k) for k, v in value.items() if isinstance(v, SecretReference)}
         kept = {k: v for k, v in value.items() if look_up or not isinstance(v, SecretReference)}
-        return {k: _look_up_secrets(v, (*path, k), look_up, secrets) for k, v in kept.items()}
+        return {k: _replace_secret_references(v, (*path, k), look_up, secrets) for k, v in kept.items()}
     if isinstance(value, list):
-        return [_look_up_secrets(item, (*path, n), look_up, secrets) for n, item in enumerate(value)]
+        return [_replace_secret_references(item, (*path, n), look_up, secrets) for n, item in enumerate(value)]
     return value
 
 
-def _find_nested_value(content: Any, key: Sequence[str | int]) -> Any:
+def _find_value_of_nested_key(content: Any, key: Sequence[str | int]) -> Any:
     """Returns the value of a key in nested dictionaries and lists; None if they do not have the key."""
     for part in key:
         try:
@@ -281,22 +285,22 @@ def _find_nested_value(content: Any, key: Sequence[str | int]) -> Any:
     return content
 
 
-def _is_path(value: Any) -> TypeGuard[str]:
+def _is_path_and_not_pem_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and not value.lstrip().startswith(PEM)
 
 
 def _make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
     """Replaces relative paths in the settings by paths that start at the configuration file's folder."""
     for *parents, last in _PATHS:
-        section = _find_nested_value(content, parents)
+        section = _find_value_of_nested_key(content, parents)
         found = section.get(last) if isinstance(section, dict) else None
-        if _is_path(found):
+        if _is_path_and_not_pem_text(found):
             section[last] = str(folder / found)
         elif isinstance(found, dict):
             section[last] = {key: str(folder / path) for key, path in found.items() if isinstance(path, str)}
 
 
-def find_line_numbers(node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPath, int]:
+def find_line_numbers_of_yaml_keys(node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPath, int]:
     """Returns the line number, counted from 1, of each key and list item below a YAML node.
 
     Args:
@@ -307,9 +311,9 @@ def find_line_numbers(node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPat
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             own = (*path, str(key.value))
-            found |= {own: key.start_mark.line + 1} | find_line_numbers(value, own)
+            found |= {own: key.start_mark.line + 1} | find_line_numbers_of_yaml_keys(value, own)
     elif isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             own = (*path, number)
-            found |= {own: item.start_mark.line + 1} | find_line_numbers(item, own)
+            found |= {own: item.start_mark.line + 1} | find_line_numbers_of_yaml_keys(item, own)
     return found

@@ -12,22 +12,22 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.protocol.names import check_columns
-from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
-from sessionlake.settings.section import Duration, Section
+from sessionlake.settings.references import EnrichedTableSettings, ReferenceSettings
+from sessionlake.settings.section import Duration, SettingsSection
 
 BATCH_BYTES = ByteSize(256 << 20)
 _NUMBER_KEYS = ("topic", "session_id", "row_id", "metric")
 _TEXT_KEYS = ("topic", "session_id", "row_id", "column", "value")
 
 
-class EventKind(StrEnum):
+class ProductValueKind(StrEnum):
     """The values that a product aggregates: the numbers that changes set, or the texts."""
 
     NUMBERS = "numbers"
     TEXTS = "texts"
 
 
-class OutputMode(StrEnum):
+class ProductOutputMode(StrEnum):
     """How a product's results are published."""
 
     UPDATE = "update"
@@ -69,8 +69,8 @@ _EXACT_KINDS = {
 }
 """The functions of a decimal column whose results are exact."""
 _KINDS_OF = {
-    EventKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
-    EventKind.TEXTS: {
+    ProductValueKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
+    ProductValueKind.TEXTS: {
         AggregateKind.COUNT,
         AggregateKind.FIRST_TS,
         AggregateKind.LAST_TS,
@@ -79,7 +79,7 @@ _KINDS_OF = {
 }
 
 
-def describe_missing_for_append(
+def describe_settings_missing_for_append(
     keys: Collection[str], bucket: timedelta | None, lateness: timedelta | None, retention: timedelta | None
 ) -> str:
     """Returns a text that says which settings a product lacks for `output: append`, and why; empty if none is missing.
@@ -105,11 +105,11 @@ def _find_unsupported_settings(product: ProductSettings) -> Iterator[str]:
         yield f"lateness {product.lateness}: with a source, no row is too late, because {again}"
     if product.retention is not None:
         yield f"retention {product.retention}: with a source, results stay as long as its rows, because {again}"
-    if product.output is not OutputMode.UPDATE:
+    if product.output is not ProductOutputMode.UPDATE:
         yield f"output {product.output}: with a source, no result is ever final, because {again}"
     if product.feed is not None:
         yield f"feed {product.feed}: a source table has rows of all feeds. Leave out source, or leave out feed"
-    if product.source == product.table:
+    if product.source == product.table_name:
         yield f"source {product.source}: a table cannot be its own source"
 
 
@@ -126,7 +126,7 @@ def _find_missing_settings(product: ProductSettings) -> Iterator[str]:
         yield f"{min(kinds & _ORDERED_KINDS)}: needs `time` or `order`, which say what rows are first and last"
 
 
-class ProductSettings(Section):
+class ProductSettings(SettingsSection):
     """A declared table of gold, with one row per key and bucket of event time."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
@@ -146,7 +146,7 @@ class ProductSettings(Section):
     """
     order: tuple[str, ...] = ()
     """With a source: its columns that order rows of the same time, for `first` and `last`."""
-    of: EventKind = EventKind.NUMBERS
+    of: ProductValueKind = ProductValueKind.NUMBERS
     """The values to aggregate: the numbers that changes set, or the texts."""
     keys: tuple[str, ...] = ()
     """Of `topic, session_id, row_id` and `metric` (for texts: `column` and `value`). With a source: its columns."""
@@ -156,14 +156,14 @@ class ProductSettings(Section):
     """How long after its bucket's end, in stream time, an event is still added. None: forever."""
     retention: Duration | None = _RETENTION
     """How long after its bucket's end, in stream time of its topic, a row is kept. None: forever."""
-    output: OutputMode = OutputMode.UPDATE
+    output: ProductOutputMode = ProductOutputMode.UPDATE
     """`append`: also `gold.<name>_final`, to which each row is appended once it is final."""
     aggregates: dict[str, AggregateKind] = Field(default_factory=dict)
     """The result columns, and what each is computed as."""
 
     @field_validator("output", mode="before")
     @classmethod
-    def _refuse_complete_output(cls, value: object) -> object:
+    def _refuse_output_mode_complete(cls, value: object) -> object:
         if value == "complete":
             raise ValueError(
                 "there is no output `complete`; write update or append. With update, each version of the table is a "
@@ -173,12 +173,12 @@ class ProductSettings(Section):
 
     @field_validator("aggregates")
     @classmethod
-    def _require_usable_names(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
+    def _require_usable_column_names(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
         check_columns(value, (), "the table")
         return value
 
     @model_validator(mode="after")
-    def _require_needed_settings(self) -> Self:
+    def _require_settings_needed_for_source(self) -> Self:
         given = self.model_fields_set - {"name", "python", "output", "source"}
         given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
@@ -195,13 +195,13 @@ class ProductSettings(Section):
             return self
         for wrong in chain(_find_unsupported_settings(self), _find_missing_settings(self)):
             raise ValueError(wrong)
-        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
+        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table_name)
         return self
 
     @property
     def _added_columns(self) -> tuple[str, ...]:
         """Names of the columns that the product's tables have in addition to its keys and aggregates."""
-        partition = ("partition",) if self.output is OutputMode.APPEND else ()
+        partition = ("partition",) if self.output is ProductOutputMode.APPEND else ()
         return ("_batch", *partition) if self.bucket is None else ("_batch", *partition, "window_start")
 
     @model_validator(mode="after")
@@ -216,17 +216,17 @@ class ProductSettings(Section):
         return self
 
     def _require_settings_that_fit_changes(self) -> None:
-        known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
+        known = _NUMBER_KEYS if self.of is ProductValueKind.NUMBERS else _TEXT_KEYS
         if unknown := [key for key in self.keys if key not in known]:
             raise ValueError(f"keys: use some of {', '.join(known)} with of: {self.of}; found {', '.join(unknown)}")
-        if self.value is not None and self.of is not EventKind.NUMBERS:
+        if self.value is not None and self.of is not ProductValueKind.NUMBERS:
             raise ValueError(f"value: {self.value}: without a `source`, it names a column of numbers; leave out `of`")
         if self.value is not None and (others := sorted({*self.aggregates.values()} - _EXACT_KINDS)):
             raise ValueError(
                 f"values of the decimal column {self.value} cannot be aggregated exactly as {', '.join(others)}; use "
                 f"some of {', '.join(sorted(_EXACT_KINDS))}. Or leave out `value` to aggregate all columns as doubles"
             )
-        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
+        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table_name)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError(
                 "a table with the keys topic and session_id has a column `partition`; give yours another name"
@@ -241,25 +241,26 @@ class ProductSettings(Section):
             )
 
     @model_validator(mode="after")
-    def _require_settings_for_append(self) -> Self:
-        if self.output is not OutputMode.APPEND or self.python is not None or self.source is not None:
+    def _require_settings_needed_for_append(self) -> Self:
+        if self.output is not ProductOutputMode.APPEND or self.python is not None or self.source is not None:
             return self
-        if lacks := describe_missing_for_append(self.keys, self.bucket, self.lateness, self.retention):
+        if lacks := describe_settings_missing_for_append(self.keys, self.bucket, self.lateness, self.retention):
             raise ValueError(lacks)
         return self
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"
 
     @property
-    def tables(self) -> tuple[str, ...]:
+    def table_names(self) -> tuple[str, ...]:
         """The names with schema of the product's tables: one, or two with `output: append`."""
-        return (self.table, f"{self.table}_final") if self.output is OutputMode.APPEND else (self.table,)
+        names = self.table_name, f"{self.table_name}_final"
+        return names if self.output is ProductOutputMode.APPEND else names[:1]
 
 
-class AverageSettings(Section):
+class AverageTableSettings(SettingsSection):
     """A table of averages over the last points of each series, with one row per point."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
@@ -293,7 +294,7 @@ class AverageSettings(Section):
         return self
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"
 
@@ -302,7 +303,7 @@ STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic"
 """The tables of averages that every lake has, and their keys."""
 
 
-class TierSettings(Section):
+class MetricsRetentionSettings(SettingsSection):
     """How long rows of `metrics_1m`, `metrics_1h` and `metrics_1d` are kept after the end of their minute, hour or day.
 
     The time is counted in stream time of the row's topic.
@@ -331,7 +332,7 @@ class TierSettings(Section):
         return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
 
 
-class GoldSettings(Section):
+class GoldSettings(SettingsSection):
     """Settings of gold, the layer that computes tables of analytics from the changes of sessions."""
 
     trigger: Duration = timedelta(seconds=3)
@@ -343,56 +344,57 @@ class GoldSettings(Section):
     """
     rolling_points: int = Field(8, ge=1, le=1024)
     """Most points per average, unless `averages` sets another number."""
-    averages: tuple[AverageSettings, ...] = ()
+    averages: tuple[AverageTableSettings, ...] = ()
     """Further tables of averages, and overrides for the standard ones."""
     shards: int = Field(64, gt=0, le=65_536)
     """Number of parts in which averages are computed in parallel."""
     products: tuple[ProductSettings, ...] = ()
     """Further tables of aggregates."""
-    retention: TierSettings = TierSettings()
+    retention: MetricsRetentionSettings = MetricsRetentionSettings()
     """How long `metrics_1m`, `metrics_1h` and `metrics_1d` are kept. Default: forever."""
     references: tuple[ReferenceSettings, ...] = ()
     """Slowly changing tables, `reference.<name>`, that others write."""
-    enriched: tuple[EnrichedSettings, ...] = ()
+    enriched: tuple[EnrichedTableSettings, ...] = ()
     """Tables of changes joined with reference tables."""
     change_feed: tuple[str, ...] = ()
     """Tables, without `gold.`, that record their changes so that they can be published."""
 
     @model_validator(mode="after")
-    def _require_distinct_names(self) -> Self:
-        tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
+    def _require_distinct_table_names(self) -> Self:
+        copies = (one.gold_copy_table for one in self.references)
+        tables = [*self.declared_table_names, *self.processor_table_names, *copies]
         if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}; rename one")
         return self
 
     @model_validator(mode="after")
     def _require_existing_change_feeds(self) -> Self:
-        own = (table.removeprefix("gold.") for table in (*self.declared_tables, *self.processor_tables))
-        known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
+        own = (table.removeprefix("gold.") for table in (*self.declared_table_names, *self.processor_table_names))
+        known = dict.fromkeys((*STANDARD_AVERAGES, *MetricsRetentionSettings.model_fields, "distinct_values", *own))
         if unknown := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold has no table {', '.join(unknown)}; its tables are {', '.join(known)}")
         return self
 
     @property
-    def declared_tables(self) -> tuple[str, ...]:
+    def declared_table_names(self) -> tuple[str, ...]:
         """Names with schema of the declared tables of averages, enriched tables, and products without a source."""
-        averages, enriched = ((one.table for one in many) for many in (self.averages, self.enriched))
+        averages, enriched = ((one.table_name for one in many) for many in (self.averages, self.enriched))
         kept_up = (one for one in self.products if one.source is None)
-        return (*averages, *(table for one in kept_up for table in one.tables), *enriched)
+        return (*averages, *(table for one in kept_up for table in one.table_names), *enriched)
 
     @property
-    def processor_tables(self) -> tuple[str, ...]:
+    def processor_table_names(self) -> tuple[str, ...]:
         """Names with schema of the tables of products with a source, which processors with a key maintain."""
-        return tuple(one.table for one in self.products if one.source is not None)
+        return tuple(one.table_name for one in self.products if one.source is not None)
 
     @property
-    def added_tables(self) -> tuple[str, ...]:
+    def added_table_names(self) -> tuple[str, ...]:
         """Names with schema of gold's tables that exist only because of this configuration; none with a source."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
-        own = (table for table in self.declared_tables if table not in standard)
-        return (*own, *(one.applied_table for one in self.references))
+        own = (table for table in self.declared_table_names if table not in standard)
+        return (*own, *(one.gold_copy_table for one in self.references))
 
     @property
-    def reference_tables(self) -> tuple[str, ...]:
+    def reference_table_names(self) -> tuple[str, ...]:
         """Names with schema of the reference tables."""
-        return tuple(one.table for one in self.references)
+        return tuple(one.table_name for one in self.references)

@@ -8,7 +8,7 @@ from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import GoldSettings
 
 
-def require_declared_sources(gold: GoldSettings, capture: CaptureSettings) -> None:
+def require_declared_feeds_and_columns(gold: GoldSettings, capture: CaptureSettings) -> None:
     """Checks that every `feed` of gold's tables exists, and that `value` of products names a decimal column.
 
     Raises:

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 
-from sessionlake.settings.section import Duration, Regex, Section
+from sessionlake.settings.section import Duration, Regex, SettingsSection
 
 
-class SourceKind(StrEnum):
+class MessageSourceKind(StrEnum):
     """The kind of source that bronze reads messages from."""
 
     KAFKA = "kafka"
@@ -22,7 +22,7 @@ class SourceKind(StrEnum):
     KINESIS = "kinesis"
 
 
-class ArchiveSettings(Section):
+class FileArchiveSettings(SettingsSection):
     """Messages in files instead of Kafka, read by `sessionlake.bronze.archive`."""
 
     path: str = Field(min_length=1)
@@ -31,7 +31,7 @@ class ArchiveSettings(Section):
     """Most bytes of compressed files per batch; at least one file is read."""
 
 
-class KinesisSettings(Section):
+class KinesisSettings(SettingsSection):
     """Kinesis, read by the connector of Databricks' runtime."""
 
     streams: str = Field(min_length=1)
@@ -42,7 +42,7 @@ class KinesisSettings(Section):
     """Any further option of the connector: a login, or `serviceCredential`."""
 
 
-class OnTopicChange(StrEnum):
+class TopicChangePolicy(StrEnum):
     """What bronze does if a topic was deleted, created again, or lost messages before bronze read them."""
 
     FAIL = "fail"
@@ -50,7 +50,7 @@ class OnTopicChange(StrEnum):
     RESTART = "restart"
 
 
-class Protocol(StrEnum):
+class SecurityProtocol(StrEnum):
     """The security protocol of a broker, with Kafka's own names."""
 
     PLAINTEXT = "PLAINTEXT"
@@ -59,7 +59,7 @@ class Protocol(StrEnum):
     SASL_SSL = "SASL_SSL"
 
 
-class Mechanism(StrEnum):
+class SaslMechanism(StrEnum):
     """How a client logs in under a SASL protocol, with Kafka's own names."""
 
     PLAIN = "PLAIN"
@@ -80,12 +80,12 @@ _SECURITY_OPTIONS = re.compile(
 _ISOLATION, _COMMITTED = "isolation.level", "read_committed"
 
 
-class KafkaSecurity(Section):
+class KafkaSecurity(SettingsSection):
     """How clients reach a secured broker. The same settings apply to Java and Python clients."""
 
-    protocol: Protocol
+    protocol: SecurityProtocol
     """The broker's security protocol."""
-    mechanism: Mechanism | None = None
+    mechanism: SaslMechanism | None = None
     """How the client logs in, for a SASL protocol."""
     username: str | None = Field(None, min_length=1)
     """With `password`, for PLAIN and SCRAM."""
@@ -111,28 +111,32 @@ class KafkaSecurity(Section):
     @property
     def uses_tls(self) -> bool:
         """True if the connection is encrypted (TLS)."""
-        return self.protocol in {Protocol.SSL, Protocol.SASL_SSL}
+        return self.protocol in {SecurityProtocol.SSL, SecurityProtocol.SASL_SSL}
 
     @model_validator(mode="after")
     def _require_needed_settings(self) -> Self:
-        sasl = self.protocol in {Protocol.SASL_PLAINTEXT, Protocol.SASL_SSL}
+        sasl = self.protocol in {SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL}
         if sasl and self.mechanism is None:
-            raise ValueError(f"protocol {self.protocol} needs a login: set mechanism to one of {', '.join(Mechanism)}")
+            raise ValueError(
+                f"protocol {self.protocol} needs a login: set mechanism to one of {', '.join(SaslMechanism)}"
+            )
         if not sasl:
-            self._refuse_settings(
+            self._refuse_settings_that_do_not_apply(
                 ("mechanism", *_LOGIN, *_TOKEN, "scope"),
                 f"{self.protocol} has no login; use SASL_SSL, or leave these out",
             )
-        elif self.mechanism is Mechanism.OAUTHBEARER:
-            self._require_settings(_TOKEN, f"{self.mechanism}")
-            self._refuse_settings(_LOGIN, f"{self.mechanism} logs in with client_id and client_secret; leave these out")
+        elif self.mechanism is SaslMechanism.OAUTHBEARER:
+            self._require_settings_for_mechanism(_TOKEN, f"{self.mechanism}")
+            self._refuse_settings_that_do_not_apply(
+                _LOGIN, f"{self.mechanism} logs in with client_id and client_secret; leave these out"
+            )
         else:
-            self._require_settings(_LOGIN, f"{self.mechanism}")
-            self._refuse_settings(
+            self._require_settings_for_mechanism(_LOGIN, f"{self.mechanism}")
+            self._refuse_settings_that_do_not_apply(
                 (*_TOKEN, "scope"), f"{self.mechanism} logs in with username and password; leave these out"
             )
         if not self.uses_tls:
-            self._refuse_settings(
+            self._refuse_settings_that_do_not_apply(
                 _TLS, f"{self.protocol} uses no certificates; use SSL or SASL_SSL, or leave these out"
             )
         if (self.certificate is None) != (self.key is None):
@@ -143,16 +147,16 @@ class KafkaSecurity(Section):
             )
         return self
 
-    def _require_settings(self, names: Iterable[str], mechanism: str) -> None:
+    def _require_settings_for_mechanism(self, names: Iterable[str], mechanism: str) -> None:
         if missing := [name for name in names if getattr(self, name) is None]:
             raise ValueError(f"{mechanism} needs {' and '.join(missing)}")
 
-    def _refuse_settings(self, names: Iterable[str], reason: str) -> None:
+    def _refuse_settings_that_do_not_apply(self, names: Iterable[str], reason: str) -> None:
         if given := [name for name in names if getattr(self, name) is not None]:
             raise ValueError(f"{' and '.join(given)}: {reason}")
 
 
-class KafkaSettings(Section):
+class KafkaSettings(SettingsSection):
     """Where messages come from, and how Kafka is reached."""
 
     bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
@@ -170,7 +174,7 @@ class KafkaSettings(Section):
     """A Unity Catalog service credential, used for reading and sending instead of `security` and `options`."""
     allow_offset_gaps: bool = False
     """True for compacted topics, whose offsets have gaps where Kafka removed messages. Transactions do not need it."""
-    on_topic_change: OnTopicChange = OnTopicChange.FAIL
+    on_topic_change: TopicChangePolicy = TopicChangePolicy.FAIL
     """What happens if a topic is deleted or created again, or loses messages to retention before bronze reads them."""
     inactive_after: Duration = timedelta(days=7)
     """Bronze unsubscribes from a topic without a message for this long, until a message arrives."""
@@ -210,12 +214,12 @@ class KafkaSettings(Section):
         return self
 
 
-class BronzeSettings(Section):
+class BronzeSettings(SettingsSection):
     """Settings of bronze, the layer that copies messages from a source to `bronze.messages`."""
 
-    source: SourceKind = SourceKind.KAFKA
+    source: MessageSourceKind = MessageSourceKind.KAFKA
     """Where messages come from."""
-    archive: ArchiveSettings | None = None
+    archive: FileArchiveSettings | None = None
     kinesis: KinesisSettings | None = None
     max_offsets_per_trigger: int = Field(1_000_000, gt=0)
     """Most messages per batch."""
@@ -231,7 +235,7 @@ class BronzeSettings(Section):
 
     @model_validator(mode="after")
     def _require_settings_of_source(self) -> Self:
-        if self.source is not SourceKind.KAFKA and getattr(self, self.source) is None:
+        if self.source is not MessageSourceKind.KAFKA and getattr(self, self.source) is None:
             raise ValueError(
                 f"source is {self.source}, but bronze.{self.source} says nothing about it; set bronze.{self.source}"
             )

@@ -15,19 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pydantic import (
-    ByteSize,
-    Field,
-    ValidationError,
-    computed_field,
-    field_validator,
-    model_validator,
-)
+from pydantic import ByteSize, Field, ValidationError, computed_field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
 from sessionlake.protocol.columns import find_repeated_names
-from sessionlake.settings.capture import CaptureSettings, PayloadSettings, TopicRule
+from sessionlake.settings.capture import CaptureSettings, PayloadSchemaSettings, TopicOverrideSettings
 from sessionlake.settings.file import (
     SCOPE_VARIABLE,
     TARGET_VARIABLE,
@@ -35,22 +28,22 @@ from sessionlake.settings.file import (
     SettingsFile,
     YamlDocument,
     read_databricks_secret,
-    read_document,
-    read_settings,
+    read_settings_of_target,
+    read_yaml_file,
 )
 from sessionlake.settings.gold import BATCH_BYTES, GoldSettings
-from sessionlake.settings.gold_sources import require_declared_sources
+from sessionlake.settings.gold_sources import require_declared_feeds_and_columns
 from sessionlake.settings.kafka import (
     BronzeSettings,
     KafkaSecurity,
     KafkaSettings,
-    OnTopicChange,
-    SourceKind,
+    MessageSourceKind,
+    TopicChangePolicy,
 )
-from sessionlake.settings.known_keys import list_known_keys
+from sessionlake.settings.known_keys import list_known_settings_keys
 from sessionlake.settings.processors import ProcessorSettings, add_product_processors
-from sessionlake.settings.section import Duration, Section, describe_unknown_key
-from sessionlake.settings.texts import describe_setting_error
+from sessionlake.settings.section import Duration, SettingsSection, describe_unknown_settings_key
+from sessionlake.settings.texts import describe_wrong_setting_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -64,16 +57,16 @@ __all__ = [
     "GoldSettings",
     "KafkaSecurity",
     "KafkaSettings",
-    "MaintainSettings",
-    "OnTopicChange",
-    "PayloadSettings",
+    "MaintenanceSettings",
+    "PayloadSchemaSettings",
     "ProcessorSettings",
     "PublishSettings",
     "RetentionSettings",
-    "SchemaSettings",
+    "SchemaNameSettings",
     "Settings",
     "SilverSettings",
-    "TopicRule",
+    "TopicChangePolicy",
+    "TopicOverrideSettings",
     "load_settings",
 ]
 
@@ -91,7 +84,7 @@ PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEB
 _SECRET = {"options", "security", "registry_auth", "registry_url", "url", "token"}
 
 
-class SilverSettings(Section):
+class SilverSettings(SettingsSection):
     """Settings of silver, the layer that computes the tables of sessions from `bronze.messages`."""
 
     shards: int = Field(64, gt=0, le=65_536)
@@ -109,7 +102,7 @@ class SilverSettings(Section):
     """
 
 
-class PublishSettings(Section):
+class PublishSettings(SettingsSection):
     """Settings of publishing a table's changes to Kafka."""
 
     trigger: Duration = timedelta(seconds=1)
@@ -121,7 +114,7 @@ class PublishSettings(Section):
 _RETENTION = Field(None, ge=timedelta(hours=1))
 
 
-class RetentionSettings(Section):
+class RetentionSettings(SettingsSection):
     """How long rows of each table are kept after their commit; None: forever. Rows still in use are kept longer."""
 
     bronze: Duration | None = _RETENTION
@@ -150,7 +143,7 @@ class RetentionSettings(Section):
         return self
 
 
-class MaintainSettings(Section):
+class MaintenanceSettings(SettingsSection):
     """Settings of maintenance, which compacts small files and removes files, log entries and rows no longer needed."""
 
     interval: Duration = Field(timedelta(minutes=1), ge=timedelta(seconds=1))
@@ -165,7 +158,7 @@ class MaintainSettings(Section):
     retention: RetentionSettings = RetentionSettings()
 
 
-class SchemaSettings(Section):
+class SchemaNameSettings(SettingsSection):
     """Names of the schemas in the catalog. Deployments for development add a prefix to them."""
 
     bronze: str = Field("bronze", min_length=1)
@@ -179,7 +172,7 @@ class SchemaSettings(Section):
     reference: str = Field("reference", min_length=1)
     """Name of the schema of reference tables."""
 
-    def get_configured_name(self, schema: str) -> str:
+    def get_configured_schema_name(self, schema: str) -> str:
         """Returns the configured name of one of the schemas `bronze`, `silver`, `gold`, `ops` and `reference`."""
         return str(getattr(self, schema))
 
@@ -203,8 +196,8 @@ class Settings(BaseSettings):
     silver: SilverSettings = SilverSettings()
     gold: GoldSettings = GoldSettings()
     publish: PublishSettings = PublishSettings()
-    maintain: MaintainSettings = MaintainSettings()
-    schemas: SchemaSettings = SchemaSettings()
+    maintain: MaintenanceSettings = MaintenanceSettings()
+    schemas: SchemaNameSettings = SchemaNameSettings()
     processors: tuple[ProcessorSettings, ...] = ()
     """The configured processors. After validation it also has those that maintain gold's products with a source."""
 
@@ -254,12 +247,12 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_declared_sources(self) -> Self:
-        require_declared_sources(self.gold, self.capture)
+        require_declared_feeds_and_columns(self.gold, self.capture)
         return self
 
     @model_validator(mode="after")
     def _require_distinct_tables(self) -> Self:
-        if repeated := find_repeated_names((*self.added_tables, *self.capture.feed_views)):
+        if repeated := find_repeated_names((*self.added_table_names, *self.capture.feed_view_names)):
             raise ValueError(
                 "processors, gold's products and feeds share one set of names, and two of them have the "
                 f"name {', '.join(repeated)}; rename one"
@@ -275,9 +268,9 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def added_tables(self) -> tuple[str, ...]:
+    def added_table_names(self) -> tuple[str, ...]:
         """Names, such as `gold.hourly`, of the tables of processors, products and references that are declared here."""
-        gold = self.gold.added_tables + self.gold.reference_tables
+        gold = self.gold.added_table_names + self.gold.reference_table_names
         return tuple(processor.output_table for processor in self.processors) + gold
 
     @property
@@ -286,16 +279,16 @@ class Settings(BaseSettings):
 
         The completeness of archives is checked in another way.
         """
-        return self.kafka.allow_offset_gaps or self.bronze.source is SourceKind.ARCHIVE
+        return self.kafka.allow_offset_gaps or self.bronze.source is MessageSourceKind.ARCHIVE
 
     @computed_field  # type: ignore[prop-decorator]  # mypy supports none above property
     @property
-    def warehouse(self) -> Path:
+    def local_tables_folder(self) -> Path:
         """Folder of the local tables. Each table is at `<schema>/<table>` in it."""
         return self.home / "warehouse"
 
     @property
-    def location(self) -> str:
+    def table_location_text(self) -> str:
         """Where the tables are, as a text for users: the catalog, or the home folder."""
         return f"catalog {self.catalog}" if self.catalog else str(self.home)
 
@@ -314,10 +307,10 @@ def load_settings(file: str | Path | None = None) -> Settings:
     Raises:
         ConfigError: a setting is wrong. The text has each wrong key with its value and the allowed values.
     """
-    path = _find_config_file(file)
-    document = YamlDocument(Path(DEFAULT_FILE)) if path is None else read_document(path)
-    _refuse_unknown_variables()
-    return validate_settings(read_settings(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
+    path = _find_settings_file(file)
+    document = YamlDocument(Path(DEFAULT_FILE)) if path is None else read_yaml_file(path)
+    _refuse_unknown_environment_variables()
+    return validate_settings(read_settings_of_target(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
 
 
 def validate_settings(file: SettingsFile) -> Settings:
@@ -329,7 +322,7 @@ def validate_settings(file: SettingsFile) -> Settings:
     try:
         return Settings(**file.content)
     except ValidationError as error:
-        wrong = [(file.find_line(item["loc"]), describe_wrong_setting(item, file)) for item in error.errors()]
+        wrong = [(file.find_line_of_key(item["loc"]), describe_settings_error(item, file)) for item in error.errors()]
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
         many = "s" if len(wrong) > 1 else ""
@@ -341,7 +334,7 @@ def validate_settings(file: SettingsFile) -> Settings:
         ) from None
 
 
-def _find_config_file(file: str | Path | None) -> Path | None:
+def _find_settings_file(file: str | Path | None) -> Path | None:
     if named := file or os.environ.get(CONFIG_VARIABLE):
         if not Path(named).exists():
             raise ConfigError(
@@ -353,7 +346,7 @@ def _find_config_file(file: str | Path | None) -> Path | None:
     return next((path for path in (own, Path(DEFAULT_FILE)) if path.is_file()), None)
 
 
-def find_key_of_variable(name: str) -> tuple[str, ...] | None:
+def find_settings_key_of_environment_variable(name: str) -> tuple[str, ...] | None:
     """Returns the key that an environment variable sets, as a tuple of its levels, whether the settings have it or not.
 
     Returns None if the variable has another prefix than `SESSIONLAKE_`, or is one that is not a setting.
@@ -363,10 +356,10 @@ def find_key_of_variable(name: str) -> tuple[str, ...] | None:
     return tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
 
 
-def _refuse_unknown_variables() -> None:
+def _refuse_unknown_environment_variables() -> None:
     known = set(Settings.model_fields)
     for name in os.environ:
-        key = find_key_of_variable(name)
+        key = find_settings_key_of_environment_variable(name)
         if key is not None and key[0] not in known:
             raise ConfigError(
                 f"the environment variable {name} sets '{key[0]}', which is not a setting",
@@ -374,24 +367,28 @@ def _refuse_unknown_variables() -> None:
             )
 
 
-def describe_wrong_setting(error: ErrorDetails, file: SettingsFile) -> str:
+def describe_settings_error(error: ErrorDetails, file: SettingsFile) -> str:
     """Returns a text with the key of a wrong setting, what is wrong, and the value, unless that may be a secret.
 
     Args:
         error: The error that pydantic reports.
         file: The settings file, which says which values are secrets.
     """
-    key, text = ".".join(str(part) for part in error["loc"]), describe_setting_error(error)
+    key, text = ".".join(str(part) for part in error["loc"]), describe_wrong_setting_value(error)
     if error["type"] == "extra_forbidden":
-        known = list_known_keys(Settings, error["loc"][:-1])
-        return f"{key}: no such key{describe_unknown_key(error['loc'][-1], known)}"
-    if file.contains_secret(error["loc"], text):
+        known = list_known_settings_keys(Settings, error["loc"][:-1])
+        return f"{key}: no such key{describe_unknown_settings_key(error['loc'][-1], known)}"
+    if file.may_text_reveal_secret(error["loc"], text):
         return f"{key}: the value of the secret is not valid ({error['type']})"
-    if isinstance(error["input"], dict) or may_be_secret(error["loc"]) or file.is_secret(error["loc"]):
+    if (
+        isinstance(error["input"], dict)
+        or may_setting_be_secret(error["loc"])
+        or file.contains_secret_at_key(error["loc"])
+    ):
         return f"{key}: {text}" if key else text
     return f"{key} = {error['input']!r}: {text}"
 
 
-def may_be_secret(key: KeyPath) -> bool:
+def may_setting_be_secret(key: KeyPath) -> bool:
     """Returns True if the setting is of a kind that can have secrets, such as client options. Errors hide its value."""
     return not _SECRET.isdisjoint(key)

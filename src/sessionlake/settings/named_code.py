@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import Any
 
 
-class NamedCodeError(Exception):
+class ConfiguredCodeError(Exception):
     """A Python object that the configuration names does not exist or cannot be imported; the text says why."""
 
 
-def load_named_code(target: str, kind: type, folder: str = "") -> Any:
+def load_configured_python_object(target: str, kind: type, folder: str = "") -> Any:
     """Imports a module and returns the object in it that `target` names.
 
     Args:
@@ -32,14 +32,18 @@ def load_named_code(target: str, kind: type, folder: str = "") -> Any:
         why = f"module {module} cannot be imported"
         if isinstance(error, ModuleNotFoundError):
             where = f", nor in {folder}" if folder else ""
-            raise NamedCodeError(f"{why} ({type(error).__name__}: {error}); it is not installed{where}") from error
-        raise NamedCodeError(f"{why}: {type(error).__name__}: {error}") from error
+            raise ConfiguredCodeError(f"{why} ({type(error).__name__}: {error}); it is not installed{where}") from error
+        raise ConfiguredCodeError(f"{why}: {type(error).__name__}: {error}") from error
     if not hasattr(found, name):
-        own = [key for key, value in vars(found).items() if isinstance(value, kind) and _is_defined_in(value, module)]
+        own = [
+            key
+            for key, value in vars(found).items()
+            if isinstance(value, kind) and _is_defined_in_module(value, module)
+        ]
         what = "classes" if kind is type else f"{kind.__name__.lower()}s"
-        raise NamedCodeError(f"module {module} has no {name}; its {what}: {', '.join(own) or 'none'}")
+        raise ConfiguredCodeError(f"module {module} has no {name}; its {what}: {', '.join(own) or 'none'}")
     return getattr(found, name)
 
 
-def _is_defined_in(value: Any, module: str) -> bool:
+def _is_defined_in_module(value: Any, module: str) -> bool:
     return not isinstance(value, type) or value.__module__ == module

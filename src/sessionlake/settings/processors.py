@@ -11,10 +11,10 @@ from pydantic import ConfigDict, Field
 
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
-from sessionlake.settings.section import Duration, OnViolation, Regex, Section
+from sessionlake.settings.section import Duration, OnViolation, Regex, SettingsSection
 
 
-class ProcessorSettings(Section):
+class ProcessorSettings(SettingsSection):
     """One processor: a user's class that computes a table from the messages of sessions or from rows of a table."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -99,7 +99,7 @@ def add_product_processors(
         ValueError: Two have the same name or table, or tables are computed from each other in a circle.
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
-    every = [*named, *(_make_product_processor(one, gold.trigger) for one in gold.products if one.source is not None)]
+    every = [*named, *(_create_product_processor(one, gold.trigger) for one in gold.products if one.source is not None)]
     if repeated := find_repeated_names(own.name for own in every):
         raise ValueError(
             f"a processor and a product of gold with a source have the same name {', '.join(repeated)}; rename one"
@@ -118,14 +118,14 @@ def add_product_processors(
         ) from None
 
 
-def _make_product_processor(product: ProductSettings, trigger: timedelta) -> ProductProcessor:
+def _create_product_processor(product: ProductSettings, trigger: timedelta) -> ProductProcessor:
     return ProductProcessor(
         name=product.name,
-        target=product.python or product.table,
+        target=product.python or product.table_name,
         key=product.keys,
         source=str(product.source),
         order=product.order,
-        table=product.table,
+        table=product.table_name,
         trigger=trigger,
         product=product,
     )

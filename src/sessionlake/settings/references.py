@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import check_columns
-from sessionlake.settings.section import Duration, Section
+from sessionlake.settings.section import Duration, SettingsSection
 
 _RESERVED_COLUMNS = ("valid_from", "valid_to", "_taken_by", "_gone_by")
 _NAME = r"^[a-z][a-z0-9_]{0,62}$"
@@ -18,7 +18,7 @@ _KEY_TYPES = (*_LOOKUP_KEY_TYPES, "date", "decimal(p,s)")
 _TYPES = (*_KEY_TYPES, "float", "double", "timestamp", "timestamp_ntz")
 
 
-class LookupSettings(Section):
+class ReferenceLookupSettings(SettingsSection):
     """A service or Python code from which gold fetches rows of a reference table for keys that the table lacks."""
 
     url: str | None = Field(None, pattern=r"^https?://")
@@ -43,13 +43,13 @@ class LookupSettings(Section):
     """Most keys that are remembered as requested."""
 
     @model_validator(mode="after")
-    def _require_one_source(self) -> Self:
+    def _require_url_or_python(self) -> Self:
         if (self.url is None) == (self.python is None):
             raise ValueError("a lookup needs exactly one of `url` and `python: module:NAME`")
         return self
 
 
-class ReferenceSettings(Section):
+class ReferenceSettings(SettingsSection):
     """A reference table, `reference.<name>`, with one row per key and span of time (SCD type 2). Users write it."""
 
     name: str = Field(pattern=_NAME)
@@ -58,7 +58,7 @@ class ReferenceSettings(Section):
     """The key columns and their Spark SQL types."""
     columns: dict[str, str]
     """The value columns and their Spark SQL types."""
-    lookup: LookupSettings | None = None
+    lookup: ReferenceLookupSettings | None = None
 
     @field_validator("keys", "columns")
     @classmethod
@@ -66,14 +66,14 @@ class ReferenceSettings(Section):
         if not value:
             raise ValueError("columns is empty; name at least one column, as in {site: string}")
         for name, sql in value.items():
-            if not _is_type_allowed(sql, _TYPES):
+            if not _is_sql_type_allowed(sql, _TYPES):
                 raise ValueError(f"{name}: there is no type {sql!r}; the types are {', '.join(_TYPES)}")
         return value
 
     @model_validator(mode="after")
     def _require_consistent_settings(self) -> Self:
-        check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},")
-        if wrong := [name for name, sql in self.keys.items() if not _is_type_allowed(sql, _KEY_TYPES)]:
+        check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table_name},")
+        if wrong := [name for name, sql in self.keys.items() if not _is_sql_type_allowed(sql, _KEY_TYPES)]:
             raise ValueError(f"{', '.join(wrong)}: a key cannot be of this type; use one of {', '.join(_KEY_TYPES)}")
         if self.lookup and (wrong := [name for name, sql in self.keys.items() if sql not in _LOOKUP_KEY_TYPES]):
             raise ValueError(
@@ -83,21 +83,21 @@ class ReferenceSettings(Section):
         return self
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's name with schema, `reference.<name>`."""
         return f"reference.{self.name}"
 
     @property
-    def applied_table(self) -> str:
+    def gold_copy_table(self) -> str:
         """Name of gold's copy of the table, `gold.reference_<name>`, which has the rows that gold has already used."""
         return f"gold.reference_{self.name}"
 
 
-def _is_type_allowed(sql: str, types: tuple[str, ...]) -> bool:
+def _is_sql_type_allowed(sql: str, types: tuple[str, ...]) -> bool:
     return ("decimal(p,s)" if is_decimal(sql) else sql) in types
 
 
-class JoinSettings(Section):
+class ReferenceJoinSettings(SettingsSection):
     """A join of changes with a reference table: each change gets the row that is valid at its event time."""
 
     reference: str
@@ -116,21 +116,21 @@ class JoinSettings(Section):
         return value
 
     @property
-    def version_prefix(self) -> str:
+    def version_column_prefix(self) -> str:
         """Prefix of the column `<name>_valid_from`, which shows the version of the joined row."""
         return self.name or self.reference
 
 
-class EnrichedSettings(Section):
+class EnrichedTableSettings(SettingsSection):
     """A table of gold with one row per change, joined with the rows of reference tables valid at its event time."""
 
     name: str = Field(pattern=_NAME)
     """Names the table: `gold.<name>`."""
     columns: tuple[str, ...] | None = None
     """The declared columns that the table has; default: all. Columns that are joined on are always included."""
-    join: tuple[JoinSettings, ...] = Field(min_length=1)
+    join: tuple[ReferenceJoinSettings, ...] = Field(min_length=1)
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"

@@ -37,7 +37,7 @@ def _parse_duration(value: object) -> timedelta:
     return timedelta(milliseconds=float(match["number"]) * factor)
 
 
-def _validate_regex(value: str) -> str:
+def _require_valid_regex(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
@@ -51,10 +51,10 @@ def _validate_regex(value: str) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
-Regex = Annotated[str, AfterValidator(_validate_regex)]
+Regex = Annotated[str, AfterValidator(_require_valid_regex)]
 
 
-def milliseconds(duration: timedelta) -> int:
+def convert_duration_to_ms(duration: timedelta) -> int:
     """Returns a duration in whole milliseconds."""
     return duration // timedelta(milliseconds=1)
 
@@ -77,13 +77,13 @@ class OnViolation(StrEnum):
     RECORD = "record"
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     """Base class of a section of the configuration. It cannot be changed, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def describe_unknown_key(key: int | str, known: Sequence[str]) -> str:
+def describe_unknown_settings_key(key: int | str, known: Sequence[str]) -> str:
     """Returns the end of an error text about an unknown key: the most similar known key, if any, and all known keys."""
     similar = get_close_matches(str(key), known, 1)
     meant = f", did you mean {similar[0]}?" if similar else ";"

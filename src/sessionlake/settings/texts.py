@@ -19,17 +19,17 @@ _BOUNDS = {
 _UNITS = (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1)))
 
 
-def describe_setting_error(error: ErrorDetails) -> str:
+def describe_wrong_setting_value(error: ErrorDetails) -> str:
     """Returns in plain words what is wrong with a setting, without its key and value."""
     if error["type"] in _BOUNDS:
         name, words = _BOUNDS[error["type"]]
-        return f"must be {words} {_describe_bound(str(error['ctx'][name]))}"
+        return f"must be {words} {_format_minimum_or_maximum(str(error['ctx'][name]))}"
     if error["type"] == "missing":
         return "the key is missing"
     return error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
 
 
-def _describe_bound(bound: str) -> str:
+def _format_minimum_or_maximum(bound: str) -> str:
     """Returns a minimum or maximum as a setting is written, as in `1 hour`.
 
     Args:

@@ -32,7 +32,7 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.feed_history import list_feed_mappings
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -130,7 +130,7 @@ def build_folded_stream(
         resume_from: The handover whose states the stream starts with; None for empty states.
     """
     capture = settings.capture
-    interval = milliseconds(settings.silver.snapshot_interval)
+    interval = convert_duration_to_ms(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared_columns, capture, decisions, interval)
     if resume_from is not None:
         fold = handover.ResumedFold(fold, str(handover.find_active_handover_folder(settings)))

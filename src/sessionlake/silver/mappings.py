@@ -8,7 +8,7 @@ from operator import eq, ge, itemgetter
 from sessionlake.delta.schemas.names import LEDGER, SILVER
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError
-from sessionlake.settings.feed_history import FeedMapping, find_changed_topic
+from sessionlake.settings.feed_history import FeedMapping, find_topic_with_changed_feed
 from sessionlake.settings.model import Settings
 
 
@@ -36,7 +36,7 @@ def refuse_changed_feeds(
     if last_batch < 0 or not settings.capture.feeds:  # without feeds, messages of other forms go to quarantine
         return
     former = _read_feed_mappings_of_batch(reader, layer, last_batch)
-    changed = None if former is None else find_changed_topic(former, settings.capture, topics)
+    changed = None if former is None else find_topic_with_changed_feed(former, settings.capture, topics)
     if changed is not None:
         what = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(

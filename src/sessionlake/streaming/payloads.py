@@ -19,8 +19,8 @@ from sessionlake.protocol.payload import (
     SchemaFinder,
     UnusableSchemaError,
 )
-from sessionlake.settings.model import CaptureSettings, PayloadSettings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.model import CaptureSettings, PayloadSchemaSettings
+from sessionlake.settings.section import convert_duration_to_ms
 
 
 def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
@@ -44,10 +44,10 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
     """
     if not capture.feeds:
         return None
-    feeds = tuple(feed.build() for feed in capture.feeds)
+    feeds = tuple(feed.convert_to_feed() for feed in capture.feeds)
     for feed in feeds:
         feed.load_decoder_and_check_function()
-    skew = milliseconds(capture.max_future_skew)
+    skew = convert_duration_to_ms(capture.max_future_skew)
     payload = read_payload_of_feeds(capture)
     return FeedDecoder(feeds, capture.declared_columns, capture.max_message_bytes, skew, shards, payload)
 
@@ -86,7 +86,7 @@ def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> P
     return payload
 
 
-def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> SchemaFinder:
+def _read_schemas(kind: PayloadFormat, settings: PayloadSchemaSettings) -> SchemaFinder:
     if settings.registry_url:
         auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
         return SchemaRegistryReader(kind, settings.registry_url, auth)
@@ -97,7 +97,7 @@ def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> SchemaFinde
     )
 
 
-def _list_schema_files(settings: PayloadSettings) -> dict[int, Path]:
+def _list_schema_files(settings: PayloadSchemaSettings) -> dict[int, Path]:
     return {0: settings.schema_file} if settings.schema_file else settings.schema_files
 
 

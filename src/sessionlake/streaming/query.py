@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.spark.callbacks import create_callback_thread_closer
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.errors import explain_layer_error
@@ -136,7 +136,7 @@ class LayerQuery:
         timed = (
             writer.trigger(availableNow=True)
             if once
-            else writer.trigger(processingTime=f"{milliseconds(trigger)} milliseconds")
+            else writer.trigger(processingTime=f"{convert_duration_to_ms(trigger)} milliseconds")
         )
         try:
             self._query = timed.start()

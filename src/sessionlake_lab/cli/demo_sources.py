@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import ROWS, SESSIONS
 from sessionlake.protocol.columns import ID
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.settings.model import PayloadSettings, Settings
+from sessionlake.settings.model import PayloadSchemaSettings, Settings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.simulate.books import BOOK_FEED, BOOK_TOPIC, OrderBook
 from sessionlake_lab.simulate.sensors import SENSOR_COLUMNS
@@ -32,7 +32,7 @@ _POLICY = {"integrity": Integrity.STRICT.value, "on_violation": OnViolation.ISOL
 def build_sensor_settings(settings: Settings) -> Settings:
     """Returns settings with only the sensors: their columns, without feeds, and a pattern that matches their topics."""
     capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
-    capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings(), "feeds": ()}
+    capture |= {"format": PayloadFormat.JSON, "payload": PayloadSchemaSettings(), "feeds": ()}
     capture["columns"] = SENSOR_COLUMNS
     kafka = settings.kafka.model_copy(update={"topic_pattern": _SENSOR_TOPICS})
     return settings.model_copy(update={"capture": settings.capture.model_copy(update=capture), "kafka": kafka})

@@ -12,8 +12,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from sessionlake.errors import BrokerError
 from sessionlake.kafka.clients import build_librdkafka_consumer_config, require_reachable_broker
 from sessionlake.protocol.silence import Silence
-from sessionlake.settings.model import Settings, TopicRule
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.model import Settings, TopicOverrideSettings
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake_lab.truth import CaptureRules, ExpectedTables, GroundTruth, KafkaMessage
 
 if TYPE_CHECKING:
@@ -54,24 +54,24 @@ def make_rules(settings: Settings) -> CaptureRules:
         columns={column.name: column.sql for column in capture.declared_columns},
         integrity=capture.integrity.value,
         on_violation=capture.on_violation.value,
-        lateness_ms=milliseconds(capture.lateness),
-        gap_timeout_ms=milliseconds(capture.gap_timeout),
-        session_timeout_ms=milliseconds(capture.session_timeout),
-        max_future_skew_ms=milliseconds(capture.max_future_skew),
+        lateness_ms=convert_duration_to_ms(capture.lateness),
+        gap_timeout_ms=convert_duration_to_ms(capture.gap_timeout),
+        session_timeout_ms=convert_duration_to_ms(capture.session_timeout),
+        max_future_skew_ms=convert_duration_to_ms(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
-        snapshot_interval_ms=milliseconds(settings.silver.snapshot_interval),
+        snapshot_interval_ms=convert_duration_to_ms(settings.silver.snapshot_interval),
         by_topic=tuple((rule.pattern, _list_overrides(rule)) for rule in capture.by_topic),
     )
 
 
-def _list_overrides(rule: TopicRule) -> dict[str, str | int]:
+def _list_overrides(rule: TopicOverrideSettings) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     if rule.integrity is not None:
         found["integrity"] = rule.integrity.value
     if rule.on_violation is not None:
         found["on_violation"] = rule.on_violation.value
     if rule.lateness is not None:
-        found["lateness_ms"] = milliseconds(rule.lateness)
+        found["lateness_ms"] = convert_duration_to_ms(rule.lateness)
     return found
 
 

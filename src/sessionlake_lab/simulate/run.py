@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.errors import MachineSetupError, UsageError
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import FaultRates, MessageMix, Scenario
 
@@ -163,9 +163,9 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
     total = given.pop("messages", None)
     _require_known_options(given)
     limits: dict[str, Any] = {
-        "lateness_s": milliseconds(settings.capture.lateness) / 1000,
+        "lateness_s": convert_duration_to_ms(settings.capture.lateness) / 1000,
         "max_message_bytes": settings.capture.max_message_bytes,
-        "future_skew_s": milliseconds(settings.capture.max_future_skew) / 1000,
+        "future_skew_s": convert_duration_to_ms(settings.capture.max_future_skew) / 1000,
     }
     base = _build_bench_scenario(given, total) if mode == "bench" else Scenario(**limits)
     mix = replace(base.mix, **{name: value for name, value in given.items() if name in _MIX})

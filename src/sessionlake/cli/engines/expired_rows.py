@@ -19,7 +19,7 @@ def describe_expired_rows(reader: TableReader, settings: Settings, names: Collec
         settings: The configuration.
         names: The tables, views and functions that the statement reads.
     """
-    kept = [one.table for one in settings.gold.products] + [tier.table_name for tier in TIERS]
+    kept = [one.table_name for one in settings.gold.products] + [tier.table_name for tier in TIERS]
     through = [tier.table_name for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in names else []
     named = [table for table in kept if table in {*names, *through}]
     return [describe_expiry(table, floors) for table, floors in read_expiry_times(reader, named).items()]

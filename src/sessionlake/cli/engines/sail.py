@@ -106,7 +106,7 @@ class SailEngine:
         ]
         for table in tables:
             if table not in statement.versions:
-                if any(table in feed.views for feed in self._settings.capture.feeds):
+                if any(table in feed.view_names for feed in self._settings.capture.feeds):
                     raise EngineRefusalError(f"{table} is a view of a feed")
                 if table in names:
                     raise EngineRefusalError(f"{table} does not exist yet")
@@ -151,7 +151,7 @@ class _LakeInSail(LakeAtVersions):
             EngineRefusalError: Its path has characters for which Sail may look in another folder.
         """
         schema, name = table.split(".")
-        folder = self.settings.warehouse.resolve() / schema / name
+        folder = self.settings.local_tables_folder.resolve() / schema / name
         if not _LOCATION.fullmatch(str(folder)):
             raise EngineRefusalError(f"the path {folder} has special characters")
         return folder

@@ -14,7 +14,7 @@ from sessionlake.databricks.bundle.models import find_model_faults, suggest_simi
 from sessionlake.databricks.bundle.query_rules import CheckedQuery, Columns, check_query
 from sessionlake.databricks.bundle.root_models import DASHBOARD, WIDGET_VERSIONS, read_all_models
 from sessionlake.protocol.columns import find_repeated_names
-from sessionlake.settings.file import KeyPath, find_line_numbers
+from sessionlake.settings.file import KeyPath, find_line_numbers_of_yaml_keys
 
 CONTENT = "serialized_dashboard"
 
@@ -44,7 +44,7 @@ def find_dashboard_faults(
         return
     faults = list(_find_content_faults(content, columns, schemas, queries))
     # JSON is YAML, whose parser tells the line of each key. It is slow, so a dashboard without faults is not parsed.
-    lines = find_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader)) if faults else {}
+    lines = find_line_numbers_of_yaml_keys(yaml.compose(text, Loader=yaml.SafeLoader)) if faults else {}
     for key, fault in faults:
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
         yield (CONTENT,), fault, line

@@ -9,9 +9,25 @@ from pathlib import PurePosixPath
 from sessionlake.databricks.bundle.files import ResourceFault, Tree
 from sessionlake.databricks.bundle.models import is_unknown, suggest_similar_name
 from sessionlake.databricks.bundle.query_rules import Columns
-from sessionlake.settings.environment import find_rejected_variables, find_unknown_variables
-from sessionlake.settings.file import TARGET_VARIABLE, FileError, KeyPath, SettingsFile, YamlDocument, read_settings
-from sessionlake.settings.model import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
+from sessionlake.settings.environment import (
+    describe_rejected_environment_variables,
+    describe_unknown_environment_variables,
+)
+from sessionlake.settings.file import (
+    TARGET_VARIABLE,
+    KeyPath,
+    SettingsFile,
+    SettingsFileError,
+    YamlDocument,
+    read_settings_of_target,
+)
+from sessionlake.settings.model import (
+    CONFIG_VARIABLE,
+    DEFAULT_FILE,
+    ENV_PREFIX,
+    PUBLICATIONS_VARIABLE,
+    SchemaNameSettings,
+)
 
 _SECRET_REFERENCE = re.compile(r"\{\{secrets/.+\}\}")
 """How the variable of a cluster names a secret, which only the cluster reads."""
@@ -36,8 +52,8 @@ def find_environment_faults(
         key: KeyPath = ("job_clusters", number, "new_cluster", "spark_env_vars")
         known = {name: None if _is_hidden(value) else value for name, value in variables.items()}
         for name, text in (
-            *find_unknown_variables(variables),
-            *find_rejected_variables(known, _read_settings_file(known, document)),
+            *describe_unknown_environment_variables(variables),
+            *describe_rejected_environment_variables(known, _read_settings_file(known, document)),
             *_find_swapped_schemas(variables, schemas),
             *_find_shared_folder(variables, cluster),
             *_find_wrong_publications(variables, columns),
@@ -57,14 +73,14 @@ def _read_settings_file(variables: Mapping[str, str | None], document: YamlDocum
     if document is None or is_other or (target is None and TARGET_VARIABLE in variables):
         return None
     try:
-        return read_settings(document, target)
-    except FileError:
+        return read_settings_of_target(document, target)
+    except SettingsFileError:
         return None
 
 
 def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yields name and fault of each variable that names the schema of another layer than its own."""
-    layers = {layer: f"{_SCHEMA_PREFIX}{layer.upper()}" for layer in SchemaSettings.model_fields}
+    layers = {layer: f"{_SCHEMA_PREFIX}{layer.upper()}" for layer in SchemaNameSettings.model_fields}
     for layer, name in layers.items():
         written = schemas.get(variables.get(name, ""), layer)
         if written != layer and written in layers:

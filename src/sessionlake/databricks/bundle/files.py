@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.file import FileError, KeyPath, YamlDocument, read_document
+from sessionlake.settings.file import KeyPath, SettingsFileError, YamlDocument, read_yaml_file
 
 BUNDLE_FILE = "databricks.yml"
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -130,17 +130,17 @@ def read_bundle(folder: Path) -> BundleFiles:
     Raises:
         ConfigError: The folder has no bundle, or a file cannot be read.
     """
-    main = read_document(folder / BUNDLE_FILE)
+    main = read_yaml_file(folder / BUNDLE_FILE)
     patterns = main.content.get("include", [])
     if not isinstance(patterns, list) or not all(isinstance(own, str) and not own.startswith("/") for own in patterns):
-        raise FileError(
+        raise SettingsFileError(
             main.path,
-            main.find_line(("include",)) or 0,
+            main.find_line_of_key(("include",)) or 0,
             ": include must be a list of file patterns relative to this folder",
         )
     included = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return BundleFiles(
-        {BUNDLE_FILE: main} | {file.relative_to(folder).as_posix(): read_document(file) for file in included}
+        {BUNDLE_FILE: main} | {file.relative_to(folder).as_posix(): read_yaml_file(file) for file in included}
     )
 
 

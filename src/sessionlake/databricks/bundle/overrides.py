@@ -11,7 +11,7 @@ import yaml
 
 from sessionlake.databricks.bundle.files import FileFault
 from sessionlake.databricks.bundle.models import suggest_similar_name
-from sessionlake.settings.file import find_line_numbers
+from sessionlake.settings.file import find_line_numbers_of_yaml_keys
 
 _PATH = ".databricks/bundle/{}/variable-overrides.json"
 
@@ -36,7 +36,7 @@ def read_overrides(folder: Path, target: str, declared: Mapping[str, Any]) -> tu
         return {}, [FileFault(name, error.lineno, f"is not valid JSON: {error.msg}, column {error.colno}")]
     if not isinstance(values, dict):
         return {}, [FileFault(name, 1, "must be one JSON object with a value for each variable")]
-    lines = find_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader))
+    lines = find_line_numbers_of_yaml_keys(yaml.compose(text, Loader=yaml.SafeLoader))
     faults = [
         FileFault(name, lines[own,], f"there is no variable {own}{suggest_similar_name(own, list(declared))}")
         for own in values.keys() - declared.keys()

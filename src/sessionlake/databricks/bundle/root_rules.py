@@ -30,7 +30,7 @@ def find_faults_outside_resources(files: BundleFiles, folder: Path) -> Iterator[
     for name, document in files.documents.items():
         content = document.content | ({} if name == BUNDLE_FILE else {"bundle": {"name": "included"}})
         for key, text in find_model_faults(read_all_models(), ROOT, content):
-            yield FileFault(name, document.find_line(key) or 1, text)
+            yield FileFault(name, document.find_line_of_key(key) or 1, text)
     yield from _find_target_faults(files)
     version = str((files.merged_content.get("bundle") or {}).get("databricks_cli_version", ">= 1.9.0"))
     if not all(_VERSION.fullmatch(part.strip()) for part in version.split(",")):

@@ -38,8 +38,15 @@ from sessionlake.databricks.bundle.reference_rules import find_reference_faults,
 from sessionlake.databricks.bundle.root_rules import find_faults_outside_resources
 from sessionlake.databricks.bundle.value_rules import find_repeated_resources, find_value_faults
 from sessionlake.errors import ConfigError
-from sessionlake.settings.environment import SettingsWithoutEnvironment, find_settings_problems
-from sessionlake.settings.file import TARGETS, FileError, KeyPath, YamlDocument, read_document, read_settings
+from sessionlake.settings.environment import SettingsWithoutEnvironment, list_settings_errors_with_lines
+from sessionlake.settings.file import (
+    TARGETS,
+    KeyPath,
+    SettingsFileError,
+    YamlDocument,
+    read_settings_of_target,
+    read_yaml_file,
+)
 from sessionlake.settings.model import DEFAULT_FILE
 
 _PROTECTED = {"schemas", "secret_scopes"}
@@ -59,7 +66,7 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], explain_refus
     """
     try:
         files = read_bundle(folder)
-    except FileError as error:
+    except SettingsFileError as error:
         return [_create_unreadable_file_fault(folder, error)]
     found = [
         *find_faults_outside_resources(files, folder),
@@ -80,21 +87,21 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], explain_refus
 def find_settings_faults(folder: Path, files: BundleFiles) -> Iterator[FileFault]:
     """Yields the faults that the settings file has for any target. Secrets are assumed to be valid."""
     try:
-        document = read_document(folder / DEFAULT_FILE)
+        document = read_yaml_file(folder / DEFAULT_FILE)
         for name in (None, *files.targets):
-            content = read_settings(document, name)
-            for line, text in find_settings_problems(content):
+            content = read_settings_of_target(document, name)
+            for line, text in list_settings_errors_with_lines(content):
                 yield FileFault(DEFAULT_FILE, line or 1, text)
-            for key, path in content.list_file_paths():
+            for key, path in content.list_paths_of_named_files():
                 if path.is_relative_to(folder) and not path.is_file():
                     text = f"{path.relative_to(folder)}: there is no such file"
-                    yield FileFault(DEFAULT_FILE, content.find_line(key) or 1, text)
-    except FileError as error:
+                    yield FileFault(DEFAULT_FILE, content.find_line_of_key(key) or 1, text)
+    except SettingsFileError as error:
         yield _create_unreadable_file_fault(folder, error)
         return
     for name in document.content.get(TARGETS, {}).keys() - files.targets.keys():
         text = f"targets.{name}: the bundle has no such target; it has {', '.join(files.targets)}"
-        yield FileFault(DEFAULT_FILE, document.find_line((TARGETS, name)) or 1, text)
+        yield FileFault(DEFAULT_FILE, document.find_line_of_key((TARGETS, name)) or 1, text)
 
 
 @dataclass(frozen=True)
@@ -128,25 +135,25 @@ def _read_context(files: BundleFiles, folder: Path, explain_refusal: Refused) ->
 def _read_settings_file(folder: Path) -> YamlDocument | None:
     """Returns the parsed settings file; None if it cannot be read. Another check reports that."""
     try:
-        return read_document(folder / DEFAULT_FILE)
-    except FileError:
+        return read_yaml_file(folder / DEFAULT_FILE)
+    except SettingsFileError:
         return None
 
 
 def _list_added_tables(folder: Path) -> list[str]:
     """Returns the names of tables and views that only the settings file declares; empty if the file has a fault."""
     try:
-        settings = SettingsWithoutEnvironment(**read_settings(read_document(folder / DEFAULT_FILE)).content)
-    except (FileError, ValidationError):
+        settings = SettingsWithoutEnvironment(**read_settings_of_target(read_yaml_file(folder / DEFAULT_FILE)).content)
+    except (SettingsFileError, ValidationError):
         return []
-    return [*settings.added_tables, *settings.capture.feed_views]
+    return [*settings.added_table_names, *settings.capture.feed_view_names]
 
 
 def _read_declared_columns(folder: Path) -> dict[str, str]:
     """Returns the SQL types of the columns that the settings file declares, by name; empty if it cannot be read."""
     try:
-        content = read_document(folder / DEFAULT_FILE).content
-    except FileError:
+        content = read_yaml_file(folder / DEFAULT_FILE).content
+    except SettingsFileError:
         return {}
     capture = content.get("capture") or {}
     feeds = capture.get("feeds") or []
@@ -161,7 +168,7 @@ def _find_query_faults(context: _CheckContext) -> Iterator[FileFault]:
             yield FileFault(f"{QUERIES}/{name}.sql", line, text)
 
 
-def _create_unreadable_file_fault(folder: Path, error: FileError) -> FileFault:
+def _create_unreadable_file_fault(folder: Path, error: SettingsFileError) -> FileFault:
     return FileFault(error.path.relative_to(folder).as_posix(), error.line, error.why)
 
 
@@ -233,7 +240,7 @@ def _find_faults_of_written_resources(files: BundleFiles) -> list[FileFault]:
             for kind, own, resource in list_resources(scope):
                 for path, text in find_model_faults(models, models.kinds[kind], resource):
                     if REQUIRED not in text:  # another file may have the key
-                        line = document.find_line((*key, "resources", kind, own, *path)) or 1
+                        line = document.find_line_of_key((*key, "resources", kind, own, *path)) or 1
                         found.append(FileFault(name, line, f"{where}{kind}.{own}: {text}"))
     return [*found, *_find_missing_keys(files)]
 

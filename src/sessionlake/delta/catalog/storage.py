@@ -95,7 +95,9 @@ class CatalogStorage(TableStorage):
     get_sql_name_in_query_command = to_sql_identifier
 
     def _quote_schema_name(self, schema: str) -> str:
-        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.get_configured_name(schema))}"
+        return (
+            f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.get_configured_schema_name(schema))}"
+        )
 
     def build_create_function_target(self, schema: str, name: str) -> tuple[str, str]:
         return "FUNCTION", f"{self._quote_schema_name(schema)}.{quote(name)}"
@@ -142,7 +144,7 @@ class CatalogStorage(TableStorage):
     def build_staging_table_settings(self) -> Settings:
         """Returns settings for a second set of tables: schemas `silver` and `ops` end with `_rebuild`."""
         schemas = self._settings.schemas
-        beside = {name: f"{schemas.get_configured_name(name)}_rebuild" for name in ("silver", "ops")}
+        beside = {name: f"{schemas.get_configured_schema_name(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
 
     # -- tables

@@ -9,7 +9,7 @@ from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable,
 from sessionlake.gold.enrich.table import BATCH, CHANGE_COLUMNS, JOINABLE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.model import Settings
-from sessionlake.settings.references import EnrichedSettings, JoinSettings
+from sessionlake.settings.references import EnrichedTableSettings, ReferenceJoinSettings
 
 
 def list_declared_references(settings: Settings) -> tuple[ReferenceTable, ...]:
@@ -67,7 +67,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     return found
 
 
-def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) -> EnrichedTable:
+def _create_enriched_table(settings: Settings, declaration: EnrichedTableSettings) -> EnrichedTable:
     declared = {column.name: column.sql for column in settings.capture.declared_columns}
     where = f"gold.enriched.{declaration.name}"
     joins = tuple(_create_join(settings, join, where) for join in declaration.join)
@@ -109,7 +109,7 @@ def _require_valid_column_names(table: EnrichedTable, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> ReferenceJoin:
+def _create_join(settings: Settings, declaration: ReferenceJoinSettings, where: str) -> ReferenceJoin:
     known = {reference.name: reference for reference in list_declared_references(settings)}
     reference = known.get(declaration.reference)
     if reference is None:
@@ -144,7 +144,7 @@ def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> R
         )
     return ReferenceJoin(
         reference,
-        declaration.version_prefix,
+        declaration.version_column_prefix,
         tuple(declaration.keys[name] for name in reference.key_names),
         tuple(take.items()),
     )

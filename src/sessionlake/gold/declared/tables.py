@@ -44,15 +44,15 @@ from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
     AggregateKind,
-    AverageSettings,
-    EventKind,
-    OutputMode,
+    AverageTableSettings,
+    ProductOutputMode,
     ProductSettings,
-    describe_missing_for_append,
+    ProductValueKind,
+    describe_settings_missing_for_append,
 )
 from sessionlake.settings.model import Settings
-from sessionlake.settings.named_code import NamedCodeError, load_named_code
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.named_code import ConfiguredCodeError, load_configured_python_object
+from sessionlake.settings.section import convert_duration_to_ms
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
 _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
@@ -85,7 +85,7 @@ _HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
 # Of a source's decimal column, these functions aggregate the nearest doubles.
 _DOUBLE_SUM = internal("double_sum")
 _INEXACT_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
-    AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE),
+    AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE)
 }
 _HIDDEN_INEXACT_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
     AggregateKind.VARIANCE: {
@@ -107,9 +107,8 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(
-        [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
-    )
+    enriched, references = settings.gold.enriched, settings.gold.references
+    _refuse_existing_table_names([*(one.table_name for one in enriched), *(one.gold_copy_table for one in references)])
     return (
         *list_declared_averages(settings),
         *list_declared_products(settings),
@@ -124,12 +123,12 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
         ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_existing_table_names(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
-    by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
+    _refuse_existing_table_names(one.table_name for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    by_name = {name: AverageTableSettings(name=name) for name in STANDARD_AVERAGES} | declared
     return tuple(_create_rolling_average(settings, one) for one in by_name.values())
 
 
-def _create_rolling_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
+def _create_rolling_average(settings: Settings, declaration: AverageTableSettings) -> RollingAverage:
     keys = declaration.keys or STANDARD_AVERAGES[declaration.name]
     own = {*keys, *((PARTITION,) if include_session_keys(keys) else ())}
     points = declaration.points or settings.gold.rolling_points
@@ -137,12 +136,12 @@ def _create_rolling_average(settings: Settings, declaration: AverageSettings) ->
         declaration.name,
         tuple(name for name in POINT_SERIES if name in own),
         points,
-        milliseconds(declaration.watermark),
+        convert_duration_to_ms(declaration.watermark),
         declaration.early,
         declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
         + _describe_feed_restriction(declaration.feed),
-        topics=None if declaration.feed is None else settings.capture.find_feed_topics(declaration.feed),
+        topics=None if declaration.feed is None else settings.capture.find_topics_of_feed(declaration.feed),
     )
 
 
@@ -161,7 +160,7 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(table for one in settings.gold.products for table in one.tables)
+    _refuse_existing_table_names(table for one in settings.gold.products for table in one.table_names)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
     own = (one for one in settings.gold.products if one.source is None)
@@ -191,8 +190,8 @@ def build_declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
 def _load_python_product(declared: ProductSettings, target: str) -> Product:
     where = f"gold.products.{declared.name}.python"
     try:
-        found = load_named_code(target, Product, str(Path.cwd()))
-    except NamedCodeError as error:
+        found = load_configured_python_object(target, Product, str(Path.cwd()))
+    except ConfiguredCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not isinstance(found, Product):
         raise ConfigError(
@@ -207,7 +206,7 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
         raise ConfigError(
             f"{where}: {target} has the output {found.output!r}, but the configuration says {declared.output.value!r}",
             why="Commands that do not load Python code read only the configuration, so both must agree",
-            fix=f"Write the same `output` in both, one of {', '.join(OutputMode)}",
+            fix=f"Write the same `output` in both, one of {', '.join(ProductOutputMode)}",
         )
     if vague := [name for name, one in found.aggregates.items() if type(one).__repr__ is object.__repr__]:
         raise ConfigError(
@@ -228,7 +227,7 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
             fix="Set bucket_ms and add `topic` to the keys, or leave retention_ms out",
         )
     spans = map(_to_timedelta, (found.bucket_ms, found.lateness_ms, found.retention_ms))
-    if found.output == OutputMode.APPEND and (lacks := describe_missing_for_append(found.keys, *spans)):
+    if found.output == ProductOutputMode.APPEND and (lacks := describe_settings_missing_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}", fix="Correct the product in Python")
     _refuse_equal_column_names(found, f"{where}: {target}")
     for wrong in _find_declaration_faults(found, declared):
@@ -310,7 +309,7 @@ def _create_aggregates(
 ) -> dict[str, Aggregate | Derived]:
     functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
     if capture is not None and declared.source is None and declared.value is not None:
-        functions, hidden = _create_decimal_aggregates(capture.find_column(declared.value).sql)
+        functions, hidden = _create_decimal_aggregates(capture.find_declared_column(declared.value).sql)
     elif _has_decimals(declared, value_type):
         exact, exact_hidden = _create_decimal_aggregates(str(value_type))
         functions, hidden = exact | _INEXACT_AGGREGATES, exact_hidden | _HIDDEN_INEXACT_AGGREGATES
@@ -339,22 +338,22 @@ def _create_decimal_aggregates(
 
 def _has_decimals(declared: ProductSettings, value_type: str | None) -> bool:
     """Returns True if the product aggregates a decimal column of a source table."""
-    is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
+    is_of_numbers = declared.source is not None and declared.of is ProductValueKind.NUMBERS
     return is_of_numbers and value_type is not None and is_decimal(value_type)
 
 
 def _create_event_source(
     declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None
 ) -> EventSource:
-    numbers = declared.of is EventKind.NUMBERS
+    numbers = declared.of is ProductValueKind.NUMBERS
     if declared.source is not None:
         settings = declared.source, declared.time, declared.value, declared.order, numbers
         return DecimalRows(*settings, str(value_type)) if _has_decimals(declared, value_type) else Rows(*settings)
     found: EventSource = POINTS if numbers else TEXTS
     if capture is not None and declared.value is not None:
-        found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)
+        found = DecimalPoints(declared.value, capture.find_declared_column(declared.value).sql)
     if capture is not None and declared.feed is not None:
-        found = FeedEvents(found, capture.find_feed_topics(declared.feed))
+        found = FeedEvents(found, capture.find_topics_of_feed(declared.feed))
     return found
 
 
@@ -363,7 +362,7 @@ def _describe_feed_restriction(feed: str | None) -> str:
 
 
 def _to_milliseconds(span: timedelta | None) -> int | None:
-    return None if span is None else milliseconds(span)
+    return None if span is None else convert_duration_to_ms(span)
 
 
 def _to_timedelta(ms: int | None) -> timedelta | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sessionlake.errors import ConfigError, LakeError, MachineSetupError
 from sessionlake.protocol.types import Row
-from sessionlake.settings.named_code import NamedCodeError, load_named_code
-from sessionlake.settings.references import LookupSettings
+from sessionlake.settings.named_code import ConfiguredCodeError, load_configured_python_object
+from sessionlake.settings.references import ReferenceLookupSettings
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -53,7 +53,7 @@ class Lookup(Protocol):
         """
 
 
-def create_lookup(settings: LookupSettings, where: str) -> Lookup:
+def create_lookup(settings: ReferenceLookupSettings, where: str) -> Lookup:
     """Returns the lookup that the settings declare, by URL or by Python code.
 
     Args:
@@ -67,8 +67,8 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
     if settings.python is None:
         return HttpLookup(settings)
     try:
-        found = load_named_code(settings.python, object, str(Path.cwd()))
-    except NamedCodeError as error:
+        found = load_configured_python_object(settings.python, object, str(Path.cwd()))
+    except ConfiguredCodeError as error:
         raise ConfigError(
             f"{where}.lookup.python: {error}",
             why="The lookup fetches missing rows of the reference table",
@@ -89,7 +89,7 @@ class HttpLookup(Lookup):
     server is busy or fails, the request is repeated after a pause that doubles each time.
     """
 
-    def __init__(self, settings: LookupSettings) -> None:
+    def __init__(self, settings: ReferenceLookupSettings) -> None:
         self._settings = settings
         self._url = settings.url or ""
         self._pool = _create_connection_pool(settings)
@@ -135,7 +135,7 @@ class HttpLookup(Lookup):
         return b"".join(parts)
 
 
-def _create_connection_pool(settings: LookupSettings) -> PoolManager:
+def _create_connection_pool(settings: ReferenceLookupSettings) -> PoolManager:
     try:
         import urllib3
     except ImportError:

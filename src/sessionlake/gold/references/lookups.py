@@ -33,7 +33,7 @@ from sessionlake.gold.references.writing import write_reference_rows
 from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import DELETE
 from sessionlake.protocol.types import Row
-from sessionlake.settings.references import LookupSettings
+from sessionlake.settings.references import ReferenceLookupSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ class LookupRunner:
         spark: SparkSession,
         lake: Lake,
         reference: ReferenceTable,
-        settings: LookupSettings,
+        settings: ReferenceLookupSettings,
         lookup: Lookup,
         tables: Sequence[EnrichedTable],
         now: Callable[[], datetime] | None = None,

@@ -14,8 +14,8 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import find_repeated_names
-from sessionlake.settings.bounded_yaml import BoundedLoader, explain_yaml_error, find_error_position
-from sessionlake.settings.texts import describe_setting_error
+from sessionlake.settings.bounded_yaml import LimitedYamlLoader, explain_yaml_error, find_yaml_error_position
+from sessionlake.settings.texts import describe_wrong_setting_value
 
 _NAME, _WHEN = "name", "when"
 
@@ -90,9 +90,9 @@ def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | R
 
 def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem]]:
     try:
-        root = yaml.compose(text, BoundedLoader)
+        root = yaml.compose(text, LimitedYamlLoader)
     except yaml.YAMLError as error:
-        line, column = find_error_position(error, text)
+        line, column = find_yaml_error_position(error, text)
         return None, [RuleProblem(line or 1, column or 1, f"not YAML: {explain_yaml_error(error)}")]
     if not isinstance(root, yaml.MappingNode):
         return None, [RuleProblem(1, 1, "expected a mapping of keys to values")]
@@ -105,9 +105,9 @@ def _parse_rule(
     if not isinstance(node, yaml.MappingNode):
         return [_create_problem_at(node, "expected a mapping with the keys name and when")]
     try:
-        value: dict[str, Any] = BoundedLoader("").construct_document(node)
+        value: dict[str, Any] = LimitedYamlLoader("").construct_document(node)
     except yaml.YAMLError as error:
-        line, column = find_error_position(error, text)
+        line, column = find_yaml_error_position(error, text)
         return [RuleProblem(line, column, f"not YAML: {explain_yaml_error(error)}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
@@ -133,7 +133,7 @@ def _parse_rule_settings(
         settings = RuleSettings.model_validate(value)
     except ValidationError as error:
         return [
-            _create_problem_of_setting(node, tuple(one["loc"]), describe_setting_error(one), label)
+            _create_problem_of_setting(node, tuple(one["loc"]), describe_wrong_setting_value(one), label)
             for one in error.errors()
         ]
     paths: dict[tuple[str, ...], str | None] = {("feed",): settings.feed}

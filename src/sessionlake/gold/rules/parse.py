@@ -34,7 +34,7 @@ from sessionlake.gold.rules.tree import (
     Window,
     find_comparisons,
 )
-from sessionlake.settings.section import Duration, milliseconds
+from sessionlake.settings.section import Duration, convert_duration_to_ms
 
 MAX_DEPTH = 32
 MAX_WINDOW_MINUTES = 366 * 24 * 60
@@ -286,7 +286,7 @@ class _ConditionParser:
     def _parse_duration_ms(self) -> int:
         number, unit = self._consume_token(), self._consume_token()
         try:
-            return milliseconds(_DURATION.validate_python(f"{number.text} {unit.text}"))
+            return convert_duration_to_ms(_DURATION.validate_python(f"{number.text} {unit.text}"))
         except ValidationError as error:
             raise ParseError(number.position, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
         except OverflowError:

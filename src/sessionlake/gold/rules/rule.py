@@ -22,7 +22,7 @@ from sessionlake.gold.rules.tree import (
     find_windows,
     require_regular_expression,
 )
-from sessionlake.settings.section import Section
+from sessionlake.settings.section import SettingsSection
 
 SERIES_KEY = ("topic", "session_id", "row_id")
 """Columns that identify one row of a session's table. A rule without `by` is evaluated for each such row."""
@@ -39,7 +39,7 @@ Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_require_regular
 """A regular expression in RE2 syntax, which matches in linear time: a rule edited at run time cannot block gold."""
 
 
-class SourceSettings(Section):
+class SourceSettings(SettingsSection):
     """The topics and rows for which a prefix in a condition stands, such as `auth` in `auth.status`."""
 
     topics: Topics | None = None
@@ -50,7 +50,7 @@ class SourceSettings(Section):
     """Row ids. Empty: all rows."""
 
 
-class RuleSettings(Section):
+class RuleSettings(SettingsSection):
     """A rule as the user writes it in YAML, before its condition is parsed."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")

@@ -94,7 +94,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
     silver = next(status for status in statuses if status.layer == SILVER)
     missing = missing_offsets(reader) if reader.exists(LEDGER) else {}
     return ReportContents(
-        place=settings.location,
+        place=settings.table_location_text,
         made_at=datetime.now(UTC),
         statuses=statuses,
         missing=_count_faulty_offsets(missing, allow_gaps=settings.allows_offset_gaps),
@@ -112,7 +112,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
             reader, build_recent_rows_condition(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
         ),
         alerts=read_latest_alerts(reader),
-        tables=_read_table_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
+        tables=_read_table_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_table_names)]),
     )
 
 

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import AVERAGES, METRICS_1M, PROGRESS, REST
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 
 # The number of series on the page, and the most sessions that are searched for them.
 _SHOWN = 4
@@ -112,7 +112,7 @@ def _read_longest_series(reader: TableReader, session: _Session, last_ts: int) -
     own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
     try:
         for reach in _LOOKBACKS:
-            late = ("ts", ge, last_ts - milliseconds(reach))
+            late = ("ts", ge, last_ts - convert_duration_to_ms(reach))
             names = reader.count_rows_by(AVERAGES, _NAMES, *own, late)
             if names:
                 changed = _read_corrections(reader, *own, late)
@@ -155,7 +155,7 @@ def _list_corrected_averages(points: Sequence[Row], restatements: Sequence[Row])
 
 
 def _read_points(reader: TableReader, series: Sequence[Condition], last_ts: int) -> list[Row]:
-    since = ("ts", ge, last_ts - milliseconds(_LOOKBACKS[-1]))
+    since = ("ts", ge, last_ts - convert_duration_to_ms(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.read_table_schema(AVERAGES).names]  # earlier tables lack some
     found = reader.read_arrow_table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
     return _select_last_rows(found, order, _POINTS)

@@ -12,7 +12,7 @@ from sessionlake.operations.forgetting.publications import list_publications
 from sessionlake.operations.forgetting.search import build_search_pattern, search_folder
 from sessionlake.protocol.names import quote
 from sessionlake.publish.publishable import list_publishable_tables
-from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.operation import FORGET
 
@@ -41,7 +41,7 @@ def search_lake(spark: SparkSession, lake: Lake, session_id: str) -> dict[str, A
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
     tables: list[str] = []
     if lake.storage.needs_spark:
-        tables = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
+        tables = [table for table in (*TABLES, *settings.added_table_names) if lake.exists(spark, table)]
         found += [
             f"{table}, column {name}"
             for table in tables
@@ -68,12 +68,12 @@ def _find_columns_containing(spark: SparkSession, lake: Lake, table: str, sessio
 
 def _describe_source(settings: Settings, topic: str) -> str:
     """Returns a text that says where the topic's messages remain in bronze's source: an archive, Kinesis or Kafka."""
-    if settings.bronze.archive is not None and settings.bronze.source is SourceKind.ARCHIVE:
+    if settings.bronze.archive is not None and settings.bronze.source is MessageSourceKind.ARCHIVE:
         return (
             f"the archives in {settings.bronze.archive.path} that have the session's messages, until you remove them. "
             f"If bronze reads more of them, {_describe_arrival(settings)}"
         )
-    if settings.bronze.source is SourceKind.KINESIS:
+    if settings.bronze.source is MessageSourceKind.KINESIS:
         return f"Kinesis: stream {topic} holds the session's messages until its retention removes them"
     return (
         f"Kafka: topic {topic} of {settings.kafka.bootstrap_servers} holds the session's messages until its retention "
@@ -90,7 +90,7 @@ def _describe_arrival(settings: Settings) -> str:
 
 def _list_unconfigured_gold_tables(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns gold's tables that are not in the configuration. They are not emptied, and may contain the session."""
-    known = {*TABLES, *lake.settings.added_tables}
+    known = {*TABLES, *lake.settings.added_table_names}
     return [table for table in lake.storage.list_tables(spark, GOLD) if table not in known]
 
 

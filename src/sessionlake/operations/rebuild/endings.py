@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def list_gold_tables(settings: Settings) -> tuple[str, ...]:
     """Returns all tables that gold writes."""
     standard = (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, LATE_POINTS, *PRODUCTS)
-    return (*standard, *settings.gold.added_tables, LOOKUP_FAILURES, *RULE_RESULTS)
+    return (*standard, *settings.gold.added_table_names, LOOKUP_FAILURES, *RULE_RESULTS)
 
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:

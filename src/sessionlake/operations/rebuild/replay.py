@@ -41,7 +41,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import Integrity, milliseconds
+from sessionlake.settings.section import Integrity, convert_duration_to_ms
 from sessionlake.silver.decisions import read_binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, decode_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -158,7 +158,7 @@ def _open_started_lake(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
         raise LakeError(
-            f"silver has not run in {settings.location} yet, so there is nothing to rebuild",
+            f"silver has not run in {settings.table_location_text} yet, so there is nothing to rebuild",
             fix="Run `sessionlake run all`, or name another home with SESSIONLAKE_HOME",
         )
     return lake
@@ -218,7 +218,9 @@ def replay_messages(
     decided = read_binding_decisions(lake.reader(spark))
     _empty_staging_tables(spark, lake.build_staging_lake())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
-    fold = SilverFold(capture.declared_columns, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
+    fold = SilverFold(
+        capture.declared_columns, capture, dict(decided), convert_duration_to_ms(settings.silver.snapshot_interval)
+    )
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
     slices = SliceReader(
         "a rebuild of silver", SilverOutput.REPORT, decode_report, last_offsets, slice_messages, unread=unread

@@ -33,7 +33,7 @@ from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
-from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.kafka import MessageSourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
@@ -83,7 +83,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
         OffsetHoleError: After the messages that the ledger knows, the table lacks messages, or has some twice.
     """
     lake = Lake(settings)
-    if settings.bronze.source is not SourceKind.KAFKA:
+    if settings.bronze.source is not MessageSourceKind.KAFKA:
         raise LakeError(
             f"recover bronze: bronze.source is {settings.bronze.source}, and only a checkpoint for "
             "Kafka can be made again",
@@ -93,7 +93,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: {settings.location} has no bronze.messages, so bronze has not run there",
+            f"recover bronze: {settings.table_location_text} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])

@@ -48,7 +48,7 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
-            f"recover gold: gold has not run in {settings.location}, so there is nothing to recover",
+            f"recover gold: gold has not run in {settings.table_location_text}, so there is nothing to recover",
             fix="Start gold with `sessionlake run gold`, or name another home with SESSIONLAKE_HOME",
         )
     refuse_interrupted_operations(settings, LAYER)
@@ -88,7 +88,7 @@ def _list_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
         return set()
     new = [table for table in list_declared_gold_tables(lake.settings) if table.name not in noted]
     taken = {
-        one.applied_table
+        one.gold_copy_table
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }

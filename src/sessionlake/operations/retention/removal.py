@@ -61,7 +61,7 @@ from sessionlake.operations.retention.ledger import remove_ledger_entries
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import milliseconds
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.silver.stream_times import open_stored_times
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
@@ -366,7 +366,7 @@ class RetentionRunner:
         known_times = known_times.unionByName(to_spark_frame(spark, self._read_stream_times()))
         now = known_times.groupBy(*_PLACE).agg(F.max("time").alias("now"))
         each = sessions.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
-        timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
+        timeouts = _TIMEOUTS * convert_duration_to_ms(self._settings.capture.session_timeout)
         is_over = F.coalesce(F.col("now") > F.col("last") + F.lit(timeouts), F.lit(col=False))
         in_state = each.join(F.broadcast(now), [*_PLACE]).where(~is_over)
         return in_state.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()

@@ -74,7 +74,7 @@ _CHANGE = _create_plain_column("change", "clear (a snapshot empties the table), 
 
 def list_feed_view_sources(capture: CaptureSettings) -> dict[str, str]:
     """Returns, by the name of each feed's views, such as `silver.orders`, the table that the view reads."""
-    return {view: table for feed in capture.feeds for view, table in zip(feed.views, (ROWS, CHANGES), strict=True)}
+    return {view: table for feed in capture.feeds for view, table in zip(feed.view_names, (ROWS, CHANGES), strict=True)}
 
 
 def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | None = None) -> None:
@@ -86,7 +86,7 @@ def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | 
         views: The names of the views to create; None for all.
     """
     for feed in lake.settings.capture.feeds:
-        for name, table in zip(feed.views, (ROWS, CHANGES), strict=True):
+        for name, table in zip(feed.view_names, (ROWS, CHANGES), strict=True):
             if views is None or name in views:
                 _create_view(spark, lake, name, table, feed)
 
@@ -96,7 +96,7 @@ def _create_view(spark: SparkSession, lake: Lake, view: str, table: str, feed: F
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
     source = _build_source_sql(spark, lake, table)
     heads = ", ".join(f"{quote(column.name)} COMMENT {quote_sql_string(column.comment)}" for column in columns)
-    condition = build_feed_condition(lake.settings.capture.find_feed_topics(feed.name))
+    condition = build_feed_condition(lake.settings.capture.find_topics_of_feed(feed.name))
     rows = build_subquery_sql(
         f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
     )
@@ -108,7 +108,7 @@ def _create_view(spark: SparkSession, lake: Lake, view: str, table: str, feed: F
 
 def _list_columns(feed: FeedSettings, table: str) -> Iterator[_ViewColumn]:
     """Yields the columns of a feed's view: those that identify the row, the feed's own, and those about the message."""
-    made = feed.build()
+    made = feed.convert_to_feed()
     keys = [column.name for column in made.key]
     yield from _SESSION
     if table == CHANGES:
