@@ -51,7 +51,7 @@ PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 def list_bronze_columns(feeds: FeedDecoder | None) -> tuple[str, ...]:
     """Returns the columns of `bronze.messages` that decoding reads: with `headers` if a feed reads them."""
-    return (*BRONZE_COLUMNS, "headers") if feeds and feeds.reads_headers else BRONZE_COLUMNS
+    return (*BRONZE_COLUMNS, "headers") if feeds and feeds.reads_kafka_headers else BRONZE_COLUMNS
 
 
 @dataclass(frozen=True)

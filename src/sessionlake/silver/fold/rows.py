@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.feeds.events import Delete, Put
-from sessionlake.feeds.feed import Feed, Presence
+from sessionlake.feeds.events import RowDelete, RowUpsert
+from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.feeds.reader import load_json
 from sessionlake.feeds.rows import AppliedChanges, FeedRows, decode_rows
 from sessionlake.integrity.outcome import EventKind
@@ -34,7 +34,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Int64s
 
-_PRESENCE = {None: None, Expectation.PRESENT: Presence.PRESENT, Expectation.ABSENT: Presence.ABSENT}
+_PRESENCE = {None: None, Expectation.PRESENT: PresentOrAbsent.PRESENT, Expectation.ABSENT: PresentOrAbsent.ABSENT}
 
 
 @dataclass
@@ -67,7 +67,7 @@ class RowsOfBatch:
         check = None if feed.check is None or feed.check.load is None else feed.check.load()
         return LoadedSessionRows(self, decode_rows(stored, feed, check))
 
-    def read_changes(self, index: int, feed: Feed) -> tuple[list[Put | Delete], dict[str, Any] | None]:
+    def read_changes(self, index: int, feed: Feed) -> tuple[list[RowUpsert | RowDelete], dict[str, Any] | None]:
         """Returns the changes that a feed has read from a message, and a snapshot's scope (None: the whole table).
 
         A scope has the values of those columns that name the rows which the snapshot replaces.
@@ -88,16 +88,16 @@ class RowsOfBatch:
             )
             for place in places
         }
-        changes: list[Put | Delete] = []
+        changes: list[RowUpsert | RowDelete] = []
         scope = None
         for number, kind in enumerate(kinds):
             values = {name: value[number] for name, (value, is_set) in cells.items() if is_set[number]}
             if kind == ChangeKind.CLEAR:
                 scope = values or None
             elif kind == ChangeKind.DELETE:
-                changes.append(Delete((), ids[number], _PRESENCE[expected[number]]))
+                changes.append(RowDelete((), ids[number], _PRESENCE[expected[number]]))
             else:
-                changes.append(Put((), ids[number], values, None, _PRESENCE[expected[number]]))
+                changes.append(RowUpsert((), ids[number], values, None, _PRESENCE[expected[number]]))
         return changes, scope
 
     def build_applied_messages(self) -> pa.Table:
