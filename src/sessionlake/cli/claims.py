@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.ledger.retained import CLAIM as RETENTION
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -37,7 +37,7 @@ def claim_all_layers(
         more_claims: Names of further claims to hold.
 
     Raises:
-        ClaimedError: Another process has not released its claim in that time.
+        ClaimedByOtherProcessError: Another process has not released its claim in that time.
     """
     deadline = time.monotonic() + seconds
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def claim_all_layers(
                     claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *more_claims)
                 )
                 break
-            except ClaimedError:
+            except ClaimedByOtherProcessError:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_AGAIN_SECONDS)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, create_next_txn, merge_rows, replace_rows
+from sessionlake.delta.commit import append_rows, create_txn_outside_queries, merge_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_TIMES
 from sessionlake.delta.storage.far_times import find_nearest_datetime
@@ -135,7 +135,7 @@ class RuleEvaluationStep:
         if changed is None:
             return False
         before, now = changed
-        self._lake.prepare_tables(spark, RULE_RESULTS)
+        self._lake.create_or_update_tables(spark, RULE_RESULTS)
         reader = self._lake.reader(spark)
         stored = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)}
         fresh = (
@@ -147,7 +147,9 @@ class RuleEvaluationStep:
         matches = self._find_and_store_matches_of_new_rules(spark, reader, wider)
         data = RuleBatchData(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
         rows = compute_alert_log_rows([], new, data, LakeRuleInputs(self._lake.reader(spark)))
-        self._append_alert_log_rows(spark, rows, create_next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
+        self._append_alert_log_rows(
+            spark, rows, create_txn_outside_queries(spark, self._lake, RULE_EVENTS, _BETWEEN), batch
+        )
         self._loader.record_applied_rules(spark, now)
         if now and not stored:
             self._store_stream_times(spark, times, None)
@@ -170,7 +172,7 @@ class RuleEvaluationStep:
         conditions = ("_ts", operator.ge, min(first_event_times.values())), ("_batch", operator.le, progress.batch)
         rows = find_pattern_matches(reader, list(first_event_times), self._declared, self._once, *conditions)
         if rows.num_rows:
-            txn = create_next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
+            txn = create_txn_outside_queries(spark, self._lake, RULE_MATCHES, _BETWEEN)
             merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, txn)
         return rows
 
@@ -263,8 +265,8 @@ class RuleEvaluationStep:
     ) -> list[TableOutput]:
         if not rows:
             return []
-        append_rows(spark, self._lake, RULE_EVENTS, _create_alert_log_table(rows, batch), append_txn)
-        return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
+        commit = append_rows(spark, self._lake, RULE_EVENTS, _create_alert_log_table(rows, batch), append_txn)
+        return [TableOutput(RULE_EVENTS, commit.version, len(rows))]
 
 
 def _find_events_to_search_in_history(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:

@@ -120,20 +120,16 @@ class FinalRowAppender:
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, table = progress.compute_times_to_append_until(self._times), progress.final_table.table_name
-            count = (
-                self._append_final_rows_between(spark, progress.final_table, progress.appended_until, until, txn)
-                if until
-                else 0
-            )
-            if count:
-                yield TableOutput(table, self._lake.latest_version(spark, table), count)
+            until, since = progress.compute_times_to_append_until(self._times), progress.appended_until
+            output = self._append_final_rows_between(spark, progress.final_table, since, until, txn) if until else None
+            if output is not None:
+                yield output
             progress.mark_appended(until)
         self._times = {}
 
     def _append_final_rows_between(
         self, spark: SparkSession, final_table: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
-    ) -> int:
+    ) -> TableOutput | None:
         reader, table = self._lake.reader(spark), final_table.product.table_name
         floors = [self._expiry.get_expiry_times(table) for table in (table, final_table.table_name)]
         names, most, found = (
@@ -153,9 +149,11 @@ class FinalRowAppender:
             build_ddl(final_table.column_types),
         )
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
-        if count:
-            append_rows(spark, self._lake, final_table.table_name, rows, txn)
-        return count
+        if not count:
+            return None
+        return TableOutput(
+            final_table.table_name, append_rows(spark, self._lake, final_table.table_name, rows, txn).version, count
+        )
 
 
 def _build_final_row_filter(
@@ -186,7 +184,8 @@ def rebuild_final_rows(
     Args:
         final_table: The table of final rows.
         rows: All rows of the product that have not expired.
-        times: By topic-partition, the stream time in ms up to which gold has read. It decides which rows are final.
+        times: By topic-partition, the stream time in ms up to which gold has read. It decides which rows are
+            final_table.
         batch: The last batch of gold that the rows include.
     """
     until = final_table.compute_first_open_buckets(times)
@@ -194,7 +193,7 @@ def rebuild_final_rows(
     found = apply_to_batches(
         _select_candidate_rows(final_table, rows, {}, until), keep, build_ddl(final_table.column_types)
     )
-    lake.storage.require_lease(final_table.table_name)
+    lake.storage.require_claims_before_commit(final_table.table_name)
     lake.overwrite_table(spark, final_table.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 

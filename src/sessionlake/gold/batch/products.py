@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import accumulate_rows, append_rows, merge_rows
+from sessionlake.delta.commit import append_rows, combine_and_merge_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.far_times import find_nearest_datetime
@@ -85,8 +85,7 @@ class ProductMerger:
         rows = self.rows.compute_row_count_and_time_range(product).rows
         if not isinstance(batch_rows, pa.Table):
             if self._has_only_new_keys(product):
-                append_rows(self.spark, self.lake, product.table_name, batch_rows, self.txn)
-                done = self.lake.last_commit(self.spark, product.table_name)
+                done = append_rows(self.spark, self.lake, product.table_name, batch_rows, self.txn)
                 return TableOutput(product.table_name, done.version, done.rows)
             if rows > self.lake.driver_limits.driver_changes:
                 return self._merge_rows_on_cluster(product, to_spark_frame(self.spark, batch_rows))
@@ -124,7 +123,7 @@ class ProductMerger:
         def merge_stored_rows(new_rows: pa.Table, stored_rows: pa.Table) -> pa.Table:
             return product.merge_rows(new_rows, stored_rows).cast(product.arrow_schema())
 
-        commit = accumulate_rows(
+        commit = combine_and_merge_rows(
             self.spark,
             self.lake,
             product.table_name,
@@ -191,5 +190,4 @@ def append_late_points(
     rows = apply_to_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
     if count:
-        append_rows(spark, lake, LATE_POINTS, rows, txn)
-        yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)
+        yield TableOutput(LATE_POINTS, append_rows(spark, lake, LATE_POINTS, rows, txn).version, count)
