@@ -97,7 +97,7 @@ def parse_condition(text: str, scope: ConditionNameScope) -> Tree:
     Raises:
         ConditionParseError: the text is not a valid condition.
     """
-    return _ConditionParser(_split_tokens(text), scope).parse_whole_condition()
+    return _ConditionParser(_split_tokens(text), scope).parse_complete_condition()
 
 
 def _split_tokens(text: str) -> list[_ConditionToken]:
@@ -119,7 +119,7 @@ class _ConditionParser:
         self._tokens, self._scope = tokens, scope
         self._index = self._depth = 0
 
-    def parse_whole_condition(self) -> Tree:
+    def parse_complete_condition(self) -> Tree:
         tree = self._parse_pattern()
         if self._peek_token().kind != "end":
             raise self._create_parse_error("expected and, or, then, without, not followed by, or the end")
