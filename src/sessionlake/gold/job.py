@@ -54,7 +54,6 @@ from sessionlake.gold.tables.notes import (
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.checkpoint import (

@@ -29,7 +29,6 @@ from sessionlake.gold.aggregate.standard import (
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.settings.model import Settings
-from sessionlake.settings.section import convert_duration_to_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

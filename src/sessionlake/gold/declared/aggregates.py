@@ -22,8 +22,8 @@ from sessionlake.protocol.names import internal
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     AggregateKind,
-    EventKind,
     ProductSettings,
+    ProductValueKind,
 )
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
@@ -110,5 +110,5 @@ def _create_exact_decimal_aggregates(
 
 def is_source_value_decimal(declared: ProductSettings, value_type: str | None) -> bool:
     """Returns True if the product aggregates a decimal column of a source table."""
-    is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
+    is_of_numbers = declared.source is not None and declared.of is ProductValueKind.NUMBERS
     return is_of_numbers and value_type is not None and is_decimal(value_type)

@@ -43,7 +43,6 @@ from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
     AverageTableSettings,
-    IntegrityEventKind,
     ProductOutputMode,
     ProductSettings,
     ProductValueKind,
