@@ -54,6 +54,7 @@ from sessionlake.gold.tables.notes import (
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
+from sessionlake.settings.section import convert_duration_to_ms
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.checkpoint import (
@@ -244,8 +245,8 @@ def create_folded_stream(
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
     packed = read.select(*shards, *build_change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
-    idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
+    idle_ms = _IDLE_TIMEOUTS * convert_duration_to_ms(settings.capture.session_timeout)
+    row_idle_ms = max(idle_ms, convert_duration_to_ms(_ROW_IDLE))
     fold: ShardFold = GoldShardFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if handover is not None:
         fold = ResumedFold(fold, str(find_active_handover_folder(settings, LAYER)))

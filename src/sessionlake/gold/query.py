@@ -29,6 +29,7 @@ from sessionlake.gold.aggregate.standard import (
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.settings.model import Settings
+from sessionlake.settings.section import convert_duration_to_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +81,7 @@ def metrics(
         LakeError: Gold has no metrics yet. Or the range includes buckets that have expired.
     """
     begin, end = _to_minute_ms("since", since), _to_minute_ms("until", until)
-    length = None if step is None else milliseconds(step)
+    length = None if step is None else convert_duration_to_ms(step)
     _require_valid_metrics_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
     tiers = find_complete_tables(spark, lake, TIERS)

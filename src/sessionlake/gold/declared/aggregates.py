@@ -81,7 +81,7 @@ def create_declared_aggregates(
     """
     functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
     if capture is not None and declared.source is None and declared.value is not None:
-        functions, hidden = _create_exact_decimal_aggregates(capture.find_column(declared.value).sql)
+        functions, hidden = _create_exact_decimal_aggregates(capture.find_declared_column(declared.value).sql)
     elif is_source_value_decimal(declared, value_type):
         exact, exact_hidden = _create_exact_decimal_aggregates(str(value_type))
         functions, hidden = exact | _INEXACT_AGGREGATES, exact_hidden | _HIDDEN_INEXACT_AGGREGATES
