@@ -16,7 +16,7 @@ from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison
 from sessionlake.bronze.overlap import KafkaOverlap, find_overlap
 from sessionlake.bronze.topic_rules import SeenTopic
 from sessionlake.bronze.verify import VerifiedBronze, _subtract_removed_messages
-from sessionlake.cli.verify_bronze import describe_comparison
+from sessionlake.cli.verify_bronze import describe_bronze_comparison
 from sessionlake.delta.storage.offset_ranges import slice_ranges
 from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.ledger.retained import PartitionStart
@@ -194,13 +194,13 @@ def test_what_retention_has_removed_is_not_compared():
 
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
     exact = VerifiedBronze(MessageComparison(12, 0, None), KafkaOverlap({("t", 0): (0, 11)}, 0, (), ()), 0)
-    assert list(describe_comparison(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
+    assert list(describe_bronze_comparison(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
     wrong = VerifiedBronze(
         MessageComparison(12, 2, MessageDifference("t", 0, 3, "is …")),
         KafkaOverlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)),
         5,
     )
-    assert list(describe_comparison(wrong)) == [
+    assert list(describe_bronze_comparison(wrong)) == [
         "2 of 12 messages differ from Kafka's; the first difference:\n  topic t, partition 0, offset 3: is …",
         "not compared: 5 messages in bronze that Kafka no longer holds",
         "  of topics that were deleted: a, b",
@@ -208,8 +208,11 @@ def test_the_answer_says_what_was_compared_and_what_could_not_be():
         "not compared: 3 offsets in Kafka that bronze has not read",
     ]
     cut = VerifiedBronze(MessageComparison(12, 0, None), KafkaOverlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
-    assert list(describe_comparison(cut))[1:] == [
+    assert list(describe_bronze_comparison(cut))[1:] == [
         "not compared: 3 messages that maintain.retention has removed from bronze"
     ]
     nothing = VerifiedBronze(MessageComparison(0, 0, None), KafkaOverlap({}, 0, ("a",), ()), 5)
-    assert next(describe_comparison(nothing)) == "nothing to compare: Kafka no longer holds any message that bronze has"
+    assert (
+        next(describe_bronze_comparison(nothing))
+        == "nothing to compare: Kafka no longer holds any message that bronze has"
+    )
