@@ -35,9 +35,9 @@ class SessionlakeError(Exception):
         self.what, self.why, self.fix = what, why, fix
 
 
-def add_place_note(error: BaseException, place: str) -> None:
-    """Adds the note `where: <place>` to an exception that is raised in Spark, which passes on no traceback."""
-    error.add_note(f"{PLACE}{place}")
+def add_failure_location_note(error: BaseException, location: str) -> None:
+    """Adds the note `where: <location>` to an exception that is raised in Spark, which passes on no traceback."""
+    error.add_note(f"{PLACE}{location}")
 
 
 class ConfigError(SessionlakeError):
@@ -52,11 +52,11 @@ class UsageError(SessionlakeError):
     exit_code = 2
 
 
-class MachineError(SessionlakeError):
+class MachineSetupError(SessionlakeError):
     """This machine lacks something, such as Java, jars or a writable home: install or correct what the text names."""
 
 
-class ClaimedError(SessionlakeError):
+class ClaimedByOtherProcessError(SessionlakeError):
     """Another process is doing this work: wait for the process, or stop it. The text names it. Nothing was changed."""
 
 
@@ -68,15 +68,15 @@ class UnknownTopicError(BrokerError):
     """Kafka does not have the topic: it was deleted, or not created yet."""
 
 
-class AccessError(SessionlakeError):
+class KafkaAccessError(SessionlakeError):
     """Kafka refuses this client: correct `kafka.security`, or the client's rights in Kafka."""
 
 
-class RegistryError(SessionlakeError):
+class SchemaRegistryError(SessionlakeError):
     """The schema registry gives no answer: start it or correct its address, then run again. Nothing was committed."""
 
 
-class RemoteError(SessionlakeError):
+class DatabricksWorkspaceError(SessionlakeError):
     """A Databricks workspace gives no answer, refuses the request, lacks what the text names, or a run in it failed."""
 
 
@@ -88,7 +88,7 @@ class InterruptedOperationError(LakeError):
     """An operation that replaces tables or states was interrupted: run the command that the text names."""
 
 
-class LossError(LakeError):
+class DataLossError(LakeError):
     """Stored data is missing or damaged: follow the remedy at the end of the text. No table was changed."""
 
 

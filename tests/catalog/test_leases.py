@@ -27,13 +27,13 @@ from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
+from sessionlake.delta.commit import append_rows, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.integrity.rules import Decision
 from sessionlake.operations.pipeline import Layer, claim_layers, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
@@ -65,7 +65,7 @@ class Place:
         self.config.write_text(yaml.safe_dump(content))
         self.settings: Settings = load_settings(self.config)
         self.lake = Lake(self.settings)
-        self.lake.prepare_tables(spark, tables)
+        self.lake.create_or_update_tables(spark, tables)
         self.places.write_text(
             json.dumps({self.lake.to_sql_identifier(table): self.place_of(table) for table in tables})
         )
@@ -160,10 +160,10 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
     def want(doing: str) -> None:
         start.wait(30)  # at first with no row, nor a table, and then with one that was given back
         try:
-            with storage.hold_claim(spark, SILVER, doing):
+            with storage.hold_exclusive_claim(spark, SILVER, doing):
                 won.append(doing)
                 end.wait()
-        except ClaimedError as error:
+        except ClaimedByOtherProcessError as error:
             refused.append(str(error))
             end.set()
 
@@ -185,7 +185,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
 
 def test_a_lease_is_given_back_with_one_spark_job(spark: Any, settings: Settings) -> None:
     scheduler, storage = spark.sparkContext._jsc.sc().dagScheduler(), Lake(settings).storage
-    with storage.hold_claim(spark, SILVER, "runs silver"):
+    with storage.hold_exclusive_claim(spark, SILVER, "runs silver"):
         before = scheduler.nextJobId()
     assert scheduler.nextJobId() - before == 1
 
@@ -198,7 +198,7 @@ def test_one_that_was_replaced_and_gives_back_late_leaves_the_lease_to_the_other
     stopped = leases.HeldLease(settings, table, SILVER, "runs silver", lambda: past)
     other = leases.HeldLease(settings, table, SILVER, "rebuilds silver")
     stopped.release_lease()
-    with pytest.raises(ClaimedError, match="another process rebuilds silver"):
+    with pytest.raises(ClaimedByOtherProcessError, match="another process rebuilds silver"):
         leases.HeldLease(settings, table, SILVER, "runs silver")
     other.renew_lease()
     other.release_lease()
@@ -213,14 +213,16 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
     with empty.process("hold") as other:
         eventually(lambda: empty.rows(LEASES) == 1, START_SECONDS)
         for act in (empty.run_once, empty.rebuild, empty.resolve):
-            with pytest.raises(ClaimedError, match=rf"another process runs silver .*process {other.pid}, since .*Z\)"):
+            with pytest.raises(
+                ClaimedByOtherProcessError, match=rf"another process runs silver .*process {other.pid}, since .*Z\)"
+            ):
                 act()
         os.killpg(other.pid, signal.SIGSTOP)
         eventually(empty.is_past_its_lease, START_SECONDS)
-        with storage.hold_claim(empty.spark, SILVER, "rebuilds silver"):
+        with storage.hold_exclusive_claim(empty.spark, SILVER, "rebuilds silver"):
             os.killpg(other.pid, signal.SIGCONT)
             _, said = other.communicate(timeout=START_SECONDS)
-            storage.require_claims()
+            storage.require_claims_still_held()
     assert (
         f"taken over from a process that runs silver and stands still, or is gone ({of_process(other.pid)}"
         in caplog.text
@@ -233,7 +235,7 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
 @pytest.mark.soak
 def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     of_stream, of_merges = "stream", "merges"
 
     def write(number: int, txn: Txn) -> None:
@@ -244,11 +246,11 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
             merge_rows(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
 
     write(1, Txn(of_stream, 1))
-    block_transaction(spark, lake, [SESSIONS], Txn(of_stream, 5))
+    make_delta_skip_transaction(spark, lake, [SESSIONS], Txn(of_stream, 5))
     for number in (4, 5, 6):
         write(number, Txn(of_stream, number))
     write(7, Txn(of_merges, 7).add_fencing_token(2))
-    block_transaction(spark, lake, [SESSIONS], Txn.build_txn_before_lease_holder(of_merges, 3))
+    make_delta_skip_transaction(spark, lake, [SESSIONS], Txn.build_txn_before_lease_holder(of_merges, 3))
     write(8, Txn(of_merges, 8).add_fencing_token(2))
     write(9, Txn(of_merges, 0).add_fencing_token(3))
     assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]
@@ -260,7 +262,7 @@ def test_silver_goes_on_where_a_process_was_stopped_past_its_lease_and_no_row_is
     with place.process() as first:
         eventually(lambda: place.batches() == 1 and place.rows(SESSIONS) > 0, START_SECONDS)
         time.sleep(2 * SECONDS)
-        with pytest.raises(ClaimedError, match=f"process {first.pid}"):  # it has renewed
+        with pytest.raises(ClaimedByOtherProcessError, match=f"process {first.pid}"):  # it has renewed
             place.run_once()
         os.killpg(first.pid, signal.SIGSTOP)
         place.arrive()

@@ -14,7 +14,7 @@ from integration.test_publish import (
     test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore,  # noqa: F401 - pytest runs what is imported again here
 )
 from sessionlake.delta.schemas.names import LEASES
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.local.broker import BrokerStatus
 
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ class InCatalog(Scene):
 
     def publish_killed(self, table: str, topic: str, place: str) -> subprocess.CompletedProcess[str]:
         killed = super().publish_killed(table, topic, place)
-        with pytest.raises(ClaimedError, match=r"run the command again after"):
+        with pytest.raises(ClaimedByOtherProcessError, match=r"run the command again after"):
             self.publish(table, topic)
         self.lake.open_delta_table(self.spark, LEASES).update(set={"expires_at": "timestamp_micros(0)"})
         return killed

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.delta.lake import Lake
-from sessionlake.errors import AccessError
+from sessionlake.errors import KafkaAccessError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.topics import TopicState, read_topics
 from sessionlake.local.broker import start_broker, stop_broker
@@ -173,7 +173,10 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_dele
         reached(live, lambda: (TOPICS[0], 0, offset + 1) in captured(spark, own))
         assert [row.state for row in read_topics(spark, Lake(own))] == [TopicState.ACTIVE] * 2
         hidden_until = float("inf")
-        reached(live, lambda: any(row.state is TopicState.FORGOTTEN for row in read_topics(spark, Lake(own))))
+        reached(
+            live,
+            lambda: any(row.state is TopicState.FORGOTTEN for row in read_topics(spark, Lake(own))),
+        )
     rows = rows_of(spark, Lake(own), "ops.topics", ("topic", eq, TOPICS[1]))
     assert [row["state"] for row in rows] == ["active"]
 
@@ -195,7 +198,7 @@ def test_a_kafka_that_refuses_this_client_is_reported_apart_from_one_that_is_awa
         threading.Thread(target=answers, daemon=True).start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}", options={"security.protocol": "SSL"})
         admin = KafkaAdmin(spark, Settings(home=tmp_path / "home", kafka=kafka))
-        with pytest.raises(AccessError, match="refuses this client"):
+        with pytest.raises(KafkaAccessError, match="refuses this client"):
             admin.read_topic_ids()
         admin.close()
         server.shutdown(socket.SHUT_RDWR)

@@ -15,7 +15,7 @@ from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover_layer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
-from sessionlake.errors import LakeError, LossError, SessionlakeError
+from sessionlake.errors import DataLossError, LakeError, SessionlakeError
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
 from support.lakes import find_table_folder
@@ -80,7 +80,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_again(world):
         folder = find_table_folder(lake, table)
         away = shutil.move(folder, world.settings.home / "away")
         gone = rf"{table} is gone.*\. Restore it from a backup"
-        with pytest.raises(LossError, match=gone):
+        with pytest.raises(DataLossError, match=gone):
             world.run(world.settings)
         assert not folder.exists()
         [told] = [
@@ -89,13 +89,13 @@ def test_messages_or_topics_that_are_gone_are_not_begun_again(world):
         assert told.check == check
         assert re.search(gone, told.detail)
         if table == MESSAGES:
-            with pytest.raises(LossError, match=gone):
+            with pytest.raises(DataLossError, match=gone):
                 recovered(world)
         else:
             shutil.rmtree(checkpoint(world))
             recovered(world)
-            lake.prepare_tables(world.spark, [TOPICS])
-            with pytest.raises(LossError, match=rf"{TOPICS} has no row of {world.name('a')}, though bronze"):
+            lake.create_or_update_tables(world.spark, [TOPICS])
+            with pytest.raises(DataLossError, match=rf"{TOPICS} has no row of {world.name('a')}, though bronze"):
                 world.run(world.settings)
             shutil.rmtree(folder)
         shutil.move(away, folder)
@@ -119,7 +119,7 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_again_is_read_again(
     older = (
         rf"{TOPICS} has lost its latest changes: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
     )
-    with pytest.raises(LossError, match=older):
+    with pytest.raises(DataLossError, match=older):
         world.run(world.under(OnTopicChange.RESTART))
     shutil.rmtree(table)
     shutil.move(kept, table)

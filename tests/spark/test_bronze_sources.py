@@ -17,12 +17,12 @@ import pytest
 
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
-from sessionlake.bronze.streamed import _StreamedBatchWriter
+from sessionlake.bronze.streamed import _StreamSourceBatchWriter
 from sessionlake.cli.archive import iterate_bronze_messages
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import ConfigError, LakeError, LossError, OffsetHoleError
+from sessionlake.errors import ConfigError, DataLossError, LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.forgetting.forget import Forgetting
@@ -99,7 +99,9 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages in bronze came from archive"):
         sources.streamed.refuse_messages_of_other_source(spark, Lake(archived), "kafka")
     Lake(archived).drop_table(spark, "bronze.messages")
-    with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"):
+    with pytest.raises(
+        DataLossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"
+    ):
         run(spark, archived)
 
 
@@ -192,7 +194,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
     kept = newest.rename(tmp_path / newest.name)
     newest.with_suffix(".crc").unlink(missing_ok=True)
     with pytest.raises(
-        LossError, match=rf"{ERASURES} has lost its latest changes: it ends with version \d+, and ops.ledger has"
+        DataLossError, match=rf"{ERASURES} has lost its latest changes: it ends with version \d+, and ops.ledger has"
     ):
         run(spark, archived)
     kept.rename(newest)
@@ -214,8 +216,8 @@ def test_kinesis_is_read_on_databricks_alone(location):
 
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
-    batch = _StreamedBatchWriter(
+    lake.create_or_update_tables(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
+    batch = _StreamSourceBatchWriter(
         lake, lake.settings, sources.KinesisSource(KinesisSettings(streams="a", region="r")), None
     )
     at = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
-from sessionlake.errors import LakeError, MachineError
+from sessionlake.errors import LakeError, MachineSetupError
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
@@ -177,7 +177,7 @@ def test_batches_and_corrections_that_die_at_any_commit_are_made_good(
             dying = Dying(place, 1)
             patch.setattr("sessionlake.delta.commit.fault_point", dying)
             patch.setattr("sessionlake.gold.references.corrections.fault_point", dying)
-            with pytest.raises((MachineError, LakeError), match="power cut"):
+            with pytest.raises((MachineSetupError, LakeError), match="power cut"):
                 feed.run()
         write_reference(feed, SITES, [site("s", i - 2, 90, "c"), site("t", 50, None, "d")])
     feed.run()

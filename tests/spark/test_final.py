@@ -15,7 +15,7 @@ import yaml
 from sessionlake.delta.schemas.names import GOLD as LAYER
 from sessionlake.delta.schemas.names import LATE_POINTS, LEDGER
 from sessionlake.delta.schemas.properties import APPEND_ONLY
-from sessionlake.errors import LakeError, MachineError
+from sessionlake.errors import LakeError, MachineSetupError
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.verify.tables import verify_gold
@@ -117,7 +117,7 @@ def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
         for place in places:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
-                with pytest.raises(MachineError, match="power cut"):
+                with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
         with monkeypatch.context() as patch:
             if number == 2:  # from the workers, and read by Spark
@@ -170,7 +170,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
     table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(CHANGES))
     frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
-    feed.lake.storage.append_with_spark(frame, CHANGES, {})
+    feed.lake.storage.append_rows_with_spark(frame, CHANGES, {})
     feed.batch += 1
 
 
@@ -185,7 +185,7 @@ def test_within_a_version_that_is_read_in_parts_nothing_is_final_before_its_end(
         for nth in (3, 2) if number else ():  # what is known of a part that was read is known after a death, too
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.delta.commit.fault_point", Dying("before:gold.metrics_1m", nth))
-                with pytest.raises(MachineError, match="power cut"):
+                with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
             assert appended(feed) == by_hand(changes[:120])
         feed.run()

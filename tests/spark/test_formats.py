@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sessionlake.delta.lake import Lake
-from sessionlake.errors import LakeError, RegistryError
+from sessionlake.errors import LakeError, SchemaRegistryError
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
@@ -30,7 +30,7 @@ def settings_of(home: Path, columns: dict[str, str], **capture: Any) -> Settings
 
 def arrive(spark: Any, settings: Settings, values: list[bytes], first: int = 0) -> None:
     messages = [KafkaMessage("capture.a", 0, first + i, NOW, b"s", value) for i, value in enumerate(values)]
-    Lake(settings).prepare_tables(spark, ["bronze.messages"])
+    Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), messages)
 
 
@@ -67,7 +67,7 @@ def test_avro_by_a_registry_s_schemas_and_nothing_is_committed_while_it_is_away(
         arrive(spark, settings, values)
         registry.answer = (503, b"")
         with pytest.raises(
-            RegistryError, match=r"silver: schema registry .* answered /schemas/ids/\d with 503\. Nothing"
+            SchemaRegistryError, match=r"silver: schema registry .* answered /schemas/ids/\d with 503\. Nothing"
         ) as error:
             run(spark, settings)
         assert "hush" not in str(error.value)

@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
 )
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, MachineError, NotFoundError, UsageError
+from sessionlake.errors import LakeError, MachineSetupError, NotFoundError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.tables import list_declared_averages, list_declared_gold_tables, list_declared_products
@@ -46,7 +46,12 @@ from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import OffsetSpan, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.retained import LIMITS, RemovalRecord, build_selection_of_expired_rows, store_removal_record
+from sessionlake.ledger.retained import (
+    LIMITS,
+    RetentionRecord,
+    select_rows_removed_by_retention,
+    store_removal_record,
+)
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -72,7 +77,7 @@ class Feed:
 
     def __init__(self, spark: Any, settings: Settings) -> None:
         self.spark, self.settings, self.lake = spark, settings, Lake(settings)
-        self.lake.prepare_tables(spark, [CHANGES])
+        self.lake.create_or_update_tables(spark, [CHANGES])
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:
@@ -388,7 +393,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         for place, nth in places:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, nth))
-                with pytest.raises(MachineError, match="power cut"):
+                with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
         feed.run()
         assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), number
@@ -434,7 +439,7 @@ class Dying:
     def __call__(self, point: str) -> None:
         self.left -= point == self.place
         if point == self.place and not self.left:
-            raise MachineError("power cut")
+            raise MachineSetupError("power cut")
 
 
 def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):
@@ -655,8 +660,8 @@ def test_what_retention_has_removed_of_a_figure_is_reported_and_of_its_messages_
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
     limits = pa.Table.from_pylist([{"topic": "capture.a", "partition": 0, "session_id": "s", "limit": 1}], LIMITS)
-    remove_rows(feed.spark, feed.lake, CHANGES, build_selection_of_expired_rows(CHANGES, limits))
-    cut = RemovalRecord(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
+    remove_rows(feed.spark, feed.lake, CHANGES, select_rows_removed_by_retention(CHANGES, limits))
+    cut = RetentionRecord(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
     store_removal_record(feed.spark, feed.lake, cut)
 
     def told(table: str, where: str, offset: int) -> tuple[int, bool | None, datetime | None]:

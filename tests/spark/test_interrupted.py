@@ -18,9 +18,9 @@ from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover_layer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
-from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageError
+from sessionlake.errors import DataLossError, LakeError, SessionlakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.ledger.erasures import read_receipts
+from sessionlake.ledger.erasures import read_erasure_receipts
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
@@ -170,7 +170,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel_forgetting()
         assert not FORGET.find_journal_file(settings).exists()
-        assert read_receipts(lake.reader(spark)) == []
+        assert read_erasure_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting is unfinished"):
         Forgetting(spark, settings).cancel_forgetting()
@@ -202,7 +202,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).forget_session(GONE)
     assert not FORGET.find_journal_file(settings).exists()
-    assert read_receipts(Lake(settings).reader(spark)) == []
+    assert read_erasure_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
 
@@ -257,10 +257,12 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
     shutil.rmtree(handover.find_prepared_handover_folder(settings))
-    with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
+    with pytest.raises(DataLossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
     REBUILD_SILVER.find_journal_file(settings).write_bytes(b"damaged")
-    with pytest.raises(LossError, match=r"rebuild-silver.json cannot be.*`sessionlake rebuild silver --start-over`"):
+    with pytest.raises(
+        DataLossError, match=r"rebuild-silver.json cannot be.*`sessionlake rebuild silver --start-over`"
+    ):
         work()
     silver_rebuild.rebuild_silver_tables(spark, settings, start_over=True)
     run(spark, settings)
@@ -287,7 +289,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
         processor_rebuild.cancel_rebuild(spark, settings, "top")
     shutil.rmtree(handover.find_prepared_handover_folder(settings, PROCESSOR))
-    with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
+    with pytest.raises(DataLossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
         work()
     processor_rebuild.rebuild_processor(spark, settings, "top", start_over=True)
     commands(spark, settings)["run processor"]()
@@ -338,7 +340,7 @@ def test_a_note_that_is_damaged_is_named_with_what_to_do(spark: Any, settings: S
     file = operation.find_journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b'{"receipt": "1"')
-    with pytest.raises(LossError, match=rf"{re.escape(str(file))} cannot be read .* [Rr]emove it") as caught:
+    with pytest.raises(DataLossError, match=rf"{re.escape(str(file))} cannot be read .* [Rr]emove it") as caught:
         Journal.read_journal(settings, operation, dict[str, Any])
     assert "`sessionlake forget`" in str(caught.value) or "command that moves them" in str(caught.value)
     with pytest.raises(LakeError, match=r"sessionlake (forget|reshard)"):

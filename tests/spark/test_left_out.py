@@ -10,10 +10,10 @@ import pytest
 
 from sessionlake.cli import gold as commands
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
-from sessionlake.errors import LakeError, LossError, MachineError
+from sessionlake.errors import DataLossError, LakeError, MachineSetupError
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_products
-from sessionlake.ledger.retained import RemovalRecord, store_removal_record
+from sessionlake.ledger.retained import RetentionRecord, store_removal_record
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
@@ -81,7 +81,7 @@ def test_nothing_is_made_again_that_would_begin_later_unless_that_is_asked_for(f
     named(feed).write(points(0, 10)).run()
     left_out(feed).run()
     before = datetime.now(UTC)
-    gone = RemovalRecord(CHANGES, before, 0, 3)
+    gone = RetentionRecord(CHANGES, before, 0, 3)
     store_removal_record(feed.spark, feed.lake, gone)
     shorter = "retention has removed rows of silver.session_changes"
     with pytest.raises(
@@ -118,13 +118,13 @@ def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
     recover.empty_gold(feed.spark, feed.settings)
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.delta.commit.fault_point", Dying(f"before:{LEDGER}", 1))
-        with pytest.raises(MachineError, match="power cut"):
+        with pytest.raises(MachineSetupError, match="power cut"):
             feed.run()
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.operations.rebuild.endings.fault_point", Dying(place, 1))
-        with pytest.raises(MachineError, match="power cut"):
+        with pytest.raises(MachineSetupError, match="power cut"):
             recover.empty_gold(feed.spark, feed.settings)
-    with pytest.raises(LossError, match="of gold is new or was removed, but the layer's tables already hold data"):
+    with pytest.raises(DataLossError, match="of gold is new or was removed, but the layer's tables already hold data"):
         feed.run()
     assert recover.recover_gold(feed.spark, feed.settings)
     feed.run().require_exact(METRICS_1H, DISTINCT_VALUES)

@@ -14,7 +14,7 @@ from sessionlake.cli import doctor
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, ROWS
-from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, LossError, ProcessorError
+from sessionlake.errors import ConfigError, DataLossError, IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.operations.pipeline import Layer, run_once
@@ -73,7 +73,7 @@ class Counted:
         capture = CaptureSettings(columns={"x": "bigint"})
         self.settings = Settings(**location, capture=capture, silver=SilverSettings(shards=3))
         self.lake = Lake(self.settings)
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
         self._offset = 0
         self.use("counted_v1")
 
@@ -321,7 +321,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
 
     renamed = own.model_copy(update={"name": "renamed"})
     counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
-    with pytest.raises(LossError, match=r"silver\.kept has rows already"):
+    with pytest.raises(DataLossError, match=r"silver\.kept has rows already"):
         counted.run()
     assert not rebuild_processor(counted.spark, counted.settings, "renamed").different
     counted.arrive(("s", said("update", 1), 600))
@@ -360,7 +360,7 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
-    counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
+    counted.lake.create_or_update_tables(counted.spark, ["silver.session_changes"])
     rows = [("s", "a", 0, 1), ("s", "a", 20, 2), ("t", "a", 10, 3), ("t", "b", 5, 4), ("s", "a", 30, None)]
 
     def arrive(*found: tuple[str, str, int, int | None]) -> None:
@@ -408,7 +408,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
-    counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
+    counted.lake.create_or_update_tables(counted.spark, ["silver.session_changes"])
     checkpoint = Path(counted.settings.checkpoint_path(own.layer))
     older = counted.folder / "older"
 
@@ -426,7 +426,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     shutil.rmtree(checkpoint)
     shutil.copytree(older, checkpoint)
     arrive("c", 2)
-    with pytest.raises(LossError, match="ends with batch 0, but its table holds batches up to 1"):
+    with pytest.raises(DataLossError, match="ends with batch 0, but its table holds batches up to 1"):
         counted.run()
     shutil.rmtree(checkpoint)
     counted.run()
@@ -444,7 +444,7 @@ def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_r
     )
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     spark, lake = counted.spark, counted.lake
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     checkpoint, place = Path(counted.settings.checkpoint_path(own.layer)), find_table_folder(lake, ROWS)
 
     def arrive(*rows: str) -> None:
@@ -467,7 +467,7 @@ def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_r
     assert held() == ["a", "c", "d"]
     shutil.rmtree(place)
     shutil.copytree(counted.folder / "backup", place)
-    with pytest.raises(LossError, match=r"has read versions of silver\.session_rows that are gone"):
+    with pytest.raises(DataLossError, match=r"has read versions of silver\.session_rows that are gone"):
         counted.run()
     keyed.rebuild_table(spark, counted.settings, own)
     arrive("e")

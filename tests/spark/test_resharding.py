@@ -15,7 +15,7 @@ import pytest
 from sessionlake.cli.reshard import reshard_all_layers
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
-from sessionlake.errors import ClaimedError, LakeError, UsageError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import list_declared_averages, list_declared_gold_tables
 from sessionlake.gold.fold.state import GoldShardState, decode_states
@@ -84,7 +84,7 @@ def batches(number: int) -> list[list[KafkaMessage]]:
 
 def arrive(spark: Any, settings: Settings, *messages: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
     for batch in messages:
         write_bronze(spark, lake, batch)
 
@@ -209,7 +209,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
         run(spark, other, SILVER)
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
         reshard_layers(spark, other, 5)
-    with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
+    with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedByOtherProcessError):
         reshard_all_layers(spark, other, 7, 0)
 
     said: list[str] = []

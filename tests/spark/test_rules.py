@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.verify.tables import verify_gold
@@ -41,7 +41,7 @@ def feed(spark, location) -> Feed:
 
 def write_rules(feed: Feed, texts: dict[str, str]) -> None:
     """What SQL would leave in the table."""
-    feed.lake.prepare_tables(feed.spark, [RULES])
+    feed.lake.create_or_update_tables(feed.spark, [RULES])
     rows = [{"name": name, "text": text, "enabled": True, "updated_at": None} for name, text in texts.items()]
     replace_rows(
         feed.spark, feed.lake, RULES, pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(RULES))
@@ -115,7 +115,7 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
         for place in places[::step]:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
-                with pytest.raises(MachineError, match="power cut"):
+                with pytest.raises(MachineSetupError, match="power cut"):
                     feed.run()
             write_rules(feed, later)
         feed.run()
@@ -237,7 +237,7 @@ def test_a_rule_whose_application_died_at_any_commit_is_exact(
     for place in places:
         with monkeypatch.context() as patch:
             patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
-            with pytest.raises(MachineError, match="power cut"):
+            with pytest.raises(MachineSetupError, match="power cut"):
                 feed.run()
     feed.write(changes[60:] if arrives else []).run()
     assert require_exact(feed) > 10

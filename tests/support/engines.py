@@ -66,7 +66,7 @@ class EnginePair:
         return None
 
 
-def write_with_spark(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
+def write_files_with_spark(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
     """Writes what `query --engine spark` writes."""
     print_query_result(SparkEngine(spark, settings).run(prepare_statement(settings, sql)), form, print_to_stderr)
 

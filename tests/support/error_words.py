@@ -16,14 +16,16 @@ TEXTS = {
     "_describe_remedy_for_offset_gaps": (
         "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer"
     ),
-    "_describe_column_fix": "Declare the column as it is in the table, or rebuild the table: the error has the command",
+    "_describe_fix_of_columns": (
+        "Declare the column as it is in the table, or rebuild the table: the error has the command"
+    ),
     "_suggest_topic_config": (
         "Run `kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config NAME=VALUE`"
     ),
     "build_recovery_hint": _RECOVERY_HINT,
     "build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
     "_build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
-    "removal_text": "retention has removed rows of TABLE that were committed before TIME",
+    "removal_description": "retention has removed rows of TABLE that were committed before TIME",
     "describe_partition_start": (
         "topic TOPIC, partition PARTITION: bronze.messages begins at offset OFFSET, by maintain.retention"
     ),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import sessionlake
-from sessionlake.errors import LakeError, RegistryError, SessionlakeError
+from sessionlake.errors import LakeError, SchemaRegistryError, SessionlakeError
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.spark.session import spark_session, stop_spark
@@ -78,7 +78,7 @@ class Keeps:
 
 def unanswered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
-        raise RegistryError("schema registry http://127.0.0.1:8081 does not answer: start it")
+        raise SchemaRegistryError("schema registry http://127.0.0.1:8081 does not answer: start it")
         yield
 
 

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER
-from sessionlake.errors import ClaimedError, UsageError
+from sessionlake.errors import ClaimedByOtherProcessError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import claim_lock
@@ -113,7 +113,7 @@ def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
     for act in (decide, withdraw):
         with (
             claim_lock(settings, "silver", "runs silver"),
-            pytest.raises(ClaimedError, match="another process runs silver"),
+            pytest.raises(ClaimedByOtherProcessError, match="another process runs silver"),
         ):
             act(settings, 6)
 

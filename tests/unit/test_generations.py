@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.bronze.offsets import read_planned_ranges
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
 
 A, B = ("a", 0), ("b", 0)
@@ -151,7 +151,7 @@ def test_a_later_generation_knows_the_first_ones_id_though_that_is_lost(generati
 
 def test_without_the_first_ones_id_no_other_is_begun(generations, checkpoint):
     (checkpoint / "metadata").unlink()
-    with pytest.raises(LossError, match="metadata cannot be read"):
+    with pytest.raises(DataLossError, match="metadata cannot be read"):
         generations.create_next_generation(3, None)
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from sessionlake.cli import doctor
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.local.home import create_home, hold_lock
 from sessionlake.local.paths import get_process_folder
 from sessionlake.settings.model import Settings
@@ -19,13 +19,13 @@ def test_the_home_and_its_folders_are_made_and_left_empty(tmp_path):
 
 def test_a_home_below_a_file_is_named_with_the_variable(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match=r"home .*/file/home cannot be written .*SESSIONLAKE_HOME"):
+    with pytest.raises(MachineSetupError, match=r"home .*/file/home cannot be written .*SESSIONLAKE_HOME"):
         create_home(Settings(home=tmp_path / "file" / "home"))
 
 
 def test_a_read_only_home_is_named_with_the_variable():
     # /proc refuses even root, as a read-only mount would.
-    with pytest.raises(MachineError, match=r"home /proc/home cannot be written .*SESSIONLAKE_HOME"):
+    with pytest.raises(MachineSetupError, match=r"home /proc/home cannot be written .*SESSIONLAKE_HOME"):
         create_home(Settings(home="/proc/home"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.local import jars
 from sessionlake.local.jars import MANIFEST, JarSet, fetch_jars, get_cache_folder
 
@@ -81,7 +81,7 @@ def test_a_jar_that_was_replaced_in_the_cache_is_not_loaded():
     one.write_bytes(b"54321")
     hashes = f"has SHA-256 {hashlib.sha256(b'54321').hexdigest()} and must have {_PINNED[one.name]}"
     removal = re.escape(f"rm -r {_folder()}*")
-    with pytest.raises(MachineError, match=rf"one-1.0.jar {hashes}.*{removal}"):
+    with pytest.raises(MachineSetupError, match=rf"one-1.0.jar {hashes}.*{removal}"):
         fetch_jars(_SET)
 
 
@@ -89,7 +89,7 @@ def test_a_jar_that_was_replaced_in_the_cache_is_not_loaded():
 def test_a_jar_that_is_delivered_otherwise_never_comes_into_the_cache(ivy, changed):
     wanted = {name: digest for name, digest in (_PINNED | changed).items() if digest}
     other = replace(_SET, pinned=wanted)
-    with pytest.raises(MachineError, match=r"two-2.0.jar has SHA-256 \w{64} and (must have 0{64}|is not among)"):
+    with pytest.raises(MachineSetupError, match=r"two-2.0.jar has SHA-256 \w{64} and (must have 0{64}|is not among)"):
         fetch_jars(other)
     assert not _folder().exists()
     assert len(fetch_jars(_SET)) == 2
@@ -138,14 +138,16 @@ def test_two_processes_at_once_fetch_once(ivy, monkeypatch):
 )
 def test_a_failed_fetch_is_one_line_with_cause_and_remedy(ivy, output, cause):
     ivy(f"printf '{output}\n'; exit 1")
-    with pytest.raises(MachineError, match=rf"\({cause}.*\)\. Check the network and run the command again") as caught:
+    with pytest.raises(
+        MachineSetupError, match=rf"\({cause}.*\)\. Check the network and run the command again"
+    ) as caught:
         fetch_jars(_SET)
     assert "\n" not in str(caught.value)
 
 
 def test_after_a_failed_fetch_the_next_one_starts_afresh(ivy):
     ivy('while [ $# -gt 0 ]; do [ "$1" = -retrieve ] && printf 1 > "$(dirname "$2")/half.jar"; shift; done; exit 1')
-    with pytest.raises(MachineError):
+    with pytest.raises(MachineSetupError):
         fetch_jars(_SET)
     ivy()
     assert [jar.name for jar in fetch_jars(_SET)] == ["one-1.0.jar", "two-2.0.jar"]
@@ -155,7 +157,7 @@ def test_after_a_failed_fetch_the_next_one_starts_afresh(ivy):
 def test_a_cache_that_is_a_file_names_the_folder_and_the_variable(tmp_path):
     (tmp_path / "cache").write_text("")
     with pytest.raises(
-        MachineError, match=r"/cache, which keeps downloaded jars, cannot be written .* SESSIONLAKE_CACHE"
+        MachineSetupError, match=r"/cache, which keeps downloaded jars, cannot be written .* SESSIONLAKE_CACHE"
     ):
         fetch_jars(_SET)
 

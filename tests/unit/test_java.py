@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.local.java import require_java
 
 
@@ -35,7 +35,7 @@ def test_java_17_and_later_serve(tmp_path, monkeypatch, version):
 def test_java_16_and_earlier_are_refused_in_one_line_with_the_remedy(tmp_path, monkeypatch, version, major):
     _runtime(tmp_path, _says(version))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(MachineError, match=f"is Java {major}, but Java 17 or later is needed. Install") as caught:
+    with pytest.raises(MachineSetupError, match=f"is Java {major}, but Java 17 or later is needed. Install") as caught:
         require_java()
     assert "\n" not in str(caught.value)
 
@@ -65,18 +65,18 @@ def test_without_java_home_the_first_java_on_path_serves(tmp_path, monkeypatch):
 def test_no_java_anywhere_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match=r"no Java found: .* PATH has no java\. Install a JDK"):
+    with pytest.raises(MachineSetupError, match=r"no Java found: .* PATH has no java\. Install a JDK"):
         require_java()
 
 
 def test_a_java_home_without_java_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(MachineError, match=f"JAVA_HOME is {tmp_path}, but"):
+    with pytest.raises(MachineSetupError, match=f"JAVA_HOME is {tmp_path}, but"):
         require_java()
 
 
 def test_a_java_that_does_not_start_is_no_java(tmp_path, monkeypatch):
     _runtime(tmp_path, "echo no runtime present >&2; exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(MachineError, match="does not print a Java version"):
+    with pytest.raises(MachineSetupError, match="does not print a Java version"):
         require_java()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.errors import InterruptedOperationError, LossError
+from sessionlake.errors import DataLossError, InterruptedOperationError
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.streaming.journal import (
     Journal,
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_stops_layers_and_is_named_with_what_to_do(se
     operation.find_journal_file(settings).parent.mkdir(parents=True)
     operation.find_journal_file(settings).write_bytes(b'{"step"')
     with pytest.raises(
-        LossError, match=rf"{operation.name}.json of .* cannot be read .*sessionlake|command that moves them"
+        DataLossError, match=rf"{operation.name}.json of .* cannot be read .*sessionlake|command that moves them"
     ):
         Journal.read_journal(settings, operation, dict[str, str])
     with pytest.raises(InterruptedOperationError, match="Run `sessionlake"):

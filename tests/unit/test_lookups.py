@@ -17,7 +17,7 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.gold.references.lookups import LookupRunner, _convert_fetched_row
@@ -235,7 +235,7 @@ def test_while_somebody_else_writes_the_reference_table_nothing_is_noted_and_the
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ):
     def claimed(*_: Any, **__: Any) -> None:
-        raise ClaimedError("somebody else")
+        raise ClaimedByOtherProcessError("somebody else")
 
     asking.add("a", 0)
     with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.delta.schemas.names import LEDGER, SILVER
-from sessionlake.errors import LossError
+from sessionlake.errors import DataLossError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.losses import refuse_outdated_ledger
@@ -41,12 +41,14 @@ def ledger(*batches: int) -> Tables:
 @pytest.mark.usefixtures("checkpoint")
 def test_a_ledger_that_ends_before_the_checkpoint_is_noticed(settings):
     refuse_outdated_ledger(ledger(0, 1, 2), settings, SILVER, 0)
-    with pytest.raises(LossError, match=r"ops\.ledger has batches up to 1 of silver, which has committed batch 2 \("):
+    with pytest.raises(
+        DataLossError, match=r"ops\.ledger has batches up to 1 of silver, which has committed batch 2 \("
+    ):
         refuse_outdated_ledger(ledger(0, 1), settings, SILVER, 0)
 
 
 def test_a_damaged_checkpoint_says_nothing_of_the_ledger_so_that_it_can_be_recovered(checkpoint, settings):
     (checkpoint / "metadata").write_text("{torn")
     refuse_outdated_ledger(ledger(0, 1), settings, SILVER, 0)
-    with pytest.raises(LossError, match="metadata cannot be read"):
+    with pytest.raises(DataLossError, match="metadata cannot be read"):
         require_intact_checkpoint(str(checkpoint), SILVER)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.folders.table_files import find_table_folder, list_live_files, open_table
-from sessionlake.errors import MachineError
+from sessionlake.delta.folders.table_files import find_table_folder, list_data_files, open_table
+from sessionlake.errors import MachineSetupError
 from sessionlake.local import paths
 from sessionlake.local.home import create_home
 from sessionlake.local.paths import (
@@ -88,7 +88,7 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
 
     delta = open_table(folder)
     assert find_table_folder(delta) == folder
-    assert [file.full_path for file in list_live_files(delta)] == [folder / NAME]
+    assert [file.full_path for file in list_data_files(delta)] == [folder / NAME]
 
 
 def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
@@ -110,7 +110,7 @@ def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
 @pytest.mark.parametrize("part", ["a%20b", "a[b]", "a|b", "a^b", "a\\b", "a\nb"])
 def test_a_home_whose_tables_could_not_be_opened_is_refused_before_it_is_made(tmp_path: Path, part: str) -> None:
     home = tmp_path / part / "home"
-    with pytest.raises(MachineError, match=r"its tables cannot be opened.*SESSIONLAKE_HOME"):
+    with pytest.raises(MachineSetupError, match=r"its tables cannot be opened.*SESSIONLAKE_HOME"):
         create_home(Settings(home=home))
     assert not home.parent.exists()
 
@@ -118,7 +118,7 @@ def test_a_home_whose_tables_could_not_be_opened_is_refused_before_it_is_made(tm
 def test_a_link_to_a_home_whose_tables_could_not_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a%20b").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a%20b")
-    with pytest.raises(MachineError, match=r"contains '%20'"):
+    with pytest.raises(MachineSetupError, match=r"contains '%20'"):
         create_home(Settings(home=tmp_path / "link"))
 
 

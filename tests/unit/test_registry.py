@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from sessionlake.errors import ConfigError, RegistryError
+from sessionlake.errors import ConfigError, SchemaRegistryError
 from sessionlake.kafka import registry as client
-from sessionlake.kafka.registry import RegistrySchemas
+from sessionlake.kafka.registry import SchemaRegistryReader
 from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.payload import Payload, PayloadFormat
 from sessionlake.settings.model import CaptureSettings
@@ -34,8 +34,10 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
         yield found
 
 
-def schemas(registry: Registry, kind: PayloadFormat = PayloadFormat.AVRO, auth: str | None = None) -> RegistrySchemas:
-    return RegistrySchemas(kind, registry.url, auth)
+def schemas(
+    registry: Registry, kind: PayloadFormat = PayloadFormat.AVRO, auth: str | None = None
+) -> SchemaRegistryReader:
+    return SchemaRegistryReader(kind, registry.url, auth)
 
 
 def test_a_schema_is_asked_for_once_and_an_unknown_one_as_well(registry: Registry) -> None:
@@ -69,13 +71,13 @@ def test_an_id_beyond_32_bits_is_unknown_and_not_asked_for(registry: Registry) -
     registry.answer = (404, b'{"error_code": 404}')  # what a registry says of an address that it has not
     assert schemas(registry).definitions([2**31, 2**32 - 1]) == {}
     assert registry.asked == []
-    with pytest.raises(RegistryError):
+    with pytest.raises(SchemaRegistryError):
         schemas(registry).definitions([2**31 - 1])
 
 
 def test_an_error_ends_the_asking(registry: Registry) -> None:
     registry.answer = (401, b"{}")
-    with pytest.raises(RegistryError):
+    with pytest.raises(SchemaRegistryError):
         schemas(registry).definitions(range(1_000))
     assert len(registry.asked) < 100
 
@@ -124,7 +126,7 @@ def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(r
 def test_a_registry_that_gives_source_text_only_is_reported_apart(registry: Registry) -> None:
     registry.schemas[5] = {"schemaType": "PROTOBUF", "schema": 'syntax = "proto3";'}
     with pytest.raises(
-        RegistryError, match=r"source text only; .* name descriptor sets in capture.payload.schema_files"
+        SchemaRegistryError, match=r"source text only; .* name descriptor sets in capture.payload.schema_files"
     ):
         schemas(registry, PayloadFormat.PROTOBUF).definitions([5])
 
@@ -141,7 +143,7 @@ def test_a_schema_of_another_format_is_none(registry: Registry) -> None:
 def test_credentials_are_sent_and_shown_nowhere(registry: Registry, auth: str | None, sent: str | None) -> None:
     registry.answer = (401, b"{}")
     found = schemas(registry, auth=auth)
-    with pytest.raises(RegistryError, match="answered /schemas/ids/3 with 401") as error:
+    with pytest.raises(SchemaRegistryError, match="answered /schemas/ids/3 with 401") as error:
         found.definitions([3])
     assert registry.auth == [sent]
     assert auth is None or auth not in repr(found) + str(error.value)
@@ -163,7 +165,9 @@ def test_what_is_no_registry_s_answer_is_an_error_and_no_unknown_schema(
     registry: Registry, answer: tuple[int, bytes]
 ) -> None:
     registry.answer = answer
-    with pytest.raises(RegistryError, match=f"schema registry {registry.url}: .*Nothing of the batch was committed"):
+    with pytest.raises(
+        SchemaRegistryError, match=f"schema registry {registry.url}: .*Nothing of the batch was committed"
+    ):
         schemas(registry).definitions([3])
     assert len(registry.asked) == (3 if answer[0] in {503, 429} else 1)
     registry.answer = None
@@ -198,7 +202,7 @@ def test_a_hostile_answer_is_an_error_that_names_the_registry(
     if kind is PayloadFormat.PROTOBUF:
         answer = (answer[0], answer[1].replace(b"{", b'{"schemaType":"PROTOBUF",', 1))
     registry.answer = answer
-    with pytest.raises(RegistryError, match=f"schema registry {registry.url}: "):
+    with pytest.raises(SchemaRegistryError, match=f"schema registry {registry.url}: "):
         schemas(registry, kind).definitions([3])
 
 
@@ -217,9 +221,9 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip, args=(server,), daemon=True)
         thread.start()
-        source = RegistrySchemas(PayloadFormat.AVRO, f"http://127.0.0.1:{server.getsockname()[1]}")
+        source = SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{server.getsockname()[1]}")
         started = time.monotonic()
-        with pytest.raises(RegistryError, match="no answer"):
+        with pytest.raises(SchemaRegistryError, match="no answer"):
             source.definitions([1])
         assert time.monotonic() - started < 8  # the drip never stops by itself
         ended.set()
@@ -241,8 +245,8 @@ def test_a_schema_beyond_the_bounds_is_as_if_there_were_none_and_stops_nothing(
 
 def test_a_registry_that_is_away_is_named_after_some_tries(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_PAUSES", (0.0, 0.0))
-    with pytest.raises(RegistryError, match=rf"127.0.0.1:{free_port}: no answer: .*refused"):
-        RegistrySchemas(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
+    with pytest.raises(SchemaRegistryError, match=rf"127.0.0.1:{free_port}: no answer: .*refused"):
+        SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
 
 
 # -- from the configuration

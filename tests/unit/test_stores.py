@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.spark.session import DATABRICKS_VARIABLE
 from sessionlake.streaming import stores
 from sessionlake.streaming.stores import archive_checkpoint_folders
@@ -30,10 +30,10 @@ class Place:
     def sleep(self, seconds: float) -> None:
         self.told.append(f"waits {seconds:g} s, {'there' if self.checkpoint.exists() else 'aside'}")
 
-    def require_claims(self) -> None:
+    def require_claims_still_held(self) -> None:
         self.told.append("claimed")
         if self.is_lost:
-            raise ClaimedError("another has it")
+            raise ClaimedByOtherProcessError("another has it")
 
     def put_aside(self) -> list[str]:
         archive_checkpoint_folders(
@@ -67,7 +67,7 @@ def test_elsewhere_an_upkeep_passes_first_and_once(place: Place, monkeypatch: py
 @pytest.mark.parametrize("place", ["spark://master:7077"], indirect=True)
 def test_who_has_lost_the_claim_meanwhile_puts_nothing_aside(place: Place) -> None:
     place.is_lost = True
-    with pytest.raises(ClaimedError):
+    with pytest.raises(ClaimedByOtherProcessError):
         place.put_aside()
     assert place.checkpoint.is_dir()
     assert place.told == ["waits 10 s, there", "claimed"]

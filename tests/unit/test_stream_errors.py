@@ -17,11 +17,11 @@ from sessionlake.errors import (
     LAST_RESORT,
     BrokerError,
     LakeError,
-    MachineError,
+    MachineSetupError,
     OffsetHoleError,
-    RegistryError,
+    SchemaRegistryError,
     SessionlakeError,
-    add_place_note,
+    add_failure_location_note,
 )
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
@@ -80,7 +80,7 @@ EXPECTED: dict[str, tuple[type[SessionlakeError], str]] = {
     "fold_fails_unheard": (SessionlakeError, f"silver, shard 0: {MALFORMED}"),
     "fold_refuses": (LakeError, "silver: the silver state is of format 'silver/9', this version reads 'silver/2'"),
     "registry_in_worker": (
-        RegistryError,
+        SchemaRegistryError,
         "silver: schema registry http://127.0.0.1:8081 does not answer: start it",
     ),
     "pack_fails": (
@@ -151,8 +151,8 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
 @pytest.mark.parametrize(
     ("condition", "cause", "kind"),
     [
-        ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space", MachineError),
-        ("UNCATEGORIZED", "java.io.IOException: No space left on device", MachineError),
+        ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space", MachineSetupError),
+        ("UNCATEGORIZED", "java.io.IOException: No space left on device", MachineSetupError),
         ("UNCATEGORIZED", "java.lang.InterruptedException", SessionlakeError),
     ],
 )
@@ -249,7 +249,7 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
 
 def test_an_error_of_this_package_stays_as_it_is() -> None:
     error = LakeError("as it is")
-    add_place_note(error, "shard 1")
+    add_failure_location_note(error, "shard 1")
     assert explain_layer_error(error, "silver", NOWHERE) is error
 
 
@@ -303,8 +303,12 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     [
         (JSONDecodeError("Expecting value", "{", 1), LakeError, "damaged"),
         (OSError("Could not open Parquet input source"), LakeError, "Could not open Parquet input source"),
-        (OSError(28, "No space left on device", "/x/y"), MachineError, "/x/y: No space left on device. a disk is full"),
-        (OSError("Generic error: No space left on device (os error 28)"), MachineError, "Free some space"),
+        (
+            OSError(28, "No space left on device", "/x/y"),
+            MachineSetupError,
+            "/x/y: No space left on device. a disk is full",
+        ),
+        (OSError("Generic error: No space left on device (os error 28)"), MachineSetupError, "Free some space"),
         (PassedError("An error occurred while calling o1.x"), SessionlakeError, "Spark failed"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.checkpoint import build_recovery_hint
 
@@ -47,25 +47,25 @@ def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str
         batch_id: Spark's number of the batch.
 
     Raises:
-        LossError: The checkpoint lacks the batch, or its file cannot be read.
+        DataLossError: The checkpoint lacks the batch, or its file cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
-    ends = read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id))
-    starts = read_offsets_file(Path(checkpoint) / INITIAL_OFFSETS_FILE)
+    ends = read_kafka_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id))
+    starts = read_kafka_offsets_file(Path(checkpoint) / INITIAL_OFFSETS_FILE)
     if batch_id:
-        starts |= read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
+        starts |= read_kafka_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
 
-def read_offsets_file(file: Path) -> Offsets:
+def read_kafka_offsets_file(file: Path) -> Offsets:
     """Reads Kafka offsets by topic-partition from one of Spark's files in a checkpoint.
 
     The file has the offsets at which a batch ends, or those at which the query started. It has a version line, for
     batches a metadata line, and then one line of JSON with the offsets.
 
     Raises:
-        LossError: The file is missing or cannot be read.
+        DataLossError: The file is missing or cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
     try:
@@ -79,7 +79,7 @@ def read_offsets_file(file: Path) -> Offsets:
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
-        raise LossError(
+        raise DataLossError(
             f"bronze: the checkpoint file {file} cannot be read ({error})",
             why="It says which messages bronze has read",
             fix=build_recovery_hint(BRONZE),

@@ -12,8 +12,8 @@ from sessionlake.bronze.archive import source as archives
 from sessionlake.bronze.streamed import StreamSource
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.errors import ConfigError, LossError
-from sessionlake.kafka.clients import require_broker
+from sessionlake.errors import ConfigError, DataLossError
+from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
@@ -31,12 +31,12 @@ def require_readable_source(settings: Settings) -> None:
 
     Raises:
         BrokerError: Kafka does not answer.
-        AccessError: Kafka refuses this client.
+        KafkaAccessError: Kafka refuses this client.
         ConfigError: The folder of archives does not exist, or this runtime has no connector for the source.
     """
     source = _build_stream_source(settings)
     if source is None:
-        require_broker(settings)
+        require_reachable_broker(settings)
     else:
         source.require_reachable()
 
@@ -66,7 +66,7 @@ def start_bronze(
     if source is None:
         return job.start_kafka_job(spark, settings, once=once, on_batch=on_batch, on_wait=on_wait)
     source.require_reachable()
-    return streamed.start_streamed_source(spark, settings, source, once=once, on_batch=on_batch)
+    return streamed.start_bronze_from_stream_source(spark, settings, source, once=once, on_batch=on_batch)
 
 
 def _build_stream_source(settings: Settings) -> StreamSource | None:
@@ -119,7 +119,7 @@ class ArchiveSource:
     def has_unread_messages(self, checkpoint: Path) -> bool:
         """Returns True if the folder of archives has files after the last one that the checkpoint has read."""
         before = _read_checkpoint_position(checkpoint)
-        return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
+        return archives.find_position_after_next_batch(Path(self._path), before, self._max_bytes) != before
 
     def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows of an archive stream unchanged: they already have the columns of `bronze.messages`."""
@@ -136,7 +136,7 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
     try:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise LossError(
+        raise DataLossError(
             f"bronze: the checkpoint file {file} cannot be read ({error})",
             why="It says which messages bronze has read",
             fix=build_recovery_hint(BRONZE),

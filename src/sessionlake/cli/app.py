@@ -43,7 +43,7 @@ from sessionlake.cli.reshard import reshard
 from sessionlake.cli.show import OutputFormat, show_rows, write_line, write_text
 from sessionlake.cli.sql import query
 from sessionlake.cli.types import types
-from sessionlake.errors import MachineError, UsageError
+from sessionlake.errors import MachineSetupError, UsageError
 from sessionlake.local.signals import record_interrupts
 from sessionlake.visible import create_escaping_stream
 
@@ -195,7 +195,7 @@ def report(
     try:
         written = call_with_table_reader(settings, lambda reader: write_report(reader, settings, output))
     except OSError as error:
-        raise MachineError(
+        raise MachineSetupError(
             f"report: the file {error.filename or output} cannot be written: {error.strerror}",
             fix="Make the folder writable, or name another file with --output",
         ) from error
@@ -264,7 +264,7 @@ def recover(
     from sessionlake.cli import recover as command
     from sessionlake.delta.lake import create_storage
 
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     call_with_spark(
         settings, lambda spark: command.recover_layer(spark, settings, lost, print_to_stderr, shorten=shorten_gold)
     )
@@ -330,7 +330,7 @@ def maintain(
     from sessionlake.delta.lake import create_storage
     from sessionlake.local.signals import StopFlag
 
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     if purge_vectors is not None:
         command.rewrite_files_with_deletion_vectors(settings, purge_vectors, form)
         return

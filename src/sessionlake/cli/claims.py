@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.ledger.retained import CLAIM as RETENTION
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -37,7 +37,7 @@ def lock_all_layers_for_block(
         other_locks: Names of further locks to hold.
 
     Raises:
-        ClaimedError: Another process has not released its claim in that time.
+        ClaimedByOtherProcessError: Another process has not released its claim in that time.
     """
     deadline = time.monotonic() + wait_seconds
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def lock_all_layers_for_block(
                     claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *other_locks)
                 )
                 break
-            except ClaimedError:
+            except ClaimedByOtherProcessError:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_AGAIN_SECONDS)

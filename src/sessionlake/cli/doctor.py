@@ -24,10 +24,10 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
+from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, DataLossError, LakeError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import EventKind
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
@@ -316,7 +316,7 @@ def _read_query_id_of_checkpoint(settings: Settings, layer: str) -> str | None:
 def _check_checkpoints_exist(reader: TableReader, settings: Settings) -> CheckDetail:
     ran = {
         row["layer"]
-        for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
+        for row in iterate_rows_as_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
     lost = [
@@ -342,7 +342,7 @@ def _check_topic_states(spark: SparkSession | None, lake: Lake) -> CheckResult:
     if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
             require_rows_of_topics(spark, lake)
-        except LossError as loss:
+        except DataLossError as loss:
             return CheckResult(CheckSeverity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = select_latest_generations(rows).values()

@@ -167,13 +167,13 @@ def feed_infer(
 
     path = Path(source)
     if source == _STDIN or path.exists() or path.suffix in _SUFFIXES or len(path.parts) > 1:
-        from sessionlake.feeds.lines import read_lines, read_messages
+        from sessionlake.feeds.lines import read_lines, read_member_messages
 
         name = topic or (path.stem if path.suffix in _SUFFIXES else path.name.split(".")[0]) or "messages"
         if source == _STDIN:
             name = topic or "messages"
         with open_messages_file(source) as file:
-            lines = read_messages(read_lines(file), name)
+            lines = read_member_messages(read_lines(file), name)
             records = [line.record for line in islice(lines, _INFERRED)]
         again = f"sessionlake feed try {source}"
     else:
@@ -292,14 +292,14 @@ def _read_messages_file(
     Raises:
         UsageError: A line names no topic, and neither `topic` nor `feed_of_bare_lines` is given.
     """
-    from sessionlake.feeds.lines import MAX_LINE, read_lines, read_messages
+    from sessionlake.feeds.lines import MAX_LINE, read_lines, read_member_messages
 
     name = (
         topic
         if topic is not None or feed_of_bare_lines is None
         else _choose_topic_of_lines_without_one(feed_of_bare_lines)
     )
-    for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
+    for line in read_member_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
                 f"line {line.number} of the messages names no topic, and several feeds are configured",

@@ -30,10 +30,10 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         form: The format of the output.
 
     Raises:
-        ClaimedError: Another process maintains the tables, or forgets a session.
+        ClaimedByOtherProcessError: Another process maintains the tables, or forgets a session.
         UsageError: The lake has no such table.
     """
-    with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
+    with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).maintain_once(table))
     show_rows(COLUMNS, [_list_maintenance_cells(one) for one in done], form)
 
@@ -42,20 +42,20 @@ def rewrite_files_with_deletion_vectors(settings: Settings, table: str, form: Ou
     """Rewrites those files of a table that have deletion vectors, and shows how many they were.
 
     Raises:
-        ClaimedError: Another process maintains the tables, or forgets a session.
+        ClaimedByOtherProcessError: Another process maintains the tables, or forgets a session.
         UsageError: The lake has no such table, or the table is in a catalog.
     """
     lake = Lake(settings)
     if lake.storage.needs_spark:
-        lake.storage.purge_vectors(table)  # raises the error that says what to do in a catalog
+        lake.storage.purge_deletion_vectors(table)  # raises the error that says what to do in a catalog
     known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
     if table not in known:
         raise UsageError(
             f"maintain: there is no table {table!r}",
             fix=f"Name one of the tables of this lake: {', '.join(known) or 'none yet'}",
         )
-    with lake.storage.hold_claim(None, CLAIM, "maintains the tables"):
-        rewritten = lake.storage.purge_vectors(table)
+    with lake.storage.hold_exclusive_claim(None, CLAIM, "maintains the tables"):
+        rewritten = lake.storage.purge_deletion_vectors(table)
     show_rows(("table", "files_rewritten"), [(table, rewritten)], form)
 
 
@@ -77,7 +77,7 @@ def maintain_until_stopped(
         if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)
             continue
-        with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
+        with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
             Maintenance(spark, settings, report_maintained_table).maintain_until_stopped(stop, table)
     say("stopped")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.kafka.clients import require_broker
+from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.publish.job import Publication, start
 from sessionlake.settings.model import Settings
@@ -26,17 +26,17 @@ def require_publishable_table(settings: Settings, publication: Publication) -> N
         UsageError: The table cannot be published, or not to this topic.
         BrokerError: Kafka does not answer.
         LakeError: The table does not exist yet.
-        MachineError: The home cannot be written.
+        MachineSetupError: The home cannot be written.
     """
     publication.require_allowed_by(settings)
     lake = Lake(settings)
-    lake.storage.require_writable()
+    lake.storage.require_writable_storage()
     if lake.is_known_missing(publication.table):
         raise LakeError(
             f"publish: {publication.table} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
-    require_broker(settings)
+    require_reachable_broker(settings)
 
 
 def publish_changes(
@@ -56,13 +56,13 @@ def publish_changes(
     sent = _SentMessagesCounter()
     doing = f"publishes {publication.table} to {publication.topic}"
     storage = Lake(settings).storage
-    with storage.hold_claim(spark, publication.name, doing):
+    with storage.hold_exclusive_claim(spark, publication.name, doing):
         query = start(spark, settings, publication, once=once, on_batch=sent.add_ledger_entry)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
         try:
             while not (ended := query.wait(_POLL_SECONDS)) and not stop.is_set():
-                storage.require_claims()
+                storage.require_claims_still_held()
         finally:
             query.stop()
     say(f"{'done' if once and ended else 'stopped'}: {sent}")

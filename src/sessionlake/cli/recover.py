@@ -12,7 +12,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import drop_sums_of_layers
+from sessionlake.ledger.positions import drop_ledger_sums_of_layers
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -142,7 +142,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _remove_all_ledger_entries(spark, lake)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):
@@ -158,7 +158,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
 
 
 def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
-    """Raises LossError if the ledger has batches of the layer, but ends before the layer's checkpoint does.
+    """Raises DataLossError if the ledger has batches of the layer, but ends before the layer's checkpoint does.
 
     A ledger without any batch of the layer is not an error here: it has lost the layer, and recovery repairs that.
     """
@@ -182,7 +182,7 @@ def _remove_all_ledger_entries(spark: SparkSession, lake: Lake) -> None:
                 why=f"Without these tables, {LEDGER} cannot be computed again",
                 fix=f"Restore {LEDGER} from a backup",
             ) from None
-    drop_sums_of_layers(spark, lake, (SILVER, SILVER_TABLES, GOLD))
+    drop_ledger_sums_of_layers(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.latest_version(spark, LEDGER))

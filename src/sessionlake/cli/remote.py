@@ -90,7 +90,7 @@ def remote_logs(
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
     from sessionlake.databricks.remote.runs import convert_to_run_status, find_latest_run
     from sessionlake.databricks.remote.workspace import open_workspace
-    from sessionlake.errors import RemoteError
+    from sessionlake.errors import DatabricksWorkspaceError
 
     with open_workspace(profile) as client:
         if run is None:
@@ -98,7 +98,7 @@ def remote_logs(
         else:
             status = convert_to_run_status(client.jobs.get_run(run))
         if status is None:
-            raise RemoteError(
+            raise DatabricksWorkspaceError(
                 f"remote: no run of the job {job} has ended yet, so there is no output to show",
                 fix="Wait until `sessionlake remote status` shows that the run has ended",
             )
@@ -229,7 +229,7 @@ def show_remote_query(
 
     Raises:
         UsageError: The statement does more than read tables.
-        RemoteError: The statement fails.
+        DatabricksWorkspaceError: The statement fails.
     """
     from sessionlake.cli.remote_tables import require_read_only_statement, run_query_on_warehouse
     from sessionlake.cli.show import show_rows
@@ -246,10 +246,10 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
     """Runs a command line in a new run of the job, waits for its end, and shows its output.
 
     Raises:
-        RemoteError: The run failed.
+        DatabricksWorkspaceError: The run failed.
     """
     from sessionlake.databricks.remote.runs import start_run, wait_for_run
-    from sessionlake.errors import RemoteError
+    from sessionlake.errors import DatabricksWorkspaceError
 
     run = start_run(client, job, words)
     print_to_stderr(
@@ -259,7 +259,7 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
     status = wait_for_run(client, run, print_to_stderr)
     _print_task_outputs(client, run)
     if not status.has_succeeded:
-        raise RemoteError(
+        raise DatabricksWorkspaceError(
             f"the run {run} of the job {job.name} ended as {status.state}: {status.message}",
             fix=f"Look at the run's output above, or on its page {status.page}",
         )

@@ -39,7 +39,7 @@ def run_query_on_warehouse(
     Raises:
         ConfigError: The catalog of the tables is not configured.
         UsageError: The warehouse does not exist, or several exist and none is named.
-        RemoteError: The statement fails.
+        DatabricksWorkspaceError: The statement fails.
     """
     bundle_warehouse = next(iter(jobs.values())).warehouse
     return run_statement(

@@ -56,7 +56,7 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 _FIELDS = msgspec.json.Decoder(_Fields)
 
 
-def read_messages(lines: Iterable[bytes], topic: str) -> Iterator[Line]:
+def read_member_messages(lines: Iterable[bytes], topic: str) -> Iterator[Line]:
     """Yields the messages of a file, in order. Empty lines are skipped.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
+from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_valid_kafka_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.far_times import convert_ms_to_time, convert_time_to_ms, format_time
@@ -23,7 +23,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.progress import read_last_merged_batch_number, read_last_offsets
 from sessionlake.ledger.retained import (
-    PartitionStart,
+    BronzePartitionStart,
     describe_partition_start,
     read_last_removed_position,
     read_partition_starts,
@@ -308,7 +308,7 @@ class _AsOfQuery:
             ("timestamp", operator.ge, convert_ms_to_time(ts)),
             columns=TIME_COLUMNS,
         )
-        return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)
+        return any(bool((compute_valid_kafka_times(batch, self._settings) >= ts).any()) for batch in later)
 
     def _explain_unknown_stream_time(self, offset: int | None) -> str | None:
         """Returns a text that says why the stream time at an offset is unknown; None if it is known."""
@@ -329,7 +329,7 @@ class _AsOfQuery:
         return read_silences(self._reader)
 
     @cached_property
-    def _partition_starts(self) -> Mapping[TopicPartition, PartitionStart]:
+    def _partition_starts(self) -> Mapping[TopicPartition, BronzePartitionStart]:
         return read_partition_starts(self._reader)
 
     # -- checks that the table at the moment is known

@@ -28,9 +28,9 @@ from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import (
-    find_entry_of_message,
+    find_ledger_entry_of_message,
     has_read_message,
-    iterate_search_windows,
+    iterate_commit_time_windows,
     read_last_merged_batch_number,
     read_layer_offsets,
 )
@@ -157,7 +157,7 @@ def _require_entry_of_message(
     if cut is not None and has_read_message(reader, layer, topic, partition, offset):
         raise NotFoundError(
             f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but it is not "
-            f"known in which batch: {cut.removal_text}",
+            f"known in which batch: {cut.removal_description}",
             fix="Nothing is wrong with the message. For messages that were read later, the batch is known",
         )
 
@@ -172,7 +172,7 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotFoundError(
-                f"silver judged the message in batch {silver.batch}, but {found.removal_text}, of batches up to "
+                f"silver judged the message in batch {silver.batch}, but {found.removal_description}, of batches up to "
                 f"{found.batch}",
                 why="So it is not known any more what became of the message",
                 fix="Ask about a message of a later batch",
@@ -197,7 +197,7 @@ def _create_traced_message(bronze_row: Row, content: MessageContent, reading: Fe
 def _find_batch_of_message(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
-    found = find_entry_of_message(reader, layer, topic, partition, offset, near)
+    found = find_ledger_entry_of_message(reader, layer, topic, partition, offset, near)
     return None if found is None else BatchCommit(*_parse_ledger_entry(found))
 
 
@@ -275,7 +275,7 @@ def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | Non
 def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns ledger entries that meet the conditions and were committed near `moment`; else those of any time."""
     found: list[Row] = []
-    for window in iterate_search_windows(moment):
+    for window in iterate_commit_time_windows(moment):
         found = list(reader.read_rows(LEDGER, *conditions, *window))
         if found:
             break

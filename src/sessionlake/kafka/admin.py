@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
+from sessionlake.errors import BrokerError, MachineSetupError, UnknownTopicError
 from sessionlake.kafka.clients import (
     PACKAGE,
     PLATFORM_PACKAGE,
     build_java_client_options,
-    create_rejected_error,
+    create_client_rejected_error,
     require_listening_server,
 )
 from sessionlake.kafka.security import hide_secrets
@@ -35,11 +35,11 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
 
 
-def find_kafka_package(jvm: Any) -> Any:
+def find_kafka_jvm_package(jvm: Any) -> Any:
     """Returns the JVM package of Kafka's Java client: the original one, or the renamed copy in Databricks' runtime.
 
     Raises:
-        MachineError: Neither package is accessible.
+        MachineSetupError: Neither package is accessible.
     """
     from py4j.java_gateway import JavaClass
 
@@ -49,7 +49,7 @@ def find_kafka_package(jvm: Any) -> Any:
             package = getattr(package, part)
         if isinstance(package.clients.admin.AdminClient, JavaClass):
             return package
-    raise MachineError(
+    raise MachineSetupError(
         f"Spark has no accessible Kafka client (looked for clients.admin.AdminClient in {' and '.join(_PACKAGES)})",
         why="Bronze needs it to ask Kafka about topics",
         fix="Run bronze on a cluster with dedicated access mode and Spark's Kafka connector",
@@ -59,21 +59,21 @@ def find_kafka_package(jvm: Any) -> Any:
 class KafkaAdmin:
     """An open Kafka admin client. Call `close` when done.
 
-    Every method raises a `BrokerError` if Kafka does not answer, an `AccessError` if it rejects this client, and an
+    Every method raises a `BrokerError` if Kafka does not answer, a `KafkaAccessError` if it rejects this client, and an
     `UnknownTopicError` if it does not have a topic that was named.
 
     Attributes:
         away: True if Kafka did not answer the last request.
 
     Raises:
-        MachineError: Spark has no accessible Kafka client.
+        MachineSetupError: Spark has no accessible Kafka client.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
         self._settings = settings
         self.away = False
-        self._kafka = find_kafka_package(self._jvm)
+        self._kafka = find_kafka_jvm_package(self._jvm)
         properties = self._jvm.java.util.Properties()
         for key, value in build_java_client_options(settings).items():
             properties.setProperty(key, value)
@@ -105,36 +105,38 @@ class KafkaAdmin:
             )
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
-    def read_offsets(
-        self, places: Iterable[TopicPartition], *, only_stable: bool = False
+    def read_first_and_end_offsets(
+        self, topic_partitions: Iterable[TopicPartition], *, only_stable: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the first offset and the end offset of each topic-partition. The end is one past the last offset.
 
         Args:
-            places: The topic-partitions, which must exist.
+            topic_partitions: The topic-partitions, which must exist.
             only_stable: True if the end is the last stable offset: where the first open transaction
                 starts.
         """
-        asked = list(places)
+        asked = list(topic_partitions)
         spec = self._kafka.clients.admin.OffsetSpec
         firsts = self._list_offsets(asked, spec.earliest())
         ends = self.read_last_stable_offsets(asked) if only_stable else self._list_offsets(asked, spec.latest())
-        return {place: (firsts[place], ends[place]) for place in asked}
+        return {topic_partition: (firsts[topic_partition], ends[topic_partition]) for topic_partition in asked}
 
-    def read_last_stable_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def read_last_stable_offsets(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the last stable offset of each of these topic-partitions, which must exist.
 
         A `read_committed` consumer reads the messages before this offset. Open transactions start at it or after it.
         """
         level = self._kafka.common.IsolationLevel.READ_COMMITTED
         latest = self._kafka.clients.admin.OffsetSpec.latest()
-        return dict(self._list_offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
+        return dict(
+            self._list_offsets([*topic_partitions], latest, self._kafka.clients.admin.ListOffsetsOptions(level))
+        )
 
     def is_compacted(self, topic: str) -> bool:
         """Returns True if the topic is compacted: Kafka may then remove messages between others. The topic must exist.
 
         Raises:
-            AccessError: This client may not read the topic's settings.
+            KafkaAccessError: This client may not read the topic's settings.
         """
         with self._translate_errors():
             config = self._kafka.common.config
@@ -142,17 +144,19 @@ class KafkaAdmin:
             found = self._wait_for_result(self._client.describeConfigs(self._create_java_list([resource])).all())
             return "compact" in found[resource].get("cleanup.policy").value()
 
-    def _list_offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
+    def _list_offsets(
+        self, topic_partitions: list[TopicPartition], spec: Any, *options: Any
+    ) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the offset that Kafka reports.
 
         Args:
-            places: The topic-partitions.
+            topic_partitions: The topic-partitions.
             spec: Kafka's `OffsetSpec`: the earliest or the latest offset.
             options: Kafka's `ListOffsetsOptions`, or nothing.
         """
         with self._translate_errors():
             request = self._jvm.java.util.HashMap()
-            for topic, number in places:
+            for topic, number in topic_partitions:
                 request.put(self._kafka.common.TopicPartition(topic, number), spec)
             found = self._wait_for_result(self._client.listOffsets(request, *options).all())
             return {(item.topic(), item.partition()): found[item].offset() for item in found}
@@ -169,7 +173,7 @@ class KafkaAdmin:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turns py4j's errors in the block into a `BrokerError`, `AccessError` or `UnknownTopicError`."""
+        """Turns py4j's errors in the block into a `BrokerError`, `KafkaAccessError` or `UnknownTopicError`."""
         from py4j.protocol import Py4JError
 
         if self.away:  # a connection attempt fails at once, where the client would wait for its timeout
@@ -180,7 +184,7 @@ class KafkaAdmin:
             # The last cause is the reason. The exceptions before it only wrap it.
             lines = [line for line in str(error).splitlines() if "Exception" in line and not line.startswith("\t")]
             if self._has_cause(error, _REFUSALS):
-                raise create_rejected_error(
+                raise create_client_rejected_error(
                     self._settings, (lines or [str(error)])[-1].removeprefix("Caused by").strip(": ")
                 ) from error
             unknown = self._has_cause(error, _UNKNOWN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 
-from sessionlake.errors import AccessError, BrokerError, ConfigError, SessionlakeError
+from sessionlake.errors import BrokerError, ConfigError, KafkaAccessError, SessionlakeError
 from sessionlake.kafka.security import (
     build_java_security_options,
     build_librdkafka_security_options,
@@ -98,7 +98,7 @@ def build_spark_source_options(settings: Settings, polled_bytes: int = POLLED_BY
     )
 
 
-def build_consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
+def build_librdkafka_consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
     """Returns the librdkafka properties of a consumer that reads the same records as bronze and commits no offsets.
 
     Args:
@@ -107,10 +107,10 @@ def build_consumer_config(settings: Settings, group: str) -> dict[str, str | int
     """
     consumer: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
     consumer["log_level"] = 2  # errors are raised as exceptions, so they need not be logged
-    return {**build_client_config(settings), **READ_COMMITTED, **consumer}
+    return {**build_librdkafka_client_config(settings), **READ_COMMITTED, **consumer}
 
 
-def build_client_config(settings: Settings) -> dict[str, str]:
+def build_librdkafka_client_config(settings: Settings) -> dict[str, str]:
     """Returns the configured connection as librdkafka properties, for `confluent_kafka` clients.
 
     Security options are translated. Options that tune Spark's consumer are left out.
@@ -133,12 +133,12 @@ def build_client_config(settings: Settings) -> dict[str, str]:
     )
 
 
-def require_broker(settings: Settings) -> None:
+def require_reachable_broker(settings: Settings) -> None:
     """Checks that a Kafka broker answers at `kafka.bootstrap_servers` and accepts this client.
 
     Raises:
         BrokerError: No broker answers within seconds.
-        AccessError: The broker rejects this client, or its certificate is not trusted.
+        KafkaAccessError: The broker rejects this client, or its certificate is not trusted.
         ConfigError: `kafka.bootstrap_servers` is not `host:port`, or the security settings cannot be used.
     """
     host, port = _find_listening_server(settings)
@@ -146,7 +146,7 @@ def require_broker(settings: Settings) -> None:
     if failure is None:
         return
     if failure.refused:
-        raise create_rejected_error(settings, failure.message)
+        raise create_client_rejected_error(settings, failure.message)
     greeting, tls = probe_tls(host, port, _CONNECT_SECONDS), uses_tls(build_java_client_options(settings))
     if greeting is not None and not tls:
         raise BrokerError(
@@ -154,7 +154,7 @@ def require_broker(settings: Settings) -> None:
             fix="Set this key to SSL, or to SASL_SSL with a login",
         )
     if greeting == "certificate":
-        raise AccessError(
+        raise KafkaAccessError(
             f"Kafka at {host}:{port} requires a client certificate, and does not trust the one that is configured",
             fix=f"Correct {join_setting_names(settings, 'certificate', 'key')}",
         )
@@ -169,13 +169,13 @@ def require_listening_server(settings: Settings) -> None:
 
     Raises:
         BrokerError: Nothing listens, or the server does not use TLS.
-        AccessError: The server's certificate is not trusted, or is for another host.
+        KafkaAccessError: The server's certificate is not trusted, or is for another host.
         ConfigError: `kafka.bootstrap_servers` is not `host:port`, or a certificate cannot be used.
     """
     _find_listening_server(settings)
 
 
-def create_rejected_error(settings: Settings, message: str) -> AccessError:
+def create_client_rejected_error(settings: Settings, message: str) -> KafkaAccessError:
     """Returns the error for a client that Kafka rejects, with the setting to correct.
 
     Args:
@@ -201,7 +201,7 @@ def create_rejected_error(settings: Settings, message: str) -> AccessError:
         why = "Kafka does not accept this login, or it lacks a right"
         login = join_setting_names(settings, "username", "password")
         fix = f"Correct {login}, or grant the user {security.username} the right to describe topics"
-    return AccessError(f"{what} ({shown})", why=why, fix=fix)
+    return KafkaAccessError(f"{what} ({shown})", why=why, fix=fix)
 
 
 def _build_certificate_store_options(options: dict[str, str]) -> dict[str, str]:
@@ -266,11 +266,11 @@ def _require_configured_tls(settings: Settings, host: str, port: int) -> None:
             f"{server} does not use TLS ({why}), but {join_setting_names(settings, 'protocol')} is {protocol}",
             fix="Correct that key, or the port in kafka.bootstrap_servers",
         ),
-        "untrusted": AccessError(
+        "untrusted": KafkaAccessError(
             f"{server} has a certificate that this client does not trust ({why})",
             fix=f"Add the authority that signed the certificate to {join_setting_names(settings, 'ca')}",
         ),
-        "other_host": AccessError(
+        "other_host": KafkaAccessError(
             f"{server} has a certificate that is for another host name ({why})",
             fix="Set kafka.bootstrap_servers to a host name that is in the certificate",
         ),
@@ -283,7 +283,7 @@ def _request_metadata(settings: Settings) -> MetadataFailure | None:
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 
-        config = build_client_config(settings)
+        config = build_librdkafka_client_config(settings)
     except (ImportError, ConfigError):
         return None  # the server listens, and Spark's own client reports any other problem
     return request_metadata(config, _METADATA_SECONDS)

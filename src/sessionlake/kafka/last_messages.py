@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
+from sessionlake.errors import BrokerError, MachineSetupError, UnknownTopicError
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.kafka.clients import build_consumer_config, require_broker
+from sessionlake.kafka.clients import build_librdkafka_consumer_config, require_reachable_broker
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.settings.model import Settings
 
@@ -32,21 +32,21 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
         count: The largest number of messages from all partitions together.
 
     Raises:
-        MachineError: The package `confluent_kafka` is missing.
+        MachineSetupError: The package `confluent_kafka` is missing.
         UnknownTopicError: Kafka does not have the topic.
         BrokerError: Kafka does not answer.
-        AccessError: Kafka rejects this client.
+        KafkaAccessError: Kafka rejects this client.
     """
-    require_broker(settings)
+    require_reachable_broker(settings)
     try:
         from confluent_kafka import Consumer, KafkaException
     except ImportError as error:
-        raise MachineError(
+        raise MachineSetupError(
             f"the package confluent_kafka, which reads the topic {topic}, is not installed",
             fix="Run `pip install 'sessionlake[local]'`. Or save messages to a file, and name the file "
             "instead of the topic",
         ) from error
-    consumer = Consumer({**build_consumer_config(settings, "feed"), "enable.partition.eof": True})
+    consumer = Consumer({**build_librdkafka_consumer_config(settings, "feed"), "enable.partition.eof": True})
     try:
         partitions = _list_partitions(consumer, settings, topic)
         latest = heapq.nlargest(

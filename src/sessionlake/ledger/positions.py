@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import replace_rows_of_claimed_table
+from sessionlake.delta.commit import replace_rows_as_claim_holder
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, POSITIONS
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.reading import TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.ledger.books import (
     CARRIED,
     FORMAT,
@@ -101,13 +101,13 @@ def update_ledger_sums(spark: SparkSession, lake: Lake) -> bool:
     until = latest - _LAG
     if sum(pc.sum(_mask_earlier_times(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
-    with suppress(ClaimedError), lake.storage.hold_claim(spark, CLAIM, "sums the ledger up"):
+    with suppress(ClaimedByOtherProcessError), lake.storage.hold_exclusive_claim(spark, CLAIM, "sums the ledger up"):
         # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
         known = read_stored_sums(reader).carried
         own = sum_ledger_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
-        replace_rows_of_claimed_table(spark, lake, POSITIONS, sums)
+        replace_rows_as_claim_holder(spark, lake, POSITIONS, sums)
         return True
     return False
 
@@ -118,7 +118,7 @@ def write_sums_of_old_entries(spark: SparkSession, lake: Lake, cutoff: datetime)
     Sums of entries that stay in the ledger are dropped; `update_ledger_sums` computes them again. The caller must hold
     `retained.CLAIM`.
     """
-    replace_rows_of_claimed_table(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
+    replace_rows_as_claim_holder(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
 
 
 def compute_sums_of_old_entries(reader: TableReader, cutoff: datetime) -> pa.Table:
@@ -131,7 +131,7 @@ def compute_sums_of_old_entries(reader: TableReader, cutoff: datetime) -> pa.Tab
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
 
-def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
+def drop_ledger_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
     """Drops the stored sums of the layers whose ledger entries a rebuild is writing again.
 
     Also drops all sums of entries that are still in the ledger; `update_ledger_sums` computes them again. The caller
@@ -145,7 +145,7 @@ def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]
     known = read_stored_sums(lake.reader(spark)).carried
     if known.num_rows:
         others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
-        replace_rows_of_claimed_table(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
+        replace_rows_as_claim_holder(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
 def verify_ledger_sums(reader: TableReader) -> bool:

@@ -65,7 +65,7 @@ def start_broker(settings: Settings) -> BrokerStatus:
     Raises:
         UsageError: The configuration names an external broker, so there is nothing to start.
         BrokerError: The port is in use, or the broker stopped or did not answer in time.
-        MachineError: Java or the jars are missing, or the home cannot be written.
+        MachineSetupError: Java or the jars are missing, or the home cannot be written.
     """
     host, port = _read_embedded_address(settings)
     folder = create_home(settings, "kafka") / "kafka"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.local.java import build_java_environment
 
 TESTED_SPARK = ("4.0.2",)
@@ -99,7 +99,7 @@ def _start_jvm_for_session(jvm: JvmOptions) -> Iterator[None]:
     process holds open, so it ends when this process ends, even if this process is killed.
 
     Raises:
-        MachineError: The JVM did not start, or did not answer in time.
+        MachineSetupError: The JVM did not start, or did not answer in time.
     """
     with tempfile.TemporaryDirectory(prefix="sessionlake-") as folder:
         answer = Path(folder) / "gateway"
@@ -197,18 +197,18 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
         answer: The file that Spark writes.
 
     Raises:
-        MachineError: The JVM ended, or did not answer in time.
+        MachineSetupError: The JVM ended, or did not answer in time.
     """
     end = time.monotonic() + START_SECONDS
     while not answer.exists():
         if jvm.poll() is not None:
-            raise MachineError(
+            raise MachineSetupError(
                 f"Spark's Java process did not start ({_find_error_line(output)})",
                 fix=f"Look for the cause in {output}. `sessionlake doctor` checks Java",
             )
         if time.monotonic() > end:
             jvm.kill()
-            raise MachineError(
+            raise MachineSetupError(
                 f"Spark's Java process was started, but did not answer within {START_SECONDS:.0f} seconds",
                 fix=f"Look for the cause in {output}. If the machine is busy, run the command again",
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sessionlake.errors import ClaimedError, MachineError
+from sessionlake.errors import ClaimedByOtherProcessError, MachineSetupError
 from sessionlake.local.paths import create_private_folder
 from sessionlake.settings.model import Settings
 
@@ -58,7 +58,9 @@ class LockHolder:
         return f"{self.process}, since {self.since:%Y-%m-%d %H:%M:%S}Z"
 
 
-def create_claimed_error(settings: Settings, holder: LockHolder | None, name: str, fix: str) -> ClaimedError:
+def create_claimed_error(
+    settings: Settings, holder: LockHolder | None, name: str, fix: str
+) -> ClaimedByOtherProcessError:
     """Returns the error for a process that cannot take a lock or lease because another process holds it.
 
     Args:
@@ -69,7 +71,7 @@ def create_claimed_error(settings: Settings, holder: LockHolder | None, name: st
     """
     activity = f"has {name}" if holder is None else holder.doing
     holder_text = "" if holder is None else f" ({holder})"
-    return ClaimedError(
+    return ClaimedByOtherProcessError(
         f"another process {activity} over the tables in {settings.location}{holder_text}",
         why="Only one process at a time may do this, or both would write the same rows. Nothing was changed",
         fix=fix,
@@ -87,7 +89,7 @@ def create_home(settings: Settings, *folders: str) -> Path:
         The path of the home.
 
     Raises:
-        MachineError: The home cannot be created or written, or its path has characters that delta-rs cannot open.
+        MachineSetupError: The home cannot be created or written, or its path has characters that delta-rs cannot open.
     """
     home = settings.home
     _require_path_that_delta_rs_opens(home)
@@ -97,7 +99,7 @@ def create_home(settings: Settings, *folders: str) -> Path:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
-        raise MachineError(
+        raise MachineSetupError(
             f"the home {home} cannot be written ({error.strerror or error})",
             fix="Make the folder writable, or name another one with SESSIONLAKE_HOME",
         ) from None
@@ -113,7 +115,7 @@ def read_rights_of_other_users(settings: Settings) -> str | None:
 def _require_path_that_delta_rs_opens(home: Path) -> None:
     found = _UNREADABLE.search(str(home.resolve()))
     if found:
-        raise MachineError(
+        raise MachineSetupError(
             f"the path of the home {home} contains {found[0]!r} ({home.resolve()}), so its tables cannot be opened",
             why="delta-rs, which opens them, decodes `%` with two hexadecimal digits as another "
             "character, and rejects brackets, `|`, `^`, backslash and control characters",
@@ -133,7 +135,7 @@ def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
         doing: What this process does, for example "runs silver".
 
     Raises:
-        ClaimedError: Another process of this machine holds the lock. The text names it.
+        ClaimedByOtherProcessError: Another process of this machine holds the lock. The text names it.
     """
     with (create_home(settings, "locks") / "locks" / name).open("a+b") as lock:
         lock.seek(0)

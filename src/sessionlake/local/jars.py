@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.local.java import build_java_environment, require_java
 
 CACHE_VARIABLE = "SESSIONLAKE_CACHE"
@@ -74,7 +74,8 @@ def fetch_spark_jars() -> list[Path]:
     """Returns the jars of Delta and of Spark's Kafka source in a stable order, and downloads them if necessary.
 
     Raises:
-        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
+        MachineSetupError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong
+            hash.
     """
     provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in find_pyspark_jars_folder().glob("*.jar")})
     return fetch_jars(JarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
@@ -84,7 +85,8 @@ def fetch_broker_jars() -> list[Path]:
     """Returns the jars of a Kafka broker in a stable order. They are downloaded if they are not cached.
 
     Raises:
-        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
+        MachineSetupError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong
+            hash.
     """
     return fetch_jars(JarSet("broker", _BROKER, pinned=read_pinned_hashes()))
 
@@ -104,11 +106,11 @@ def find_pyspark_jars_folder() -> Path:
     """Returns the folder of the jars that are part of pyspark.
 
     Raises:
-        MachineError: pyspark is not installed.
+        MachineSetupError: pyspark is not installed.
     """
     spec = find_spec("pyspark")  # importing pyspark would take much longer
     if spec is None or spec.origin is None:
-        raise MachineError(
+        raise MachineSetupError(
             "the package pyspark, which runs Spark on this machine, is not installed",
             fix="Run `pip install 'sessionlake[local]'`",
         )
@@ -121,7 +123,8 @@ def fetch_jars(jars: JarSet) -> list[Path]:
     If two processes need the same set at the same time, one process downloads it and the second one waits.
 
     Raises:
-        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong hash.
+        MachineSetupError: The jars cannot be downloaded, there is no Java to download them with, or a jar has a wrong
+            hash.
     """
     folder = get_cache_folder() / "jars" / jars.folder
     cached = _read_cached_jars(folder)
@@ -134,7 +137,7 @@ def fetch_jars(jars: JarSet) -> list[Path]:
             _download_jars(jars, folder)
             cached = _read_cached_jars(folder)
     if cached is None:
-        raise MachineError(
+        raise MachineSetupError(
             f"another process changed the folder {folder} while jars were downloaded into it",
             fix="Delete this folder and run the command again: it downloads the jars again",
         )
@@ -146,7 +149,7 @@ def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) ->
     """Checks that each jar has its pinned hash.
 
     Raises:
-        MachineError: A jar has another hash. The text has both hashes and the folder to remove.
+        MachineSetupError: A jar has another hash. The text has both hashes and the folder to remove.
     """
     for jar in files:
         expected, stat = jars.pinned.get(jar.name), jar.stat()
@@ -155,7 +158,7 @@ def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) ->
             expectation = (
                 f"must have {expected}" if expected else "is not among the jars that this version of sessionlake knows"
             )
-            raise MachineError(
+            raise MachineSetupError(
                 f"the downloaded file {jar} has SHA-256 {digest} and {expectation}",
                 why="So it is damaged or was replaced, and is not loaded",
                 fix=f"Remove the downloaded jars with `rm -r {shlex.quote(str(folder))}*` and run the command again, "
@@ -187,7 +190,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f"{folder.name}.lock").open("w")
     except OSError as error:
-        raise MachineError(
+        raise MachineSetupError(
             f"the folder {get_cache_folder()}, which keeps downloaded jars, cannot be written ({error.strerror})",
             fix=f"Make the folder writable, or name another one with {CACHE_VARIABLE}",
         ) from None
@@ -211,7 +214,7 @@ def _download_jars(jars: JarSet, folder: Path) -> None:
         partial.rename(folder)
         shutil.rmtree(_get_ivy_cache_folder(folder), ignore_errors=True)
     except OSError as error:
-        raise MachineError(
+        raise MachineSetupError(
             f"the folder {folder.parent}, which keeps downloaded jars, cannot be written: {error.strerror or error}",
             fix="Free space on the disk or correct the folder's rights, and run the command again",
         ) from None
@@ -251,7 +254,7 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     except subprocess.TimeoutExpired:
         done = False
     if not done:
-        raise MachineError(
+        raise MachineSetupError(
             f"Spark needs the jars of {', '.join(jars.modules)}, which could not be downloaded from "
             f"Maven Central ({_find_cause_of_failed_download(log)})",
             fix="Check the network and run the command again (behind a proxy, set "

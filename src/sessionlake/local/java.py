@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineSetupError
 from sessionlake.local.paths import convert_path_to_uri
 
 MINIMUM = 17  # Spark 4 and Kafka 4 brokers are compiled for this version
@@ -26,7 +26,7 @@ def require_java() -> Path:
     """Returns the path of the `java` program: the one in `JAVA_HOME`, otherwise the first on `PATH`.
 
     Raises:
-        MachineError: There is no Java, it does not start, or it is older than Java 17.
+        MachineSetupError: There is no Java, it does not start, or it is older than Java 17.
     """
     return _require_java_version(os.environ.get("JAVA_HOME") or None, os.environ.get("PATH", ""))
 
@@ -55,7 +55,7 @@ def _require_java_version(java_home: str | None, path: str) -> Path:
     java = _find_java(java_home, path)
     major = _read_major_version(java)
     if major < MINIMUM:
-        raise MachineError(f"{java} is Java {major}, but Java {MINIMUM} or later is needed", fix=_REMEDY)
+        raise MachineSetupError(f"{java} is Java {major}, but Java {MINIMUM} or later is needed", fix=_REMEDY)
     return java
 
 
@@ -63,14 +63,14 @@ def _find_java(java_home: str | None, path: str) -> Path:
     if java_home is not None:
         java = Path(java_home) / "bin" / "java"
         if not os.access(java, os.X_OK):
-            raise MachineError(
+            raise MachineSetupError(
                 f"JAVA_HOME is {java_home}, but {java} is not an executable file",
                 fix=f"Correct or unset JAVA_HOME. {_REMEDY}",
             )
         return java
     found = shutil.which("java", path=path)
     if found is None:
-        raise MachineError("no Java found: JAVA_HOME is not set and PATH has no java", fix=_REMEDY)
+        raise MachineSetupError("no Java found: JAVA_HOME is not set and PATH has no java", fix=_REMEDY)
     return Path(found)
 
 
@@ -80,7 +80,7 @@ def _read_major_version(java: Path) -> int:
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
     match = _VERSION.search(text) or _VERSION.search(_run_java_version(java))
     if match is None:
-        raise MachineError(f"{java} does not print a Java version, so it is not a working Java", fix=_REMEDY)
+        raise MachineSetupError(f"{java} does not print a Java version, so it is not a working Java", fix=_REMEDY)
     return int(match["major"])
 
 

@@ -113,7 +113,7 @@ def require_newest_tables(spark: SparkSession | None, settings: Settings, layers
     """Checks that no table which these layers read or write was restored to an older version.
 
     Raises:
-        LossError: A table was restored to an older version. The text names it.
+        DataLossError: A table was restored to an older version. The text names it.
     """
     tables = dict.fromkeys(table for layer in layers for table in _list_tables(settings, layer))
     refuse_restored_tables(spark, Lake(settings), tables)

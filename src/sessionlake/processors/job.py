@@ -11,13 +11,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import append_and_read_commit
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import ConfigError, LakeError, LossError
+from sessionlake.errors import ConfigError, DataLossError, LakeError
 from sessionlake.gold.declared.tables import create_product
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
@@ -128,7 +128,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: build_output_schema(config, processor.loaded_processor.output)})
-    lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_record_of_building(settings, create_processor_rebuild_operation(config))
     _refuse_new_checkpoint_over_rows(spark, lake, config)
@@ -156,7 +156,7 @@ def _refuse_new_checkpoint_over_rows(spark: SparkSession, lake: Lake, config: Pr
     """Refuses to start without a checkpoint over a filled table, since all rows would be appended again.
 
     Raises:
-        LossError: The output table has rows.
+        DataLossError: The output table has rows.
     """
     begun = (
         CheckpointGenerations(lake.settings.checkpoint_path(config.layer), config.layer).current_generation.app_id
@@ -167,7 +167,7 @@ def _refuse_new_checkpoint_over_rows(spark: SparkSession, lake: Lake, config: Pr
         and handover.read_active_handover(lake.settings, config.layer) is None
         and lake.reader(spark).has_rows(config.output_table)
     ):
-        raise LossError(
+        raise DataLossError(
             f"processor {config.name}: its table {config.output_table} has rows already, though the "
             "processor has not run yet",
             why="It would append the rows of all messages again",
@@ -263,7 +263,7 @@ class _ProcessorBatchCommit:
                     config_hash=self._hash,
                     feeds=list_feed_mappings(self._settings.capture),
                 )
-                self._lake.storage.require_claims()  # another process may have taken the layer over
+                self._lake.storage.require_claims_still_held()  # another process may have taken the layer over
                 self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:
@@ -287,7 +287,7 @@ class _ProcessorBatchCommit:
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
                 rows = select_table_rows(folded, kind, txn, build_output_ddl(kind, self._output))
-                commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+                commit = append_rows(spark, self._lake, table, rows, txn)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(

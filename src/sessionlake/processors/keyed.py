@@ -24,7 +24,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.errors import ConfigError, LakeError, LossError
+from sessionlake.errors import ConfigError, DataLossError, LakeError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import read_last_batch_number
@@ -146,7 +146,7 @@ class KeyedTable:
                     f"{config.output_table} was computed with another declaration (hash {logic}), or not completely",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
-        lake.prepare_tables(spark, [config.output_table, LEDGER])
+        lake.create_or_update_tables(spark, [config.output_table, LEDGER])
         self.store_declaration_hash(spark)
 
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
@@ -216,7 +216,7 @@ class KeyedTable:
         config = self._config
         cut = read_removal_records_without_limits(self.lake.reader(spark)).get(config.source)
         if cut is not None and cut.max_missing_rows:
-            raise LakeError(f"{cut.removal_text}", why=f"Processor {config.name} needs all rows of a key")
+            raise LakeError(f"{cut.removal_description}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
@@ -264,7 +264,7 @@ def start_keyed_processor(
             "current rows",
         )
     if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint_path(config.layer)):
-        raise LossError(
+        raise DataLossError(
             f"{config.layer} has read versions of {config.source} that are gone: the table was restored to an "
             "older one",
             fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
@@ -285,7 +285,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
     An older checkpoint would reuse batch numbers that the table already has, and Delta would skip these batches.
 
     Raises:
-        LossError: The ledger has later batches than the checkpoint.
+        DataLossError: The ledger has later batches than the checkpoint.
     """
     checkpoint = settings.checkpoint_path(config.layer)
     app_id, planned = (
@@ -294,7 +294,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
     )
     recorded = None if app_id is None else read_last_batch_number(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
-        raise LossError(
+        raise DataLossError(
             f"{config.layer}: the checkpoint {checkpoint} ends with batch {planned}, but its table "
             f"holds batches up to {recorded}",
             fix="Restore the newer checkpoint. Or remove it: all rows are read again, and the table stays the same",
@@ -394,6 +394,6 @@ def _recompute_rows(
 ) -> tuple[DataFrame, TableDifference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.output_table):
-        table.lake.prepare_tables(spark, [config.output_table, LEDGER])
+        table.lake.create_or_update_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
     return rows, compare_tables(table.lake.read(spark, config.output_table), rows, table.key_columns)

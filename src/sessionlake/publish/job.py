@@ -14,8 +14,8 @@ from sessionlake.delta.schemas.names import GOLD, LEDGER
 from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
-from sessionlake.kafka.clients import build_spark_kafka_options, require_broker
+from sessionlake.errors import BrokerError, DataLossError, LakeError, MachineSetupError
+from sessionlake.kafka.clients import build_spark_kafka_options, require_reachable_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.protocol.names import quote
@@ -96,16 +96,16 @@ def start(
         UsageError: the table or the topic cannot be used for publishing.
         BrokerError: Kafka does not answer. Or the topic is missing, drops old messages, or has other messages.
         LakeError: the table is missing, lacks a change feed or a former column, or the checkpoint is damaged.
-        MachineError: `spark.speculation` is on, so Spark may run a task twice at the same time.
+        MachineSetupError: `spark.speculation` is on, so Spark may run a task twice at the same time.
     """
     publication.require_allowed_by(settings)
-    require_broker(settings)
+    require_reachable_broker(settings)
     checkpoint, lake = settings.checkpoint_path(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
     require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)
     require_change_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
     _require_resumable(spark, lake, publication, query)
     written = prepare_topic(settings, publication.topic, is_first_run=first, restart_hint=query.restart_hint)
@@ -130,7 +130,7 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
 
     Raises:
         LakeError: a column of the table has changed since the last run.
-        LossError: the table was restored from a backup that is older than the last run.
+        DataLossError: the table was restored from a backup that is older than the last run.
     """
     other = find_changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
@@ -140,7 +140,7 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
             fix=f"Publish the table from the start: {query.restart_hint}",
         )
     if is_ahead_of_table(spark, lake, publication.table, query.checkpoint):
-        raise LossError(
+        raise DataLossError(
             f"publish: versions of {publication.table} that were published already are gone, because "
             "the table was restored to an older version",
             why="The topic has rows that the table no longer has",
@@ -170,7 +170,7 @@ class _PublishBatchSender:
 
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
-        self._lake.storage.require_claims()
+        self._lake.storage.require_claims_still_held()
         fault_point("before:kafka")
         with without_code_generation(spark, enabled=self._few):
             count, first, last = self._send_changes_to_kafka(changes, txn.version)
@@ -265,10 +265,10 @@ def _refuse_speculation(spark: SparkSession) -> None:
     """Checks that Spark does not run tasks speculatively, because a second copy of a task could reorder messages.
 
     Raises:
-        MachineError: `spark.speculation` is on.
+        MachineSetupError: `spark.speculation` is on.
     """
     if spark.conf.get("spark.speculation", "false") == "true":
-        raise MachineError(
+        raise MachineSetupError(
             "publish: spark.speculation is on",
             why="A task that runs twice at the same time could send the changes of a key in another order",
             fix="Set the Spark option `spark.speculation` to false",

@@ -24,7 +24,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
@@ -211,7 +211,7 @@ def withdraw_decision(
 
 def _read_followed_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     """Returns the decisions that batches of silver have followed, by message, from the ledger."""
-    rows = to_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
+    rows = iterate_rows_as_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
     return {_get_decision_key(item): Decision(item["decision"]) for item in items}
 

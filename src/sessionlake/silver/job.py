@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -90,7 +90,7 @@ def start(
             changed.
     """
     lake = Lake(settings)
-    _prepare_tables(spark, lake)
+    _create_bronze_tables(spark, lake)
     resume_from = handover.read_active_handover(settings)
     decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
@@ -104,12 +104,12 @@ def start(
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
-def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
+def _create_bronze_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that silver's stream may start in this lake, and creates those of its tables that do not exist yet."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
     discard_record_of_building(settings, REBUILD_SILVER)
-    lake.prepare_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_changed_shard_count(settings)
@@ -202,7 +202,7 @@ class _SilverBatchWriter:
                     decisions=list_ledger_decisions(followed_keys, self._decided),
                     feeds=list_feed_mappings(self._settings.capture),
                 )
-                self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
+                self._lake.storage.require_claims_still_held()  # else the notes could already be another process's
                 self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:
@@ -246,7 +246,7 @@ class _SilverBatchWriter:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
-            commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+            commit = append_rows(spark, self._lake, table, rows, txn)
             _require_row_count(table, commit, count)
             outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs), rows_by_table

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import build_counted_time_column
+from sessionlake.bronze.kafka_times import build_valid_kafka_time_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.faults import fault_point
@@ -216,7 +216,7 @@ def _read_stream_times_from_bronze(
         F.col("offset") <= max(last_offsets.values())
     )  # lets Delta skip other files
     messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
-    said = F.max(build_counted_time_column(lake.settings))
+    said = F.max(build_valid_kafka_time_column(lake.settings))
     highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.coalesce(said, F.lit(NO_TIME)))
     found = dict.fromkeys(last_offsets, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
     return found | {place: max(found[place], at.highest_ms) for place, at in gone.items()}

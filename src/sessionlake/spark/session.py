@@ -47,7 +47,7 @@ def spark_session(
         records_classes: True if the JVM is to record its classes, so that `class_archive.write_archive` can store them.
 
     Raises:
-        MachineError: Java is missing or too old, the jars cannot be downloaded, or the home cannot be written.
+        MachineSetupError: Java is missing or too old, the jars cannot be downloaded, or the home cannot be written.
     """
     if on_databricks():
         return _get_databricks_session(settings)

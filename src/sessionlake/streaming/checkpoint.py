@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.delta.schemas.names import BRONZE, GOLD, SILVER, SILVER_TABLES
-from sessionlake.errors import LAST_RESORT, LossError
+from sessionlake.errors import LAST_RESORT, DataLossError
 
 # Spark never reads log entries older than the one before the last batch.
 _LATEST = 2
@@ -54,7 +54,7 @@ def require_readable_checkpoint(checkpoint: str, layer: str, *, other_fix: str =
         other_fix: What the operator can do without a backup, for the error's text. Empty gives the usual advice.
 
     Raises:
-        LossError: A file of the checkpoint is damaged. The error names it and says what to do.
+        DataLossError: A file of the checkpoint is damaged. The error names it and says what to do.
     """
     folder = Path(checkpoint)
     for file in _list_log_entries(folder):
@@ -62,7 +62,7 @@ def require_readable_checkpoint(checkpoint: str, layer: str, *, other_fix: str =
         if why is not None:
             hint = f"Restore the checkpoint from a backup, or {other_fix}" if other_fix else build_recovery_hint(layer)
             place = file.relative_to(folder)
-            raise LossError(
+            raise DataLossError(
                 f"{layer}: the checkpoint {folder} is damaged: {place} {why}",
                 why="No table was changed",
                 fix=hint,

@@ -9,10 +9,10 @@ from json import JSONDecodeError
 
 from sessionlake import errors
 from sessionlake.errors import (
-    AccessError,
     BrokerError,
+    KafkaAccessError,
     LakeError,
-    MachineError,
+    MachineSetupError,
     OffsetHoleError,
     SessionlakeError,
     UsageError,
@@ -59,7 +59,7 @@ _CAUSES = (
         message_starts=("Some data may have been lost because they are not available in Kafka any more",),
     ),
     KnownFailure(
-        AccessError,
+        KafkaAccessError,
         "Kafka does not let this client in, or this client does not trust Kafka's certificate. Correct "
         "kafka.security or kafka.options, and run `sessionlake doctor` to try them",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _REFUSALS),
@@ -138,14 +138,14 @@ _CHECKPOINT = KnownFailure(
 )
 # These can stop any work, not only a stream. For a full disk, Spark passes on the operating system's text.
 _DISK_FULL = KnownFailure(
-    MachineError,
+    MachineSetupError,
     "a disk is full, or a quota is used up. Free some space, or set another home with SESSIONLAKE_HOME; Spark's "
     "temporary files are in SPARK_LOCAL_DIRS, or else in /tmp",
     message_starts=("No space left on device", "File too large", "Disk quota exceeded"),
 )
 _NOTHING_LOST = "The next run repeats everything that was not committed"
 _NO_MEMORY = KnownFailure(
-    MachineError,
+    MachineSetupError,
     "Spark has used up the memory of its Java process. Give it more with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; "
     "the default is 2g) or a larger cluster. Or make batches smaller with bronze.max_offsets_per_trigger, "
     "silver.max_bytes_per_trigger or gold.max_bytes_per_trigger; for a query, ask for fewer rows at once",
@@ -265,27 +265,31 @@ def build_operator_error(error: Exception) -> SessionlakeError | None:
     return None
 
 
-def _explain_dead_jvm(error: BaseException) -> MachineError | None:
+def _explain_dead_jvm(error: BaseException) -> MachineSetupError | None:
     """Returns an error that says why Spark's JVM has ended; None if `error` has another reason."""
     death = describe_jvm_failure() if _is_gateway_error(error) else None
     if death is None:
         return None
     if _HEAP_FULL in death:
-        return MachineError(f"{_NO_MEMORY.remedy}. The next run repeats everything that was not committed ({death})")
-    return MachineError(
+        return MachineSetupError(
+            f"{_NO_MEMORY.remedy}. The next run repeats everything that was not committed ({death})"
+        )
+    return MachineSetupError(
         f"Spark's Java process has ended ({death}). The next run repeats everything that was not committed",
         fix="If the system has killed it for lack of memory, stop other programs or lower "
         "driver_memory, then run the command again",
     )
 
 
-def _explain_system_error(error: OSError) -> MachineError | None:
+def _explain_system_error(error: OSError) -> MachineSetupError | None:
     if isinstance(error, BrokenPipeError):  # the program that reads our output has closed the pipe
         return None
     place = f"{error.filename}: " if error.filename else ""
     if _is_disk_full(f"{error.strerror}"):
-        return MachineError(f"{place}{error.strerror}", why=_DISK_FULL.remedy, fix=_NOTHING_LOST)
-    return MachineError(f"{place}{error.strerror}", fix="Correct the cause on this machine, then run the command again")
+        return MachineSetupError(f"{place}{error.strerror}", why=_DISK_FULL.remedy, fix=_NOTHING_LOST)
+    return MachineSetupError(
+        f"{place}{error.strerror}", fix="Correct the cause on this machine, then run the command again"
+    )
 
 
 def _is_disk_full(text: str) -> bool:
@@ -305,7 +309,7 @@ def _explain_reader_error(error: Exception) -> SessionlakeError:
             fix="Run the command again",
         )
     if _is_disk_full(str(error)):
-        return MachineError(f"{_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Delta says: {text}")
+        return MachineSetupError(f"{_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Delta says: {text}")
     return LakeError(
         f"a table cannot be read: a data file or its log is damaged or missing ({text})",
         fix=_DAMAGED_FIX,
@@ -378,7 +382,7 @@ def _explain_python_error(raised: PythonException, layer: str) -> SessionlakeErr
     if isinstance(own, type) and issubclass(own, SessionlakeError):
         return own(raised.text if raised.text.startswith(f"{layer}:") else f"{layer}: {raised.text}")
     if _is_disk_full(raised.text):
-        return MachineError(f"{layer}: {_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Python says: {raised}")
+        return MachineSetupError(f"{layer}: {_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Python says: {raised}")
     if raised.places:
         return SessionlakeError(f"{', '.join([layer, *raised.places])}: {raised}")
     return SessionlakeError(f"{layer} stopped: {raised}")

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.streaming.checkpoint import (
     build_recovery_hint,
     read_last_committed_batch,
@@ -53,7 +53,7 @@ class _GenerationNote(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Generation:
+class CheckpointGeneration:
     """One checkpoint of a query, and how its batches are numbered.
 
     A query that must resume from other offsets gets a new checkpoint. Its batch numbers continue those of the former
@@ -114,22 +114,22 @@ class CheckpointGenerations:
         self._layer = layer
 
     @property
-    def current_generation(self) -> Generation:
+    def current_generation(self) -> CheckpointGeneration:
         """The generation in which the query continues.
 
         Raises:
-            LossError: The generation's file, or Spark's metadata of generation 0, cannot be read.
+            DataLossError: The generation's file, or Spark's metadata of generation 0, cannot be read.
         """
         number = max(
             (number for number in self._list_generation_numbers() if self._build_note_path(number).is_file()), default=0
         )
         if not number:
-            return Generation(0, self._first, app_id=self._read_first_app_id())
+            return CheckpointGeneration(0, self._first, app_id=self._read_first_app_id())
         try:
             note = msgspec.json.decode(self._build_note_path(number).read_bytes(), type=_GenerationNote)
         except (OSError, msgspec.MsgspecError) as error:
             raise self._build_damaged_checkpoint_error(self._build_note_path(number), str(error)) from None
-        return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
+        return CheckpointGeneration(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def read_last_known_app_id_and_batch(self) -> tuple[str | None, int]:
         """Returns the query's id (None if unknown) and its highest batch number (-1 if none).
@@ -146,11 +146,11 @@ class CheckpointGenerations:
             numbers.append(note.first_batch + _find_last_spark_batch(self._folder / str(number)))
         if notes:
             return notes[-1][1].app_id, max(numbers)
-        with suppress(LossError):
+        with suppress(DataLossError):
             return self._read_first_app_id(), max(numbers)
         return None, max(numbers)
 
-    def create_next_generation(self, first_batch: int, app_id: str | None) -> Generation:
+    def create_next_generation(self, first_batch: int, app_id: str | None) -> CheckpointGeneration:
         """Creates the next generation of the checkpoint and returns it.
 
         Earlier generations may be damaged: they are not read.
@@ -162,7 +162,7 @@ class CheckpointGenerations:
             app_id: Spark's query id in generation 0; None if it is lost.
 
         Raises:
-            LossError: The id is lost. With a new id, Delta would write rows again that the tables already have.
+            DataLossError: The id is lost. With a new id, Delta would write rows again that the tables already have.
         """
         if app_id is None:
             raise self._build_damaged_checkpoint_error(self._first / "metadata", "it is missing")
@@ -209,7 +209,7 @@ class CheckpointGenerations:
 
     def _build_damaged_checkpoint_error(self, file: Path, why: str) -> LakeError:
         place = file.relative_to(self._first)
-        return LossError(
+        return DataLossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
             why="No table was changed",
             fix=build_recovery_hint(self._layer),
@@ -232,6 +232,6 @@ def require_intact_checkpoint(checkpoint: str, layer: str) -> None:
     """Checks that the layer's checkpoint is new, or that every file that the query resumes from is intact.
 
     Raises:
-        LossError: A file is damaged. The error names it and says what to do.
+        DataLossError: A file is damaged. The error names it and says what to do.
     """
     require_readable_checkpoint(str(CheckpointGenerations(checkpoint, layer).current_generation.folder), layer)

@@ -22,9 +22,9 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.retained import read_removal_record_of_table
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
@@ -50,18 +50,20 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     A new checkpoint is allowed after a rebuild, which fills or empties the tables itself.
 
     Raises:
-        LossError: The checkpoint is new and the tables are not empty. The error says what to do.
+        DataLossError: The checkpoint is new and the tables are not empty. The error says what to do.
     """
     checkpoint = settings.checkpoint_path(layer)
     if CheckpointGenerations(checkpoint, layer).current_generation.app_id is not None:
         return
-    entries = list(to_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer))))
+    entries = list(
+        iterate_rows_as_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer)))
+    )
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
     # A rebuild may have filled the tables; then it has left a handover. Gold's rebuild empties the tables instead, so
     # data in gold with a handover is from a later batch.
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
     if not all(of_rebuild) or (begins_empty and has_layer_data(spark, lake, layer)):
-        raise LossError(
+        raise DataLossError(
             f"the checkpoint {checkpoint} of {layer} is new or was removed, but the layer's tables already hold data",
             why="The layer would start from the beginning and write all rows again",
             fix=build_recovery_hint(layer),
@@ -88,7 +90,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     for (topic,) in sorted(reader.count_rows_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.find_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
-                f"topic {topic} has the class once (capture.integrity), but {found.removal_text}",
+                f"topic {topic} has the class once (capture.integrity), but {found.removal_description}",
                 why="Under class once, a session's table is computed from its first change on, so all its "
                 "changes are needed",
                 fix="Set the class of the topic back to what it was before",

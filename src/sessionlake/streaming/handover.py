@@ -22,7 +22,7 @@ import pandas as pd
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import manifest
 from sessionlake.streaming.checkpoint import (
@@ -85,7 +85,7 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
     """Reads the handover in a folder; returns None if there is none.
 
     Raises:
-        LossError: The handover cannot be read. The error has advice for the layer.
+        DataLossError: The handover cannot be read. The error has advice for the layer.
     """
     file = folder / _NOTE
     if not file.is_file():
@@ -93,7 +93,7 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(
+        raise DataLossError(
             f"the handover {file}, from which {layer} resumes, is damaged ({error})", fix=build_recovery_hint(layer)
         ) from None
 
@@ -102,7 +102,7 @@ def read_active_handover(settings: Settings, layer: str = SILVER) -> Handover | 
     """Reads the handover from which the layer's current checkpoint starts or has started; None if there is none.
 
     Raises:
-        LossError: The handover cannot be read.
+        DataLossError: The handover cannot be read.
     """
     return read_handover(find_active_handover_folder(settings, layer), layer)
 
@@ -113,13 +113,13 @@ def require_handover_states(settings: Settings, layer: str) -> None:
     Without it, the sessions of a shard would start over.
 
     Raises:
-        LossError: A state is gone. The error names its file.
+        DataLossError: A state is gone. The error names its file.
     """
     begin = read_active_handover(settings, layer)
     if begin is not None:
         lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
-            raise LossError(
+            raise DataLossError(
                 f"{layer}: its state {find_active_handover_folder(settings, layer) / f'{lost[0]}.state'} is gone",
                 fix=build_recovery_hint(layer),
             )
@@ -157,7 +157,7 @@ def is_handover_prepared(settings: Settings, operation: str, layer: str) -> bool
     place = find_prepared_handover_folder(settings, layer)
     try:
         found = read_handover(place, layer)
-    except LossError:
+    except DataLossError:
         return False
     if found is None or found.rebuild != operation:
         return False
@@ -177,11 +177,11 @@ def require_prepared_handover(settings: Settings, operation: str, layer: str, re
         remedy: What the operator can do, for the error's text.
 
     Raises:
-        LossError: It is neither. The layer could not resume once its tables are replaced.
+        DataLossError: It is neither. The layer could not resume once its tables are replaced.
     """
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
     if not is_handover_prepared(settings, operation, layer) and not is_handover_active(settings, operation, layer):
-        raise LossError(
+        raise DataLossError(
             f"{layer}: the folder {find_prepared_handover_folder(settings, layer)} is gone or damaged",
             why="It has the state from which the layer would resume after the operation",
             fix=remedy,
@@ -200,7 +200,7 @@ def read_first_batch_number(settings: Settings, layer: str = SILVER) -> int:
     It is 0 unless a rebuild left a handover with a higher number.
 
     Raises:
-        LossError: The handover cannot be read.
+        DataLossError: The handover cannot be read.
     """
     begin = read_active_handover(settings, layer)
     return 0 if begin is None else begin.first_batch
@@ -210,7 +210,7 @@ def read_first_batch_number_or_none(settings: Settings, layer: str = SILVER) -> 
     """Returns the layer's number of the first batch in its checkpoint; None if the layer's handover cannot be read."""
     try:
         return read_first_batch_number(settings, layer)
-    except LossError:
+    except DataLossError:
         return None
 
 
@@ -348,7 +348,7 @@ def read_shard_count(settings: Settings) -> int | None:
     """Returns the number of shards for which silver's states were made; None if there are no states yet.
 
     Raises:
-        LossError: The checkpoint's manifest or the handover cannot be read.
+        DataLossError: The checkpoint's manifest or the handover cannot be read.
     """
     noted = manifest.read_manifest(settings, SILVER).shards
     if noted is not None and (Path(settings.checkpoint_path(SILVER)) / _METADATA).exists():

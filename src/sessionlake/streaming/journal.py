@@ -21,7 +21,7 @@ import msgspec
 
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.errors import InterruptedOperationError, LossError
+from sessionlake.errors import DataLossError, InterruptedOperationError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_atomically
 from sessionlake.streaming.operation import FORGET, Operation, list_operations
@@ -86,7 +86,7 @@ class Journal(Generic[T]):
             kind: The type of the operation's inputs.
 
         Raises:
-            LossError: The journal file cannot be read.
+            DataLossError: The journal file cannot be read.
         """
         try:
             stored = _read_journal_file(settings, operation)
@@ -94,7 +94,7 @@ class Journal(Generic[T]):
                 return None
             return cls(settings, operation, msgspec.json.decode(stored.inputs, type=kind), stored.done)
         except (OSError, msgspec.MsgspecError) as error:
-            raise LossError(
+            raise DataLossError(
                 f"the journal {operation.find_journal_file(settings)} of an interrupted operation cannot "
                 f"be read ({error})",
                 why="It says which steps of the operation are left to do",
@@ -164,7 +164,7 @@ def read_bronze_version_of_rebuild(settings: Settings, layer: str) -> int | None
     """Returns the version of `bronze.messages` that an unfinished rebuild of the layer reads; None if there is none.
 
     Raises:
-        LossError: The journal file cannot be read.
+        DataLossError: The journal file cannot be read.
     """
     for operation in list_operations(settings):
         if operation.layers is not None and operation.layers[0] == layer:
@@ -172,7 +172,7 @@ def read_bronze_version_of_rebuild(settings: Settings, layer: str) -> int | None
                 stored = _read_journal_file(settings, operation)
                 inputs = {} if stored is None else msgspec.json.decode(stored.inputs, type=dict[str, Any])
             except (OSError, msgspec.MsgspecError) as error:
-                raise LossError(
+                raise DataLossError(
                     f"the journal {operation.find_journal_file(settings)} of an interrupted operation is "
                     f"damaged ({error})",
                     why="It says which steps of the operation are left to do",

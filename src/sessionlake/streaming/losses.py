@@ -11,10 +11,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import LakeError, LossError
-from sessionlake.ledger.books import LedgerReader, read_stored_sums, to_dicts
+from sessionlake.errors import DataLossError, LakeError
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts, read_stored_sums
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
-from sessionlake.ledger.erasures import read_receipts
+from sessionlake.ledger.erasures import read_erasure_receipts
 from sessionlake.ledger.progress import read_last_batch_number, read_layer_offsets
 from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.ledger.silences import IS_SILENCE
@@ -43,11 +43,11 @@ RESTORE_OR_MOVE = "restore it from a backup; without one, capture into another h
 
 
 def find_first_loss(*checks: Callable[[], object]) -> str | None:
-    """Runs the checks in order until one raises `LossError`, and returns the error's text; None if none raises it."""
+    """Runs the checks in order until one raises `DataLossError`, and returns the error's text; None if none does."""
     for check in checks:
         try:
             check()
-        except LossError as loss:
+        except DataLossError as loss:
             return loss.what
     return None
 
@@ -61,15 +61,15 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     """Refuses to start if `ops.ledger` lacks committed batches of the layer, because sums of it would be wrong.
 
     Raises:
-        LossError: The ledger is gone, has no batch of the layer, or ends too early. Or the sums are gone that replace
-            entries which retention removed.
+        DataLossError: The ledger is gone, has no batch of the layer, or ends too early. Or the sums are gone that
+            replace entries which retention removed.
     """
     lake = Lake(settings)
     has_ledger = lake.exists(spark, LEDGER)
     cut = read_removal_records_without_limits(lake.reader(spark)).get(LEDGER) if has_ledger else None
     if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
-        raise LossError(
-            f"{cut.removal_text}, and {POSITIONS} is gone",
+        raise DataLossError(
+            f"{cut.removal_description}, and {POSITIONS} is gone",
             why=f"Only {POSITIONS} has the sums of the removed entries",
             fix=f"Restore {POSITIONS} from a backup",
         )
@@ -77,7 +77,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
         return
     batches = f"though {layer} has committed batches ({settings.checkpoint_path(layer)})"
     if not has_ledger:
-        raise LossError(
+        raise DataLossError(
             f"{LEDGER} is gone, {batches}",
             why="Without the ledger, sums of all batches would be wrong",
             fix=build_repair_hint(LEDGER),
@@ -85,7 +85,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     refuse_lost_files(spark, lake, LEDGER)
     if lacks_ledger_entries(spark, lake, layer):
         remedy = build_repair_hint(LEDGER) if layer in RECOVERED else build_recovery_hint(layer)
-        raise LossError(
+        raise DataLossError(
             f"{LEDGER} has no batch of {layer}, {batches}",
             why="So entries of the ledger are missing, and sums of all batches would be wrong",
             fix=remedy,
@@ -108,7 +108,7 @@ def refuse_outdated_ledger(reader: TableReader, settings: Settings, layer: str, 
         first_batch: The layer's number of the first batch in its checkpoint, which Spark counts as 0.
 
     Raises:
-        LossError: The ledger was restored to an older version. The error names its last batch.
+        DataLossError: The ledger was restored to an older version. The error names its last batch.
     """
     checkpoint = settings.checkpoint_path(layer)
     app_id, committed = (
@@ -121,7 +121,7 @@ def refuse_outdated_ledger(reader: TableReader, settings: Settings, layer: str, 
     if recorded is None or recorded < done:
         ends = "no batch" if recorded is None else f"batches up to {recorded}"
         lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
-        raise LossError(lost, fix=build_repair_hint(LEDGER))
+        raise DataLossError(lost, fix=build_repair_hint(LEDGER))
 
 
 def lacks_ledger_entries(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
@@ -147,11 +147,11 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
         tables: The tables that must exist.
 
     Raises:
-        LossError: A table is gone. The error names it.
+        DataLossError: A table is gone. The error names it.
     """
     for table in tables:
         if not lake.exists(spark, table) and has_layer_started(spark, lake, layer):
-            raise LossError(
+            raise DataLossError(
                 f"the table {table} is gone, though {layer} has processed messages",
                 why="A new table would lack all earlier rows",
                 fix=build_repair_hint(table, RESTORE_OR_MOVE),
@@ -164,7 +164,7 @@ def require_rows_of_topics(spark: SparkSession | None, lake: Lake) -> None:
     Before bronze's first start there is nothing to check.
 
     Raises:
-        LossError: The table is gone or lacks a topic.
+        DataLossError: The table is gone or lacks a topic.
     """
     refuse_lost_tables(spark, lake, BRONZE, [TOPICS])
     known = {row.topic for row in read_topics(spark, lake)}
@@ -179,12 +179,12 @@ def refuse_unknown_topics(known_topics: Collection[str], topics_with_messages: I
         topics_with_messages: The topics of which the ledger counts messages.
 
     Raises:
-        LossError: Topics are missing. The error names some of them.
+        DataLossError: Topics are missing. The error names some of them.
     """
     lost = sorted({*topics_with_messages} - {*known_topics})
     if lost:
         lacks = f"{TOPICS} has no row of {', '.join(lost[:_NAMED])}, though {BRONZE} has processed messages of it"
-        raise LossError(lacks, fix=build_repair_hint(TOPICS, RESTORE_OR_MOVE))
+        raise DataLossError(lacks, fix=build_repair_hint(TOPICS, RESTORE_OR_MOVE))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
@@ -193,7 +193,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     Before the first committed batch there is nothing to check.
 
     Raises:
-        LossError: A state store lacks the batch. The error names the store's folder.
+        DataLossError: A state store lacks the batch. The error names the store's folder.
     """
     checkpoint = Path(settings.checkpoint_path(layer))
     batch = read_last_committed_batch(checkpoint)
@@ -204,7 +204,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     )
     lacking = next((store for store in stores if not any(store.glob(f"{batch + 1}*"))), None)
     if lacking is not None:
-        raise LossError(
+        raise DataLossError(
             f"{layer}: the state store {lacking} has no state of batch {batch}, the last that was committed",
             why="The layer cannot resume without it",
             fix=build_recovery_hint(layer),
@@ -215,7 +215,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     """Checks that a layer's checkpoint is intact and as new as the ledger, and that all its states can be read.
 
     Raises:
-        LossError: The checkpoint fails one of these checks. The error says which.
+        DataLossError: The checkpoint fails one of these checks. The error says which.
     """
     handover.require_handover_states(settings, layer)
     checkpoint, lake, first_batch = (
@@ -233,13 +233,13 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     # A batch is in the ledger before it is committed in the checkpoint.
     if recorded is not None and recorded > done + 1:
         old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"
-        raise LossError(old, fix=build_recovery_hint(layer))
+        raise DataLossError(old, fix=build_recovery_hint(layer))
     if committed is None:
         return
     try:
         read_all_columns(read_states(spark, checkpoint, committed))
     except Exception as error:
-        raise LossError(
+        raise DataLossError(
             f"{layer}: the states in the checkpoint {checkpoint} cannot be read ({parse_failure(error)})",
             why="The layer cannot resume without them",
             fix=build_recovery_hint(layer),
@@ -255,26 +255,26 @@ def _count_state_stores(checkpoint: Path, batch: int, layer: str) -> int:
         layer: The layer's name, for the error's text.
 
     Raises:
-        LossError: Spark's log entry is damaged.
+        DataLossError: Spark's log entry is damaged.
     """
     try:
         metadata, _ = read_metadata_and_offset_of_planned_batch(checkpoint, batch)
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
-        raise LossError(lost, fix=build_recovery_hint(layer)) from None
+        raise DataLossError(lost, fix=build_recovery_hint(layer)) from None
 
 
 def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
     """Checks that all files of the table's current version exist, if this process can read the table's storage.
 
     Raises:
-        LossError: Files are gone. The error names some of them.
+        DataLossError: Files are gone. The error names some of them.
     """
-    lost = lake.storage.find_lost_files(spark, table)
+    lost = lake.storage.find_missing_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
-        raise LossError(
+        raise DataLossError(
             f"{table} needs files that do not exist any more: {named}",
             fix=build_repair_hint(table, "restore them from a backup"),
         )
@@ -291,7 +291,7 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
             continue
         try:
             _ = lake.read(spark, table).schema
-            lake.storage.find_lost_files(spark, table)
+            lake.storage.find_missing_files(spark, table)
         except Exception as error:
             raise LakeError(
                 f"the log of {table} cannot be read: {parse_failure(error)}",
@@ -304,16 +304,16 @@ def refuse_unreadable_rows(spark: SparkSession, lake: Lake, tables: Iterable[str
     """Checks that every row of these tables can be read, by reading all of them.
 
     Raises:
-        LossError: A table is gone or cannot be read. The error names it.
+        DataLossError: A table is gone or cannot be read. The error names it.
     """
     for table in tables:
         if not lake.exists(spark, table):
-            raise LossError(f"the table {table} is gone", fix=build_repair_hint(table))
+            raise DataLossError(f"the table {table} is gone", fix=build_repair_hint(table))
         refuse_lost_files(spark, lake, table)
         try:
             read_all_columns(lake.read(spark, table))
         except Exception as error:
-            raise LossError(
+            raise DataLossError(
                 f"the rows of {table} cannot be read ({parse_failure(error)})", fix=build_repair_hint(table)
             ) from error
 
@@ -330,15 +330,15 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         By table, the number of rows that retention or `forget` has removed.
 
     Raises:
-        LossError: A table is gone or has too few rows. The error names it.
+        DataLossError: A table is gone or has too few rows. The error names it.
     """
     reader, booked = lake.reader(spark), Counter[str]()
-    for row in to_dicts(LedgerReader(reader, "outputs").read_entries_since_rebuild()):
+    for row in iterate_rows_as_dicts(LedgerReader(reader, "outputs").read_entries_since_rebuild()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
-            raise LossError(
+            raise DataLossError(
                 f"the table {table} is gone, though the ledger has batches that wrote to it",
                 fix=build_repair_hint(table),
             )
@@ -349,7 +349,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         # A batch can be in its tables before it is in the ledger. So extra rows are no loss; missing rows are.
         if rows < booked[table] - removed:
             expected_rows = f"{booked[table]}{describe_removed_rows(removed)}"
-            raise LossError(
+            raise DataLossError(
                 f"{table} has {rows} rows, but by the ledger it should have {expected_rows}: rows were removed by hand",
                 fix=build_repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
             )
@@ -359,7 +359,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 def count_removed_rows_by_table(reader: TableReader) -> Counter[str]:
     """Returns, by table, how many rows retention and `forget` have removed since the table was last rebuilt."""
     found = Counter({table: cut.max_missing_rows for table, cut in read_removal_records_without_limits(reader).items()})
-    known = read_receipts(reader)
+    known = read_erasure_receipts(reader)
     if known:
         since = find_earliest_commit_time_after_rebuild(reader, SILVER)
         for erasure in known:

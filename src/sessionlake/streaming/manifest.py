@@ -16,7 +16,7 @@ import msgspec
 
 from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import SILVER
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import DataLossError, LakeError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.entries import hash_settings_of_layers as hash_of
 from sessionlake.settings.model import Settings
@@ -70,7 +70,7 @@ def read_manifest(settings: Settings, layer: str) -> Manifest:
     """Reads the layer's manifest; returns an empty one if there is no file.
 
     Raises:
-        LossError: The file cannot be read.
+        DataLossError: The file cannot be read.
     """
     file = _find_manifest_file(settings, layer)
     try:
@@ -78,7 +78,7 @@ def read_manifest(settings: Settings, layer: str) -> Manifest:
     except FileNotFoundError:
         return Manifest()
     except (OSError, msgspec.MsgspecError) as error:
-        raise LossError(
+        raise DataLossError(
             f"{layer}: {file} cannot be read ({error})",
             why="The file says which batch is only partly committed, and with which settings",
             fix=(f"{build_recovery_hint(layer)}. Or by hand: " if layer == SILVER else "") + _RESTORE_MANIFEST,
@@ -94,7 +94,7 @@ def read_unfinished_batch(settings: Settings, layer: str) -> BatchRecord | None:
     """Returns the batch that a layer is committing, or was when its process died; None if there is none.
 
     Raises:
-        LossError: The manifest cannot be read.
+        DataLossError: The manifest cannot be read.
     """
     return read_manifest(settings, layer).committing
 
@@ -141,7 +141,7 @@ def record_commit(
     if done is not None and done.batch == batch and done.judged_by != judged_by:
         raise _build_changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
-    create_storage(settings).require_claims()  # otherwise the file could already belong to another process
+    create_storage(settings).require_claims_still_held()  # otherwise the file could already belong to another process
     found.committing = BatchRecord(batch, config_hash, spans, judged_by)
     _write_manifest(settings, layer, found)
     yield
@@ -167,7 +167,7 @@ def read_stopping_message(settings: Settings, layer: str, kind: type[T]) -> T | 
         layer: The layer.
         kind: The type to which the recorded message is converted.
     """
-    with suppress(LossError, msgspec.ValidationError):
+    with suppress(DataLossError, msgspec.ValidationError):
         stopped = read_manifest(settings, layer).stopped
         return None if stopped is None else msgspec.convert(stopped, kind)
     return None
@@ -178,7 +178,7 @@ def record_stopping_message(settings: Settings, message: object, layer: str = SI
 
     If the file cannot be written, nothing happens: at its next start, the layer will stop there again.
     """
-    with suppress(OSError, LossError):
+    with suppress(OSError, DataLossError):
         found = read_manifest(settings, layer)
         found.stopped = msgspec.to_builtins(message)
         _write_manifest(settings, layer, found)
@@ -186,7 +186,7 @@ def record_stopping_message(settings: Settings, message: object, layer: str = SI
 
 def remove_stopping_message(settings: Settings, layer: str = SILVER) -> None:
     """Removes the record of the message at which a layer stopped, because the layer has passed this message."""
-    with suppress(OSError, LossError):
+    with suppress(OSError, DataLossError):
         found = read_manifest(settings, layer)
         if found.stopped is not None:
             found.stopped = None
@@ -197,7 +197,7 @@ def record_shard_count(settings: Settings) -> None:
     """Records in silver's manifest the number of shards of its states, which is `silver.shards` of the settings.
 
     Raises:
-        LossError: The manifest cannot be read.
+        DataLossError: The manifest cannot be read.
     """
     found = read_manifest(settings, SILVER)
     if found.shards != settings.silver.shards:

@@ -10,8 +10,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
 from sessionlake.delta.storage.commits import LoggedCommit, find_unrepaired_restore
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import LossError
-from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
+from sessionlake.errors import DataLossError
+from sessionlake.ledger.books import VERSIONS, LedgerReader, iterate_rows_as_dicts
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import RESTORE_OR_MOVE, build_repair_hint
 
@@ -30,7 +30,7 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
     compared with those in the ledger.
 
     Raises:
-        LossError: A table was restored. The error names it.
+        DataLossError: A table was restored. The error names it.
     """
     reader = lake.reader(spark)
     known = read_versions_left_by_batches(reader)
@@ -52,7 +52,9 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
-            raise LossError(f"{table} has lost its latest changes: {why}", fix=_build_repair_hint(lake.settings, table))
+            raise DataLossError(
+                f"{table} has lost its latest changes: {why}", fix=_build_repair_hint(lake.settings, table)
+            )
 
 
 def _read_latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
@@ -89,7 +91,7 @@ def read_versions_left_by_batches(reader: TableReader) -> _Versions:
         By table, pairs of commit time and version, from the ledger.
     """
     found: _Versions = {}
-    for row in to_dicts(LedgerReader(reader, VERSIONS).read_entries_since_rebuild()):
+    for row in iterate_rows_as_dicts(LedgerReader(reader, VERSIONS).read_entries_since_rebuild()):
         for left in row[VERSIONS] or ():
             found.setdefault(left["table"], []).append((left["committed_at"], left["version"]))
     return found
@@ -98,7 +100,9 @@ def read_versions_left_by_batches(reader: TableReader) -> _Versions:
 def _count_ledger_entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if it is not known because sums replace old entries."""
     books = LedgerReader(reader, "batches")
-    return None if books.can_rows_be_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
+    return (
+        None if books.may_rows_be_sums else sum(row["batches"] for row in iterate_rows_as_dicts(books.read_entries()))
+    )
 
 
 def _consists_of_batch_versions(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 import pyarrow as pa
 
-from sessionlake.errors import add_place_note
+from sessionlake.errors import add_failure_location_note
 from sessionlake.local.paths import link_without_special_characters
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.payload_files import NO_FILES, Emissions, PayloadFiles, encode_payloads
@@ -134,5 +134,5 @@ def _fold_with_shard_in_errors(
     try:
         return fold(shard, state, chunks)
     except Exception as error:
-        add_place_note(error, f"shard {shard}")
+        add_failure_location_note(error, f"shard {shard}")
         raise

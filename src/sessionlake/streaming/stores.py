@@ -66,14 +66,14 @@ def archive_checkpoint_folders(spark: SparkSession, lake: Lake, folders: Iterabl
         operation: The name of the operation, which becomes a part of the new folder names.
 
     Raises:
-        ClaimedError: Another process has taken over a claim of this process.
+        ClaimedByOtherProcessError: Another process has taken over a claim of this process.
     """
     existing = [folder for folder in folders if folder.exists()]
     if existing and (on_databricks() or not _is_local_spark(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_WAITED_INTERVALS * upkeep / 1000)
-    lake.storage.require_claims()
+    lake.storage.require_claims_still_held()
     for folder in existing:
         folder.rename(build_archived_path(folder, operation))
 

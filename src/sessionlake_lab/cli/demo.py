@@ -22,7 +22,7 @@ from sessionlake.cli.show import create_console, create_escaped_rich_text, print
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, QUARANTINE
 from sessionlake.delta.storage.reading import TableReader, starts_with
-from sessionlake.errors import MachineError, SessionlakeError
+from sessionlake.errors import MachineSetupError, SessionlakeError
 from sessionlake.history.report.page import write_report
 from sessionlake.local import broker, class_archive
 from sessionlake.local.broker_config import find_free_port
@@ -97,7 +97,7 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
         The exit code: 0 if every session table is exact, 1 if not, 128 plus the signal's number if one arrived.
 
     Raises:
-        MachineError: Another demo runs in this home.
+        MachineSetupError: Another demo runs in this home.
         SessionlakeError: The broker, the sensors or a layer failed.
     """
     begun, out = time.monotonic(), create_console(sys.stdout)
@@ -244,7 +244,7 @@ def _lock_and_empty_home(settings: Settings) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise MachineError(
+            raise MachineSetupError(
                 f"a demo is running in {home}", fix="Wait until it ends, or name another home with SESSIONLAKE_HOME"
             ) from None
         demo_settings = _make_demo_settings(settings)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import MachineError, UsageError
+from sessionlake.errors import MachineSetupError, UsageError
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
@@ -88,7 +88,7 @@ def run_simulation(
     Raises:
         UsageError: An option is unknown or out of range, or bronze would not read the topics.
         BrokerError: Kafka cannot be reached or rejects messages.
-        MachineError: The Kafka client is not installed.
+        MachineSetupError: The Kafka client is not installed.
     """
     scenario = build_scenario(settings, mode=mode, **options)
     return send_scenario(settings, scenario, pace=mode == "live", truth=truth, stop=stop, on_progress=on_progress)
@@ -118,7 +118,7 @@ def send_scenario(
     Raises:
         UsageError: Bronze would not read the topics, or `capture.format` is not JSON.
         BrokerError: Kafka cannot be reached or rejects messages.
-        MachineError: The Kafka client is not installed.
+        MachineSetupError: The Kafka client is not installed.
     """
     _require_matching_prefix(settings, scenario)
     if settings.capture.format is not PayloadFormat.JSON:
@@ -131,7 +131,9 @@ def send_scenario(
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MachineError("the simulator needs a Kafka client", fix="Run `pip install 'sessionlake[local]'`") from None
+        raise MachineSetupError(
+            "the simulator needs a Kafka client", fix="Run `pip install 'sessionlake[local]'`"
+        ) from None
     of_sensors = generate_messages(scenario, settings.capture.declared_columns)
     messages = heapq.merge(of_sensors, others, key=attrgetter("timestamp"))
     produced = sink.produce_messages(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import RemoteError
+from sessionlake.errors import DatabricksWorkspaceError
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -59,7 +59,7 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
         target: Target of the bundle; None if there is only one deployment.
 
     Raises:
-        RemoteError: No deployment matches, or several do.
+        DatabricksWorkspaceError: No deployment matches, or several do.
     """
     me = str(client.current_user.me().user_name)
     found = [_parse_job(job) for job in client.jobs.list(limit=_PAGE) if _is_own_or_production_job(job, me)]
@@ -70,12 +70,12 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
     wanted = "" if target is None else f" of target {target}"
     if not fitting:
         visible = f". There is {_describe_deployments(jobs)}" if jobs else ""
-        raise RemoteError(
+        raise DatabricksWorkspaceError(
             f"the workspace {client.config.host} has no job sessionlake-…{wanted} that {me} may see{visible}",
             fix="Deploy the bundle (`databricks bundle deploy`), or ask an administrator for the right "
             "to view its jobs",
         )
-    raise RemoteError(
+    raise DatabricksWorkspaceError(
         f"the workspace {client.config.host} has several deployments of sessionlake{wanted}: "
         f"{_describe_deployments(fitting)}",
         fix="Choose one with --target",
@@ -93,10 +93,10 @@ def choose_job(jobs: Mapping[str, DeployedJob], short_name: str) -> DeployedJob:
     """Returns the job with this short name.
 
     Raises:
-        RemoteError: There is none. The text lists the deployment's jobs.
+        DatabricksWorkspaceError: There is none. The text lists the deployment's jobs.
     """
     if short_name not in jobs:
-        raise RemoteError(
+        raise DatabricksWorkspaceError(
             f"there is no job sessionlake-{short_name} in this deployment",
             fix=f"Name one of the jobs {', '.join(jobs)}",
         )

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.databricks.remote.deployment import DeployedJob
-from sessionlake.errors import RemoteError, UsageError
+from sessionlake.errors import DatabricksWorkspaceError, UsageError
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -162,14 +162,14 @@ def read_task_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]
     """Yields the output of each task of a run, from the task's last attempt.
 
     Raises:
-        RemoteError: The run does not exist or has no tasks.
+        DatabricksWorkspaceError: The run does not exist or has no tasks.
     """
     found = client.jobs.get_run(run)
     attempts = sorted(found.tasks or (), key=lambda task: task.attempt_number or 0)
     last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
         reason = convert_to_run_status(found).message or "The run gives no reason"
-        raise RemoteError(
+        raise DatabricksWorkspaceError(
             f"the run {run} has no tasks, so it has run nothing",
             why=reason,
             fix="Start the job again with `sessionlake remote run`",

@@ -11,7 +11,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import RemoteError, UsageError
+from sessionlake.errors import DatabricksWorkspaceError, UsageError
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -86,7 +86,8 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
     """Runs a SQL statement on a warehouse to its end, and returns its full result. Ctrl-C cancels the statement.
 
     Raises:
-        RemoteError: The statement fails, another user cancels it, or its result is larger than 25 MiB, the API's limit.
+        DatabricksWorkspaceError: The statement fails, another user cancels it, or its result is larger than 25 MiB, the
+            API's limit.
     """
     from databricks.sdk.service.sql import ExecuteStatementRequestOnWaitTimeout as OnWait
 
@@ -99,7 +100,7 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
             found = api.get_statement(statement)
         if _read_state_file(found) != "SUCCEEDED":
             error = found.status.error if found.status else None
-            raise RemoteError(
+            raise DatabricksWorkspaceError(
                 f"query: {(error and error.message) or _read_state_file(found)}",
                 why="The SQL warehouse did not run the statement",
                 fix="Correct the statement, or look for it in the warehouse's query history",

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.schemas.names import LEASES
-from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.local.home import LockHolder, create_claimed_error
 from sessionlake.settings.model import Settings
 
@@ -90,7 +90,7 @@ class LeaseRow:
     def _lock_holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
-    def build_claimed_error(self, settings: Settings) -> ClaimedError:
+    def create_held_by_other_process_error(self, settings: Settings) -> ClaimedByOtherProcessError:
         """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
@@ -116,7 +116,7 @@ class LeaseTable(Protocol):
             True if the rows were replaced. False if another process used the number first or another commit conflicted.
         """
 
-    def add_release(self, lease: LeaseRow) -> None:
+    def append_release_row(self, lease: LeaseRow) -> None:
         """Adds a row with which the holder gives the lease back. Other rows stay until the next `write_lease`."""
 
 
@@ -134,7 +134,7 @@ class HeldLease:
         took_over: True if the previous holder did not end normally, so that it may still commit something.
 
     Raises:
-        ClaimedError: another process holds the lease.
+        ClaimedByOtherProcessError: another process holds the lease.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class HeldLease:
         self._settings, self._table, self._clock = settings, table, clock
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._lost: ClaimedError | None = None
+        self._lost: ClaimedByOtherProcessError | None = None
         self.name, self.took_over = name, False
         self._renewed, self._lease = self._acquire_lease(LockHolder.describe_this_process(doing))
 
@@ -157,11 +157,12 @@ class HeldLease:
         """A number that is higher than the numbers of all earlier holders. Delta skips commits with lower numbers."""
         return self._lease.token
 
-    def require_held(self) -> None:
+    def require_lease_still_held(self) -> None:
         """Checks that this process still holds the lease, before it commits something.
 
         Raises:
-            ClaimedError: another process has taken the lease over. Every later call raises this error, too.
+            ClaimedByOtherProcessError: another process has taken the lease over. Every later call raises this error,
+                too.
         """
         if self._lost is not None:
             raise self._lost
@@ -172,12 +173,14 @@ class HeldLease:
         """Extends the lease by its full length from now on.
 
         Raises:
-            ClaimedError: another process has taken the lease over.
+            ClaimedByOtherProcessError: another process has taken the lease over.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
                 begun = self._clock()
-                found = self._write_lease(self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH)
+                found = self._write_changed_lease(
+                    self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH
+                )
                 if found is None or found.claim != self._id:
                     self._lost = self._create_lost_lease_error(found)
                     raise self._lost
@@ -199,19 +202,21 @@ class HeldLease:
         """
         with self._lock:
             if self._lost is None and self._lease.holder is not None:
-                freed = _change_row(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
-                self._table.add_release(freed)
+                freed = _copy_lease_with_changed_fields(
+                    self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled
+                )
+                self._table.append_release_row(freed)
                 self._lease = freed
 
     def _acquire_lease(self, mine: LockHolder) -> tuple[ClockReading, LeaseRow]:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read_lease(self.name)
             if before is not None and before.is_held(begun.wall_time):
-                raise before.build_claimed_error(self._settings)
+                raise before.create_held_by_other_process_error(self._settings)
             none = LeaseRow(
                 self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True
             )
-            found = self._write_lease(
+            found = self._write_changed_lease(
                 before or none,
                 token=(before or none).token + 1,
                 claim=self._id,
@@ -227,13 +232,13 @@ class HeldLease:
                 if before is not None and before.holder is not None:
                     _warn_about_takeover(before)
                 return begun, found
-        raise ClaimedError(
+        raise ClaimedByOtherProcessError(
             f"{self.name}: several processes in {self._settings.location} try to get its lease at the same time",
             why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
         )
 
-    def _write_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
+    def _write_changed_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
         """Changes fields of the lease's row in the lease table.
 
         Args:
@@ -243,21 +248,21 @@ class HeldLease:
         Returns:
             The row as it is now. If another process changed it first, it has that process's values.
         """
-        wanted = _change_row(before, **changed)
+        wanted = _copy_lease_with_changed_fields(before, **changed)
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
-    def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedError:
+    def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedByOtherProcessError:
         until, then = _format_utc(self._lease.expires_at), "another process has had it since"
         if stored_lease is not None and stored_lease.holder is not None:
             then = f"another process {stored_lease.doing} now ({stored_lease})"
-        return ClaimedError(
+        return ClaimedByOtherProcessError(
             f"{self.name}: this process had to renew its lease, which allows it to write, before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
             fix="Leave the other process running, or stop it and run the command again",
         )
 
 
-def _change_row(before: LeaseRow, **changed: object) -> LeaseRow:
+def _copy_lease_with_changed_fields(before: LeaseRow, **changed: object) -> LeaseRow:
     """Returns a copy of a lease's row with changed fields, and with the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
@@ -292,11 +297,11 @@ def hold_lease(
             fencing token of this process.
 
     Raises:
-        ClaimedError: another process holds the lease, or took it over during the block. In the second case this error
-            replaces an error of the block.
+        ClaimedByOtherProcessError: another process holds the lease, or took it over during the block. In the second
+            case this error replaces an error of the block.
     """
     claim, done = HeldLease(settings, table, name, doing), threading.Event()
-    keeper = threading.Thread(target=_renew_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
+    keeper = threading.Thread(target=_renew_lease_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
     mine = _HELD.setdefault(table.identifier, [])
     mine.append(claim)
     keeper.start()
@@ -316,7 +321,7 @@ def hold_lease(
         _try_release_lease(claim, settled=settled)
 
 
-def _renew_until_done(claim: HeldLease, done: threading.Event) -> None:
+def _renew_lease_until_done(claim: HeldLease, done: threading.Event) -> None:
     """Renews the lease regularly until `done` is set.
 
     Tries again after errors, because every commit checks the lease.
@@ -324,7 +329,7 @@ def _renew_until_done(claim: HeldLease, done: threading.Event) -> None:
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
             claim.renew_lease()
-        except ClaimedError:
+        except ClaimedByOtherProcessError:
             return
         except Exception as error:  # noqa: BLE001 - whatever the table's place raises
             _LOG.warning("%s: its lease could not be renewed, and is tried again soon: %s", claim.name, error)
@@ -341,27 +346,27 @@ def _raise_if_lease_lost(claim: HeldLease) -> None:
     """Checks that this process has not lost its lease. Does nothing if the lease table cannot be read.
 
     Raises:
-        ClaimedError: another process has taken the lease over.
+        ClaimedByOtherProcessError: another process has taken the lease over.
     """
     try:
-        claim.require_held()
-    except ClaimedError:
+        claim.require_lease_still_held()
+    except ClaimedByOtherProcessError:
         raise
     except Exception:  # noqa: BLE001, S110 - the first error is the one to report
         pass
 
 
-def require_held_leases(table: str) -> None:
+def require_all_leases_still_held(table: str) -> None:
     """Checks that this process still holds all leases that it acquired in a lease table and has not given back.
 
     Args:
         table: full, quoted name of the lease table in SQL.
 
     Raises:
-        ClaimedError: another process has taken over one of these leases.
+        ClaimedByOtherProcessError: another process has taken over one of these leases.
     """
     for claim in tuple(_HELD.get(table, ())):
-        claim.require_held()
+        claim.require_lease_still_held()
 
 
 def read_fencing_token(table: str, name: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sessionlake.errors import ConfigError, LakeError, MachineError
+from sessionlake.errors import ConfigError, LakeError, MachineSetupError
 from sessionlake.protocol.types import Row
 from sessionlake.settings.named_code import NamedCodeError, load_named_code
 from sessionlake.settings.references import LookupSettings
@@ -62,7 +62,7 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
 
     Raises:
         ConfigError: the Python code does not exist, or is not a lookup.
-        MachineError: a package is missing.
+        MachineSetupError: a package is missing.
     """
     if settings.python is None:
         return HttpLookup(settings)
@@ -139,7 +139,7 @@ def _create_connection_pool(settings: LookupSettings) -> PoolManager:
     try:
         import urllib3
     except ImportError:
-        raise MachineError(
+        raise MachineSetupError(
             "a lookup over HTTP needs the package urllib3, which is not installed",
             fix="Run `pip install 'sessionlake[lookups]'`",
         ) from None

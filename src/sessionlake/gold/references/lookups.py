@@ -22,7 +22,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
@@ -163,7 +163,7 @@ class LookupRunner:
                 table = pa.Table.from_pylist(rows, self._reference.arrow_schema())
                 done = write_reference_rows(self._spark, self._lake, self._reference, table, now, skip_refused=True)
                 failed |= {key: ("answer", why) for key, why in done.refused.items()}
-        except ClaimedError:  # another process writes the table
+        except ClaimedByOtherProcessError:  # another process writes the table
             self._queue |= dict.fromkeys(keys)
             return False
         except LakeError as error:  # the table is faulty

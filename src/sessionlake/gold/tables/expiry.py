@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.delta.commit import create_next_txn, delete_rows
+from sessionlake.delta.commit import create_txn_outside_queries, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
@@ -31,7 +31,7 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    RemovalRecord,
+    RetentionRecord,
     delete_removal_records,
     read_removal_record_of_table,
     read_removal_records,
@@ -135,14 +135,14 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
             deleted.
 
     Raises:
-        ClaimedError: Another process is removing rows.
+        ClaimedByOtherProcessError: Another process is removing rows.
     """
     known = read_removal_records(lake.reader(spark), tables)
     if any(
         (_compute_expiry_times_from_limits(known[table]) if table in known else {}) != dict(expiry_times)
         for table in tables
     ):
-        with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
+        with lake.storage.hold_exclusive_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 store_removal_record(spark, lake, _create_retained_entry(table, expiry_times))
             others = {
@@ -213,13 +213,13 @@ class BucketExpiry:
             if not floors and product.table_name not in self._pending:
                 continue
             try:
-                with self._lake.storage.hold_claim(spark, CLAIM, "removes old rows"):
+                with self._lake.storage.hold_exclusive_claim(spark, CLAIM, "removes old rows"):
                     if product.table_name in self._pending:
                         self._remove_expired(spark, product.table_name, {})
                         self._pending.remove(product.table_name)
                     if floors:
                         self._remove_expired(spark, product.table_name, floors)
-            except ClaimedError:
+            except ClaimedByOtherProcessError:
                 return
             looked |= floors
 
@@ -237,7 +237,7 @@ class BucketExpiry:
         if count:
             store_removal_record(spark, self._lake, noted)
             self._floors[table] = now
-            txn = create_next_txn(spark, self._lake, table, "expiry")
+            txn = create_txn_outside_queries(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
@@ -260,11 +260,11 @@ def _build_expired_filter(expiry_times: ExpiryTimes) -> Column:
     return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
-def _compute_expiry_times_from_limits(removed: RemovalRecord) -> dict[str, int]:
+def _compute_expiry_times_from_limits(removed: RetentionRecord) -> dict[str, int]:
     """Returns, by topic, the start in ms of the first bucket that has not expired, from a row of `ops.retained`."""
     return {row["topic"]: row["limit"] + 1 for row in removed.limits.to_pylist()}
 
 
-def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RemovalRecord:
+def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RetentionRecord:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(expiry_times.items())]
-    return RemovalRecord(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))
+    return RetentionRecord(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

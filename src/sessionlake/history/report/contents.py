@@ -17,7 +17,7 @@ from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, com
 from sessionlake.history.report.series import MetricSeries, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
-from sessionlake.ledger.progress import ReadOffsets
+from sessionlake.ledger.progress import LayerReadOffsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -116,7 +116,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
     )
 
 
-def _count_faulty_offsets(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
+def _count_faulty_offsets(missing: Mapping[LayerReadOffsets, int], *, allow_gaps: bool) -> int:
     """Returns the number of missing messages (unless gaps are allowed) and of repeated ones, over all topic-partitions.
 
     In each topic-partition, the layer with the most counts.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.errors import LossError
+from sessionlake.errors import DataLossError
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, remove_session_from_memory
 from sessionlake.protocol.columns import Column
@@ -45,13 +45,13 @@ def require_handover_states(spark: SparkSession, settings: Settings, layer: str,
     """Checks that a layer's states can be read, and can be written again without the session.
 
     Raises:
-        LossError: A state cannot be read or written.
+        DataLossError: A state cannot be read or written.
     """
     try:
         for _ in _rewrite_states(spark, settings, layer, session):
             pass
     except Exception as error:
-        raise LossError(
+        raise DataLossError(
             f"forget: the stored states of {layer} cannot be read ({parse_failure(error)})",
             why="So the session cannot be removed from them. Nothing was changed",
             fix=build_recovery_hint(layer),

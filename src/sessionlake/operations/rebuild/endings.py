@@ -7,7 +7,7 @@ from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import block_transaction, build_merge_app_id, delete_all_rows
+from sessionlake.delta.commit import build_merge_app_id, delete_all_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -26,7 +26,7 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.tables.notes import store_maintained_names
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -57,7 +57,7 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
                 Txn.build_txn_before_lease_holder(build_merge_app_id(app_id), token),
             )
             for txn in (last, last.txn_of_second_write, *([merges] if layer == SILVER else [])):
-                block_transaction(spark, lake, (*tables, LEDGER), txn)
+                make_delta_skip_transaction(spark, lake, (*tables, LEDGER), txn)
 
 
 def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
@@ -71,7 +71,7 @@ def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
         app_id = None
     if app_id is not None:
         return {app_id}
-    entries = to_dicts(LedgerReader(lake.reader(spark)).read_entries(("layer", eq, layer)))
+    entries = iterate_rows_as_dicts(LedgerReader(lake.reader(spark)).read_entries(("layer", eq, layer)))
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 

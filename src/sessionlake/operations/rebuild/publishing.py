@@ -137,7 +137,7 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def build_ledger_entry(
+def build_bronze_ledger_entry(
     layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
 ) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
@@ -176,7 +176,7 @@ def finish_publishing(
     lake.ensure_version_after(spark, MESSAGES, plan.version)
 
     def replace_layer_states() -> None:
-        lake.storage.require_claims()
+        lake.storage.require_claims_still_held()
         handover.activate_handover(spark, settings, plan.rebuild, layer)
         remove_manifest(settings, layer)
 

@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.preflight import choose_bronze_version, requ
 from sessionlake.operations.rebuild.publishing import (
     PublishPlan,
     add_batch_column,
-    build_ledger_entry,
+    build_bronze_ledger_entry,
     finish_publishing,
     read_states_by_shard,
     replace_table,
@@ -128,7 +128,7 @@ def rebuild_silver_tables(
             comparison = compare_tables(spark, settings, lake) if compares else None
             plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
             publishing.prepare_handover(settings, LAYER, plan, _read_new_states(spark, settings, replayed, selection))
-            lake.storage.require_claims()  # another process may have changed silver meanwhile
+            lake.storage.require_claims_still_held()  # another process may have changed silver meanwhile
         _publish_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
         return _build_result(plan, comparison, columns)
 
@@ -152,7 +152,7 @@ def find_interrupted_rebuild(settings: Settings) -> Journal[PublishPlan] | None:
     """Returns the journal of a rebuild that was interrupted while it replaced silver's tables; None if there is none.
 
     Raises:
-        LossError: The journal cannot be read.
+        DataLossError: The journal cannot be read.
     """
     return Journal.read_journal(settings, REBUILD_SILVER, PublishPlan)
 
@@ -242,7 +242,7 @@ def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    entry = build_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
+    entry = build_bronze_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
     delete_removal_records(spark, lake, REPLAYED)
@@ -272,10 +272,12 @@ def _select_rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> D
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
-        return staging.read_small_in_memory(spark, table)
+        return staging.read_small_table_into_memory(spark, table)
     # A session that ever had a late fill needs another way to reconstruct its table at a moment.
-    late_fills = staging.read_small_in_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
-    latest = staging.read_small_in_memory(spark, SESSIONS).join(late_fills, list(SESSION), "left")
+    late_fills = (
+        staging.read_small_table_into_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    )
+    latest = staging.read_small_table_into_memory(spark, SESSIONS).join(late_fills, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 

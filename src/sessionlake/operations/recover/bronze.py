@@ -18,24 +18,24 @@ import msgspec
 from sessionlake.bronze.batch_ranges import read_stored_ranges_after_offsets
 from sessionlake.bronze.job import (
     LAYER,
-    build_ledger_entry,
+    build_bronze_ledger_entry,
     refuse_outdated_checkpoint,
 )
 from sessionlake.bronze.silences import find_silences_file
-from sessionlake.bronze.subscription import QueryOffsets
-from sessionlake.delta.commit import block_transaction
+from sessionlake.bronze.subscription import CheckpointOffsets
+from sessionlake.delta.commit import make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import CheckpointGenerations, Generation, require_intact_checkpoint
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.losses import find_first_loss, refuse_lost_files, refuse_lost_tables, require_readable_logs
@@ -78,8 +78,8 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
 
     Raises:
         LakeError: Bronze does not exist, or does not read Kafka.
-        LossError: `bronze.messages` is gone or was restored to an older version, or files of it or of the ledger are
-            gone.
+        DataLossError: `bronze.messages` is gone or was restored to an older version, or files of it or of the ledger
+            are gone.
         OffsetHoleError: After the messages that the ledger knows, the table lacks messages, or has some twice.
     """
     lake = Lake(settings)
@@ -97,7 +97,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
-    lake.prepare_tables(spark, [MESSAGES, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
@@ -129,7 +129,7 @@ def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tup
 
 def start_recovered_checkpoint(
     settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
-) -> Generation:
+) -> CheckpointGeneration:
     """Starts a fresh checkpoint folder, with which bronze resumes. Call `end_bronze_query` first.
 
     Args:
@@ -153,13 +153,13 @@ def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settin
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
     refuse_outdated_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
-        QueryOffsets(present.folder).read_next_batch_start()
+        CheckpointOffsets(present.folder).read_next_batch_start()
 
 
 def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
     """Returns the query's id, and the highest batch number in the ledger and checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
-    entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
+    entries = list(iterate_rows_as_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = CheckpointGenerations(
         settings.checkpoint_path(LAYER), LAYER
@@ -184,7 +184,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_bat
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
-        block_transaction(spark, lake, [MESSAGES], Txn(app_id, number))
+        make_delta_skip_transaction(spark, lake, [MESSAGES], Txn(app_id, number))
         new_versions = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files by itself commits as well, but not as WRITE.
         commits = lake.storage.latest_commits(spark, MESSAGES, new_versions) if new_versions else []
@@ -219,7 +219,7 @@ def _record_in_ledger(spark: SparkSession, lake: Lake, settings: Settings, txn: 
         return 0
     version = lake.latest_version(spark, MESSAGES)
     entry = replace(
-        build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
+        build_bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
     )
     # A ledger that was emptied still rejects the transactions of its former entries, so this entry needs another id.
     Ledger(lake).write_entry(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.errors import add_place_note
+from sessionlake.errors import add_failure_location_note
 from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.clock import EarlierStreamTimes, Segments, cut_into_segments, encode_segments
 from sessionlake.integrity.stream_times import StreamTimeNotes
@@ -115,7 +115,7 @@ class Packer:
         try:
             return self._decode_and_pack(raw_messages)
         except Exception as error:
-            add_place_note(error, _describe_block(raw_messages))
+            add_failure_location_note(error, _describe_block(raw_messages))
             raise
 
     def _decode_and_pack(self, raw_messages: pa.Table) -> pa.RecordBatch:
