@@ -152,9 +152,9 @@ def test_the_statements_of_the_docs_have_the_answer_of_spark(filled: EnginePair)
 
 
 def tables_of(sql: str) -> list[str]:
-    from sessionlake.cli.sql_names import find_names
+    from sessionlake.cli.sql_names import find_table_and_function_names
 
-    return [str(one) for one in find_names(sql)]
+    return [str(one) for one in find_table_and_function_names(sql)]
 
 
 def exists(pair: EnginePair, name: str) -> bool:
