@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.cli.doctor import _check_unreadable_messages, _check_offsets_are_contiguous, _check_table_row_counts
+from sessionlake.cli.doctor import _check_offsets_are_contiguous, _check_table_row_counts, _check_unreadable_messages
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE

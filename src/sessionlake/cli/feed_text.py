@@ -9,10 +9,10 @@ from sessionlake.cli.feed_trial import SilverTrialJudge
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import convert_to_json_value, write_text
 from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
-from sessionlake.feeds.cases import Difference
-from sessionlake.feeds.events import Delete, Event, Put, Refusal
-from sessionlake.feeds.feed import Kind
-from sessionlake.feeds.lines import Line
+from sessionlake.feeds.cases import FeedTestDifference
+from sessionlake.feeds.events import MessageRefusal, RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind
+from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.trial import Outcome, Totals, Trial
 from sessionlake.visible import escape_invisible, to_json_line
 
@@ -25,7 +25,7 @@ _RESCUED = "_rescued"
 def print_feed_trial(
     trial: Trial,
     judged: SilverTrialJudge,
-    lines: Iterable[Line],
+    lines: Iterable[MessageOfLine],
     shown: ShownMessages,
     form: FeedFormat,
     try_command: str,
@@ -55,7 +55,7 @@ def print_feed_trial(
             write_text(text)
 
 
-def print_feed_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+def print_feed_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDifference]]], form: FeedFormat) -> None:
     """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
@@ -70,7 +70,7 @@ def print_feed_test_results(results: Sequence[tuple[str, int, Sequence[Differenc
             ]
             write_text(to_json_line(convert_to_json_value({"file": file, "frames": frames, "differences": found})))
             continue
-        for text in (line for one in differences for line in one.lines()):
+        for text in (line for one in differences for line in one.format_lines()):
             write_text(text)
         write_text(
             f"{file}: frames {frames:,}, {f'differences {len(differences):,}' if differences else 'as expected'}"
@@ -80,29 +80,29 @@ def print_feed_test_results(results: Sequence[tuple[str, int, Sequence[Differenc
 # -- one message
 
 
-def _describe_place_of_message(line: Line) -> str:
+def _describe_place_of_message(line: MessageOfLine) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
     return f"{where}topic {record.topic}{offset}"
 
 
-def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
+def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str]:
     place, found = _describe_place_of_message(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         at = f" at {found.path}" if found.path else ""
         yield f"{place}: refused by feed {outcome.feed.name}: {found.reason}{at}"
         yield f"  why      {found.why}"
         yield f"  message  {_format_first_bytes_of_message(outcome.record.value)}"
         return
     rules = " and ".join(f"rule {number}" for number in found.rules) or "decoder"
-    ignored = ": ignored" if all(event.kind is Kind.IGNORE for event in found.events) else ""
+    ignored = ": ignored" if all(event.kind is EventKind.IGNORE for event in found.events) else ""
     yield f"{place}: feed {outcome.feed.name}, {rules}{ignored}"
     for event in found.events:
-        if event.kind is not Kind.IGNORE:
+        if event.kind is not EventKind.IGNORE:
             reason = outcome.quarantined.get(event.session)
             yield f"  {_format_feed_event(event)}{f'; in quarantine: {reason}' if reason else ''}"
             yield from () if reason else _format_row_lines(event.rows)
@@ -110,7 +110,7 @@ def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
         yield f"  {text}"
 
 
-def _format_feed_event(event: Event) -> str:
+def _format_feed_event(event: SessionEvent) -> str:
     parts = [f"{event.kind} of session {event.session}"]
     if event.seq is not None:
         after = "any" if event.after is None else event.after
@@ -127,7 +127,7 @@ def _format_feed_event(event: Event) -> str:
     return ", ".join(parts)
 
 
-def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
+def _format_row_lines(rows: Sequence[RowUpsert | RowDelete]) -> Iterator[str]:
     """Yields the changed rows as lines of a text table, with one column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
@@ -136,7 +136,7 @@ def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
     table = [["change", "row_id", *names]]
     for row in shown:
         values = _get_values_set_by_row(row)
-        change = "delete" if isinstance(row, Delete) else "upsert"
+        change = "delete" if isinstance(row, RowDelete) else "upsert"
         table.append([change, row.row_id, *(_format_cell(values[name]) if name in values else "" for name in names)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
@@ -146,8 +146,8 @@ def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
         yield f"    and {len(rows) - len(shown):,} more: --format json lists all"
 
 
-def _get_values_set_by_row(row: Put | Delete) -> dict[str, Any]:
-    if isinstance(row, Delete):
+def _get_values_set_by_row(row: RowUpsert | RowDelete) -> dict[str, Any]:
+    if isinstance(row, RowDelete):
         return {}
     return row.values if row.rescued is None else {**row.values, _RESCUED: row.rescued}
 
@@ -166,12 +166,12 @@ def _format_first_bytes_of_message(value: bytes | None) -> str:
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}… ({len(value):,} bytes)"
 
 
-def _create_json_object_of_outcome(line: Line, outcome: Outcome) -> dict[str, Any]:
+def _create_json_object_of_outcome(line: MessageOfLine, outcome: Outcome) -> dict[str, Any]:
     record, found = outcome.record, outcome.found
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     place["feed"] = None if outcome.feed is None else outcome.feed.name
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         refused = {"reason": found.reason, "path": found.path, "why": found.why}
         return place | {"refused": refused | {"message": _format_first_bytes_of_message(record.value)}}
     if found is None:
@@ -179,15 +179,15 @@ def _create_json_object_of_outcome(line: Line, outcome: Outcome) -> dict[str, An
     events = [
         _create_json_object_of_event(event) | {"quarantine": outcome.quarantined.get(event.session)}
         for event in found.events
-        if event.kind is not Kind.IGNORE
+        if event.kind is not EventKind.IGNORE
     ]
     return place | {"rules": list(found.rules), "events": events, "findings": list(outcome.findings)}
 
 
-def _create_json_object_of_event(event: Event) -> dict[str, Any]:
+def _create_json_object_of_event(event: SessionEvent) -> dict[str, Any]:
     rows = [
         {"change": "delete", "row_id": row.row_id, "key": list(row.key)}
-        if isinstance(row, Delete)
+        if isinstance(row, RowDelete)
         else {"change": "upsert", "row_id": row.row_id, "set": row.values, _RESCUED: row.rescued}
         for row in event.rows
     ]
