@@ -198,7 +198,7 @@ def feed_send(
     settings = load_config(config)
     from sessionlake.kafka.send_messages import send_messages
 
-    feeds = [feed.build() for feed in settings.capture.feeds]
+    feeds = [feed.convert_to_feed() for feed in settings.capture.feeds]
     feed_of_bare_lines = feeds[0] if len(feeds) == 1 and topic is None else None
     max_bytes = settings.capture.max_message_bytes
     if file != _STDIN:
