@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.context import say
 from sessionlake.cli.show import OutputFormat, convert_to_json_value, create_console, create_visible_text, show_rows
-from sessionlake.history.explain import ExplainedRow, explain
+from sessionlake.history.explain import ExplainedGoldRow, explain
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def show_explained_rows(
         console.print(grid)
 
 
-def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
+def _describe_row(figure: ExplainedGoldRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
     yield "figures", _join_pairs(figure.figures)
     yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
     if figure.gone_before:
