@@ -119,7 +119,7 @@ def test_schemas_are_named_only_through_their_resource(files):
 
 def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, read_job_settings):
     beside, schemas = (
-        create_storage(read_job_settings(bundle)).build_staging_settings().schemas,
+        create_storage(read_job_settings(bundle)).build_staging_table_settings().schemas,
         bundle.list_resources_of_kind("schemas"),
     )
     named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])

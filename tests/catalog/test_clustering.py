@@ -21,7 +21,7 @@ def test_a_table_is_clustered_whatever_its_columns_are_called(
 ) -> None:
     settings = Settings(**location, capture=CaptureSettings(columns={column: "double"}))
     lake = Lake(settings)
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     found = lake.open_delta_table(spark, ROWS).detail().select("clusteringColumns").first()
     assert tuple(found[0]) == TABLES[ROWS].cluster_by
     assert column in lake.read(spark, ROWS).columns

@@ -33,7 +33,7 @@ def test_rows_with_columns_of_every_type_are_merged_by_keys_without_bounds(
     columns = tuple(Column(name, sql, "A column") for name, sql in types.items())
     schema = TableSchema(columns, "A row", written_by="x", cluster_by=keys, statistics_columns=keys)
     lake = Lake(Settings(**location), {TABLE: schema})
-    lake.prepare_tables(spark, [TABLE])
+    lake.create_or_update_tables(spark, [TABLE])
     arrow = pa.schema([(name, create_column_of_feed(name, sql).arrow) for name, sql in types.items()])
     upsert = Upsert(keys, tuple(names.values()), pruned_by=keys)
     for turn in range(2):

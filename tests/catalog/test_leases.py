@@ -27,7 +27,7 @@ from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
+from sessionlake.delta.commit import append_rows, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.delta.storage.faults import VARIABLE
@@ -65,7 +65,7 @@ class Place:
         self.config.write_text(yaml.safe_dump(content))
         self.settings: Settings = load_settings(self.config)
         self.lake = Lake(self.settings)
-        self.lake.prepare_tables(spark, tables)
+        self.lake.create_or_update_tables(spark, tables)
         self.places.write_text(
             json.dumps({self.lake.to_sql_identifier(table): self.place_of(table) for table in tables})
         )
@@ -160,7 +160,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
     def want(doing: str) -> None:
         start.wait(30)  # at first with no row, nor a table, and then with one that was given back
         try:
-            with storage.hold_claim(spark, SILVER, doing):
+            with storage.hold_exclusive_claim(spark, SILVER, doing):
                 won.append(doing)
                 end.wait()
         except ClaimedByOtherProcessError as error:
@@ -185,7 +185,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_reported_apart_by_delta(sp
 
 def test_a_lease_is_given_back_with_one_spark_job(spark: Any, settings: Settings) -> None:
     scheduler, storage = spark.sparkContext._jsc.sc().dagScheduler(), Lake(settings).storage
-    with storage.hold_claim(spark, SILVER, "runs silver"):
+    with storage.hold_exclusive_claim(spark, SILVER, "runs silver"):
         before = scheduler.nextJobId()
     assert scheduler.nextJobId() - before == 1
 
@@ -219,10 +219,10 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
                 act()
         os.killpg(other.pid, signal.SIGSTOP)
         eventually(empty.is_past_its_lease, START_SECONDS)
-        with storage.hold_claim(empty.spark, SILVER, "rebuilds silver"):
+        with storage.hold_exclusive_claim(empty.spark, SILVER, "rebuilds silver"):
             os.killpg(other.pid, signal.SIGCONT)
             _, said = other.communicate(timeout=START_SECONDS)
-            storage.require_claims()
+            storage.require_claims_still_held()
     assert (
         f"taken over from a process that runs silver and stands still, or is gone ({of_process(other.pid)}"
         in caplog.text
@@ -235,7 +235,7 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
 @pytest.mark.soak
 def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     of_stream, of_merges = "stream", "merges"
 
     def write(number: int, txn: Txn) -> None:
@@ -246,11 +246,11 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
             merge_rows(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
 
     write(1, Txn(of_stream, 1))
-    block_transaction(spark, lake, [SESSIONS], Txn(of_stream, 5))
+    make_delta_skip_transaction(spark, lake, [SESSIONS], Txn(of_stream, 5))
     for number in (4, 5, 6):
         write(number, Txn(of_stream, number))
     write(7, Txn(of_merges, 7).add_fencing_token(2))
-    block_transaction(spark, lake, [SESSIONS], Txn.build_txn_before_lease_holder(of_merges, 3))
+    make_delta_skip_transaction(spark, lake, [SESSIONS], Txn.build_txn_before_lease_holder(of_merges, 3))
     write(8, Txn(of_merges, 8).add_fencing_token(2))
     write(9, Txn(of_merges, 0).add_fencing_token(3))
     assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]

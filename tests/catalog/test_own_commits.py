@@ -18,7 +18,7 @@ from sessionlake.settings.model import Settings
 
 def test_the_commit_of_rows_in_memory_is_known_without_a_job_after_it(spark: Any, location: dict[str, Any]) -> None:
     lake, scheduler = Lake(Settings(**location)), spark.sparkContext._jsc.sc().dagScheduler()
-    lake.prepare_tables(spark, [DECISIONS])
+    lake.create_or_update_tables(spark, [DECISIONS])
     row = {"topic": "t", "session_id": "s", "offset": 1, "decision": "isolate", "decided_at": datetime.now(UTC)}
     rows = pa.Table.from_pylist([row, row], arrow_schema(DECISIONS))
     append_rows(spark, lake, DECISIONS, rows, Txn("stream", 0))
@@ -35,7 +35,7 @@ def test_after_a_replay_or_for_rows_that_spark_computes_the_commit_is_the_table_
     spark: Any, location: dict[str, Any]
 ) -> None:
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [DECISIONS])
+    lake.create_or_update_tables(spark, [DECISIONS])
     rows = pa.Table.from_pylist([{"topic": "t"}] * 3, arrow_schema(DECISIONS))
     append_rows(spark, lake, DECISIONS, rows, Txn("stream", 0))
     assert append_and_read_commit(spark, lake, DECISIONS, rows.slice(1), Txn("stream", 0)) == TableCommit(1, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sessionlake.delta.catalog import memory
-from sessionlake.delta.catalog.snapshots import is_known_empty
+from sessionlake.delta.catalog.snapshots import has_no_files_by_checksum
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS
 from sessionlake.delta.storage.reading import TableReader, is_in
@@ -26,16 +26,16 @@ def decided(*offsets: int) -> list[dict[str, Any]]:
 
 def test_properties_are_remembered_until_the_block_is_left(spark: Any, location: dict[str, Any]) -> None:
     lake = Lake(Settings(**location))
-    with lake.storage.cache_reads():
-        lake.prepare_tables(spark, [DECISIONS])
+    with lake.storage.cache_repeated_reads():
+        lake.create_or_update_tables(spark, [DECISIONS])
         lake.set_property(spark, DECISIONS, "sessionlake.one", "1")
-        with Lake(lake.settings).storage.cache_reads():
+        with Lake(lake.settings).storage.cache_repeated_reads():
             remembered = lake.storage.read_properties(spark, DECISIONS)
         assert remembered["sessionlake.one"] == "1"
         by_another_process(spark, lake, "SET TBLPROPERTIES (sessionlake.two = 2)")
         assert lake.storage.read_properties(spark, DECISIONS) == remembered
     assert lake.storage.read_properties(spark, DECISIONS)["sessionlake.two"] == "2"
-    with lake.storage.cache_reads():
+    with lake.storage.cache_repeated_reads():
         assert lake.exists(spark, DECISIONS)
         lake.drop_table(spark, DECISIONS)
         assert not lake.exists(spark, DECISIONS)
@@ -43,12 +43,12 @@ def test_properties_are_remembered_until_the_block_is_left(spark: Any, location:
 
 def test_properties_and_emptiness_need_no_spark_job(spark: Any, location: dict[str, Any]) -> None:
     lake, scheduler = Lake(Settings(**location)), spark.sparkContext._jsc.sc().dagScheduler()
-    lake.prepare_tables(spark, [CHANGES, DECISIONS])
+    lake.create_or_update_tables(spark, [CHANGES, DECISIONS])
     write_rows(spark, lake, DECISIONS, decided(1))
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     before = scheduler.nextJobId()
     properties = lake.storage.read_properties(spark, CHANGES)  # of a clustered table
-    empty = [is_known_empty(lake.storage, spark, table) for table in (CHANGES, DECISIONS)]
+    empty = [has_no_files_by_checksum(lake.storage, spark, table) for table in (CHANGES, DECISIONS)]
     assert scheduler.nextJobId() == before
     assert empty == [True, False]
     shown = {
@@ -66,8 +66,8 @@ def test_rows_are_those_of_the_table_and_read_once(
     if at_most is not None:
         monkeypatch.setattr(memory, "_SMALL_BYTES", at_most)
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [DECISIONS])
-    with lake.storage.cache_reads():
+    lake.create_or_update_tables(spark, [DECISIONS])
+    with lake.storage.cache_repeated_reads():
         assert lake.reader(spark).count_rows(DECISIONS) == 0
         write_rows(spark, lake, DECISIONS, decided(1, 2))
         assert lake.reader(spark).count_rows(DECISIONS) == 2

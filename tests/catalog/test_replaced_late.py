@@ -34,7 +34,7 @@ class Stopped:
 
     def __init__(self, patch: pytest.MonkeyPatch, settings: Settings) -> None:
         patch.setattr(leases, "LENGTH", timedelta(seconds=SECONDS))
-        patch.setattr(leases, "_renew_until_done", lambda *_: None)  # its threads stand still, too
+        patch.setattr(leases, "_renew_lease_until_done", lambda *_: None)  # its threads stand still, too
         patch.setattr(storage, "fault_point", self._passed)
         self._settings = settings
         self._at, self._meanwhile = "", lambda: None
@@ -63,13 +63,13 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     spark: Any, settings: Settings, stopped: Stopped
 ) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     lake.storage.append_rows(spark, LEDGER, entries(0, 2_000), Txn("fill", 0))
     before = list(read_layer_offsets(lake.reader(spark)))
 
     def removes() -> None:
         other = Lake(settings)
-        with other.storage.hold_claim(spark, RETENTION_CLAIM, "removes old rows"):
+        with other.storage.hold_exclusive_claim(spark, RETENTION_CLAIM, "removes old rows"):
             assert remove_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
@@ -98,14 +98,14 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
         return lake.read(spark, table).count()
 
     def comes_next() -> None:
-        with lake.storage.hold_claim(spark, name, "comes next"):
+        with lake.storage.hold_exclusive_claim(spark, name, "comes next"):
             pass
 
-    lake.prepare_tables(spark, [table])
-    with lake.storage.hold_claim(spark, name, "writes"):
+    lake.create_or_update_tables(spark, [table])
+    with lake.storage.hold_exclusive_claim(spark, name, "writes"):
         stopped.before(table, comes_next)
         writes()
         assert rows() == 0
-    with lake.storage.hold_claim(spark, name, "is the holder"):
+    with lake.storage.hold_exclusive_claim(spark, name, "is the holder"):
         writes()
     assert rows() == 1

@@ -17,13 +17,13 @@ from sessionlake.settings.model import CaptureSettings, Settings
 @pytest.mark.parametrize("columns", [False, True])
 def test_a_column_is_added_after_all_rows_were_replaced(spark: Any, location: dict[str, Any], columns: bool) -> None:
     lake = Lake(Settings(**location, capture=CaptureSettings(columns={"price": "double"})))
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     before = lake.storage.read_properties(spark, ROWS)[RETENTION]
     rows = lake.read(spark, ROWS)
     for _ in range(2):  # a replay replaces nothing
         lake.overwrite_table(spark, ROWS, rows, Txn("rebuild", 0), '{"rebuild": 1}', columns=columns)
     wider = Lake(Settings(**location, capture=CaptureSettings(columns={"price": "double", "size": "bigint"})))
-    wider.prepare_tables(spark, [ROWS])
+    wider.create_or_update_tables(spark, [ROWS])
 
     history = wider.open_delta_table(spark, ROWS).history().select("operation", "userMetadata").collect()
     assert [row["userMetadata"] for row in history].count('{"rebuild": 1}') == 1

@@ -48,7 +48,7 @@ class Scene(Outgoing):
     def __init__(self, spark: Any, file: Path, seed: int) -> None:
         super().__init__(spark.newSession(), file)
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
-        self.lake.prepare_tables(spark, [ROWS, LEDGER])
+        self.lake.create_or_update_tables(spark, [ROWS, LEDGER])
         self.schema = self.lake.read(spark, ROWS).schema.add(DELETE, "boolean")
 
     def change(self, rows: int = 15) -> None:

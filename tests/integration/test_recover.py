@@ -92,7 +92,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_again(world):
         else:
             shutil.rmtree(checkpoint(world))
             recovered(world)
-            lake.prepare_tables(world.spark, [TOPICS])
+            lake.create_or_update_tables(world.spark, [TOPICS])
             with pytest.raises(DataLossError, match=rf"{TOPICS} has no row of {world.name('a')}, though bronze"):
                 world.run(world.settings)
             shutil.rmtree(folder)

@@ -222,7 +222,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_again_leaves_nothing
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    real, reads = folder_staging.write_with_spark, []
+    real, reads = folder_staging.write_files_with_spark, []
 
     def made_anew_before_it_is_read(*args: Any) -> Any:
         reads.append(args)
@@ -233,7 +233,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_again_leaves_nothing
         return real(*args)
 
     limit(monkeypatch, few_messages=0)
-    monkeypatch.setattr(folder_staging, "write_with_spark", made_anew_before_it_is_read)
+    monkeypatch.setattr(folder_staging, "write_files_with_spark", made_anew_before_it_is_read)
     world.run(world.under(OnTopicChange.RESTART))
     world.assert_one_query_read_everything_once(a=10)
     assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [

@@ -59,7 +59,7 @@ def measure(settings: Settings, keys: int, batches: int, spread: int) -> list[tu
     """CPU and wall seconds of each small batch."""
     spark = spark_session(settings, long_running=True)
     lake, rnd, written = Lake(settings), random.Random(1), 0
-    lake.prepare_tables(spark, [CHANGES])
+    lake.create_or_update_tables(spark, [CHANGES])
     costs: list[tuple[float, float]] = []
     query = start(spark, settings)
     try:

@@ -91,7 +91,7 @@ def measure(home: Path, rows: int, batches: int, sessions: int) -> dict[str, lis
     settings = Settings(home=home, capture=CaptureSettings(integrity=Integrity.NONE))
     spark = spark_session(settings, long_running=True)
     lake, merger, held = Lake(settings), TableMerger(spark, settings), rows // ROWS_A_SESSION
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
     load(spark, lake, held)
     rnd, ends = random.Random(1), Counter[str]()
     found: dict[str, list[tuple[float, float]]] = {}
@@ -142,7 +142,7 @@ def load(spark: SparkSession, lake: Lake, held: int) -> None:
     count = held * ROWS_A_SESSION
     rows = spark.range(0, count, numPartitions=math.ceil(count / ROWS_A_FILE)).selectExpr(*values)
     with use_temporary_spark_conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
-        lake.storage.append_with_spark(rows, ROWS, {})
+        lake.storage.append_rows_with_spark(rows, ROWS, {})
 
 
 def arrive(lake: Lake, batch: int, chosen: list[tuple[str, str]], ends: Counter[str]) -> None:

@@ -68,7 +68,7 @@ def _zeros(rows: int, kind: pa.DataType) -> pa.Array:
 def write(spark: Any, settings: Settings, plain: Path, rows: int) -> int:
     """Writes both; the number of minutes."""
     lake, every = Lake(settings), rows // A_MINUTE // SESSION_MINUTES * SESSION_MINUTES
-    lake.prepare_tables(spark, [METRICS_1M, METRICS_1H.table_name])
+    lake.create_or_update_tables(spark, [METRICS_1M, METRICS_1H.table_name])
     schema, merged = lake.reader().read_table_schema(METRICS_1M), every - NOT_MERGED
     spans = [(first, min(DAY, merged - first)) for first in range(0, merged, DAY)]
     for number, (first, count) in enumerate(spans):

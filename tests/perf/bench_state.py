@@ -61,7 +61,7 @@ def main() -> None:
 def measure(home: Path, sessions: int) -> dict[str, float]:
     settings = Settings(home=home)
     spark, lake = spark_session(settings, long_running=True), Lake(settings)
-    lake.prepare_tables(spark, ["bronze.messages"])
+    lake.create_or_update_tables(spark, ["bronze.messages"])
     peak = Peak()
     offsets = np.zeros(TOPICS, np.int64)
     for first in range(0, sessions, BLOCK):

@@ -23,7 +23,7 @@ Ask = Callable[[str], list[dict[str, Any]]]
 @pytest.fixture
 def lake(spark: Any, settings: Settings) -> Lake:
     found = Lake(settings)
-    found.prepare_tables(spark, [LEDGER, EVENTS])
+    found.create_or_update_tables(spark, [LEDGER, EVENTS])
     return found
 
 
@@ -49,7 +49,7 @@ def entry(spark: Any, lake: Lake) -> Write:
 
 @pytest.fixture
 def ask(spark: Any, lake: Lake) -> Ask:
-    lake.register_tables(spark)
+    lake.make_tables_queryable_by_sql(spark)
 
     def asked(name: str) -> list[dict[str, Any]]:
         return [row.asDict() for row in spark.sql((QUERIES / f"{name}.sql").read_text(), {"prefix": ""}).collect()]

@@ -43,7 +43,7 @@ class Captured:
         silver = SilverSettings(shards=2, snapshot_interval="5 s")
         self.spark, self.settings = spark, Settings(home=home, capture=capture, silver=silver)
         self.lake, rnd = Lake(self.settings), random.Random(3)
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
         streams = [list(cut(rnd, StreamMaker(rnd, LIGHT, [topic]).make(60), 2)) for topic in TOPICS]
         self.batches = [[message for part in parts for message in part] for parts in zip(*streams, strict=True)]
         self.messages = [message for batch in self.batches for message in batch]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
     for batch, rows in enumerate([["'a' topic, id offset"], ["'a' topic, id + 5 offset", "'b' topic, id offset"]]):
         for part, row in enumerate(rows):
             read = spark.range(5).selectExpr(*row.split(", "), "0 partition").coalesce(1)

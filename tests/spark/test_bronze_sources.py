@@ -216,7 +216,7 @@ def test_kinesis_is_read_on_databricks_alone(location):
 
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
+    lake.create_or_update_tables(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
     batch = _StreamedBatchWriter(
         lake, lake.settings, sources.KinesisSource(KinesisSettings(streams="a", region="r")), None
     )

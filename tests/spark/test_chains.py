@@ -50,7 +50,7 @@ def test_chains_in_a_lake_are_judged_as_a_plain_program_does(
 ) -> None:
     messages = random_messages(random.Random(5), 60)
     lake = Settings(home=tmp_path / "home", capture=settings("isolate"), silver=SilverSettings(shards=3))
-    Lake(lake).prepare_tables(spark, [MESSAGES])
+    Lake(lake).create_or_update_tables(spark, [MESSAGES])
     run_silver(spark, lake, messages[:20])
     run_silver(spark, lake, messages[20:40])
     require_plain(spark, lake, read_plainly(messages[:40], "isolate"))

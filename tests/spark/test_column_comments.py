@@ -44,7 +44,7 @@ def without_comments(columns: Iterable[Column]) -> str:
 
 def test_sql_shows_the_comment_of_every_column(spark: Any, settings: Settings) -> None:
     lake = Lake(settings, {"silver.own": OWN})
-    lake.prepare_tables(spark, [MESSAGES, ROWS, LEDGER, "silver.own"])
+    lake.create_or_update_tables(spark, [MESSAGES, ROWS, LEDGER, "silver.own"])
     for table in (MESSAGES, ROWS, LEDGER):
         wanted = {column.name: column.comment for column in TABLES[table].list_definitions(settings)}
         assert shown(spark, lake, table) == wanted, table
@@ -54,8 +54,8 @@ def test_sql_shows_the_comment_of_every_column(spark: Any, settings: Settings) -
 def test_a_column_that_is_added_has_its_comment(spark: Any, settings: Settings) -> None:
     narrow = settings.model_copy(update={"capture": CaptureSettings(columns={"price": "double"})})
     wide = settings.model_copy(update={"capture": CaptureSettings(columns={"price": "double", "qty": "int"})})
-    Lake(narrow).prepare_tables(spark, [ROWS])
-    Lake(wide).prepare_tables(spark, [ROWS])
+    Lake(narrow).create_or_update_tables(spark, [ROWS])
+    Lake(wide).create_or_update_tables(spark, [ROWS])
     found = shown(spark, Lake(wide), ROWS)
     assert (
         found["qty"] == found["price"] == "Declared column: the row's value; null if it was never set, or set to null"
@@ -73,11 +73,11 @@ def test_layers_go_on_over_tables_that_were_made_without_comments(
     with monkeypatch.context() as patch:
         for module in (folders, ddl):
             patch.setattr(module, "columns_ddl", without_comments)
-        lake.prepare_tables(spark, [MESSAGES])
+        lake.create_or_update_tables(spark, [MESSAGES])
         write_bronze(spark, lake, first)
         run_layers(spark, settings)
     version = lake.last_commit(spark, ROWS).version
-    lake.prepare_tables(spark, [CHANGES, ROWS])
+    lake.create_or_update_tables(spark, [CHANGES, ROWS])
     assert lake.last_commit(spark, ROWS).version == version
     assert {*shown(spark, lake, ROWS).values()} <= {None, ""}
     write_bronze(spark, lake, second)

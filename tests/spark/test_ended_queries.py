@@ -79,7 +79,7 @@ def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_p
     spark: Any, settings: Settings
 ) -> None:
     """Its stores have a snapshot to write: with each batch there is one, and they are kept up soon."""
-    Lake(settings).prepare_tables(spark, ["bronze.messages"])
+    Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(20))
     deltas, before = "spark.sql.streaming.stateStore.minDeltasForSnapshot", Path(settings.checkpoint_path(SILVER))
     running = []
@@ -106,7 +106,7 @@ def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_p
 
 @pytest.mark.soak
 def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settings) -> None:
-    Lake(settings).prepare_tables(spark, ["bronze.messages"])
+    Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     messages = StreamMaker(random.Random(1), LIGHT).make(20)
     before, others = kept(spark), threads()
     for arrived in (messages[:5], messages[5:10], messages[10:], []):

@@ -25,7 +25,7 @@ from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from spark.test_rules import require_exact, write_rules
-from support.engines import write_with_spark
+from support.engines import write_files_with_spark
 from support.lakes import limit, rows_of
 
 MINUTE, HOUR = 60 * SECOND, 3600 * SECOND
@@ -158,7 +158,7 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
 @pytest.mark.soak
 def test_nothing_goes_while_another_removes_rows(feed: Feed):
     changes = stream(8, 80)
-    with feed.lake.storage.hold_claim(feed.spark, CLAIM, "verifies"):
+    with feed.lake.storage.hold_exclusive_claim(feed.spark, CLAIM, "verifies"):
         feed.write(changes[:70]).run()
         assert floors_of(feed) == {}
     feed.write(changes[70:]).run()
@@ -176,7 +176,7 @@ def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: F
             [METRICS_1M, METRICS_1H],
         ),
     ):
-        write_with_spark(feed.spark, feed.settings, sql, OutputFormat.JSON)
+        write_files_with_spark(feed.spark, feed.settings, sql, OutputFormat.JSON)
         said = [line.split(" is kept for a time: ")[0] for line in capsys.readouterr().err.splitlines()]
         assert sorted(line for line in said if line.startswith("gold.")) == sorted(told)
     ranges = [(24, 48), (25 + 1 / 60, 48), (30.5, 33), (31, 34), (24, 72), (33.75, 34.1), (34, 34.5)]

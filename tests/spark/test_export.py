@@ -33,7 +33,7 @@ MARKS = {"_SUCCESS", "_sessionlake_export"}
 def settings(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Messages 0 to 999 of two topics in version 1, one more in version 2: with headers, nulls, bytes and quotes."""
     made = Lake(Settings(home=tmp_path_factory.mktemp("export") / "home"))
-    made.prepare_tables(spark, [TABLE])
+    made.create_or_update_tables(spark, [TABLE])
     schema = made.read(spark, TABLE).schema
 
     def append(offsets: range) -> None:
@@ -41,7 +41,7 @@ def settings(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
             (TEXTS[n % 4], 0, n, AT, 0, b"k\xff" if n else None, NONE.encode() * (n % 7), [("a", b"\x00")], AT)
             for n in offsets
         ]
-        made.storage.append_with_spark(spark.createDataFrame(rows, schema), TABLE, {})
+        made.storage.append_rows_with_spark(spark.createDataFrame(rows, schema), TABLE, {})
 
     append(range(1000))
     append(range(1000, 1001))
@@ -144,8 +144,8 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
         for name in ("_started_7", "_committed_7"):  # as Databricks' does
             Path(into.path, name).touch()
 
-    write = module._write_files
-    monkeypatch.setattr(module, "_write_files", noted)
+    write = module._write_export_files
+    monkeypatch.setattr(module, "_write_export_files", noted)
     for overwrite in (False, True):
         rows = select_exported_rows(spark, settings, TABLE, "offset < 2", {})
         export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)

@@ -52,7 +52,7 @@ def lake(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Lake:
             rows = {} if kind == "end" else {"rows": [{"id": "r", "qty": seq, "price": 1.5}]}
             body = {"type": kind, "seq": seq, "ts": ts} | rows
             messages.append(KafkaMessage(topic(number), 0, seq, at, b"s", json.dumps(body).encode()))
-    made.prepare_tables(spark, [MESSAGES, LEDGER])
+    made.create_or_update_tables(spark, [MESSAGES, LEDGER])
     write_bronze(spark, made, messages)
     version = made.last_commit(spark, MESSAGES).version
     entry = LedgerEntry(

@@ -63,7 +63,7 @@ def arrive(
 ) -> list[KafkaRecord]:
     """Writes messages of a topic into bronze, and returns them."""
     lake = Lake(settings)
-    lake.prepare_tables(spark, ["bronze.messages", "ops.ledger"])
+    lake.create_or_update_tables(spark, ["bronze.messages", "ops.ledger"])
     at = [
         (topic, 0, first + number, START + 1000 * (first + number), keys[number] if keys else b"k", value)
         for number, value in enumerate(values)

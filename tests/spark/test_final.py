@@ -170,7 +170,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
     table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(CHANGES))
     frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
-    feed.lake.storage.append_with_spark(frame, CHANGES, {})
+    feed.lake.storage.append_rows_with_spark(frame, CHANGES, {})
     feed.batch += 1
 
 

@@ -102,7 +102,7 @@ def stream(batches: int) -> Iterator[list[KafkaMessage]]:
 
 def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
     for batch in batches:
         write_bronze(spark, lake, batch)
     run_layers(spark, settings)
@@ -181,7 +181,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     spark: Any, settings: Settings
 ) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     lake.set_property(spark, ROWS, DELETION_VECTORS, "true")
     write_rows(spark, lake, ROWS, [{"topic": TOPIC, "session_id": s, "row_id": "r"} for s in (GONE, OTHERS[0])])
     lake.open_delta_table(spark, ROWS).delete(f"session_id = '{GONE}'")
@@ -207,7 +207,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
 
 def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: Any, settings: Settings) -> None:
     lake, ((*messages, _),) = Lake(settings), stream(1)
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
     if lake.storage.needs_spark:
         lake.set_property(spark, MESSAGES, DELETION_VECTORS, "true")  # as workspaces can have it for all new tables
     write_bronze(spark, lake, messages)
@@ -221,7 +221,7 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake, checkpoint, died = Lake(settings), Path(settings.checkpoint_path(GOLD)), begun()
-    lake.prepare_tables(spark, [AVERAGES, LOOKUP_FAILURES, LEDGER])
+    lake.create_or_update_tables(spark, [AVERAGES, LOOKUP_FAILURES, LEDGER])
     write_rows(spark, lake, AVERAGES, [{"topic": TOPIC, "session_id": GONE, "row_id": "r", "metric": "price"}])
     write_rows(spark, lake, LOOKUP_FAILURES, [{"reference": "owners", "key": json.dumps([GONE])}])
     checkpoint.mkdir(parents=True)
@@ -245,7 +245,7 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
 ) -> None:
     made, rows = list_staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).build_staging_lake()
-    beside.prepare_tables(spark, made)
+    beside.create_or_update_tables(spark, made)
     assert read_payload(PayloadFiles.create_for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
     Forgetting(spark, settings)._remove_archived_files()
     assert [table for table in made if beside.exists(spark, table)] == []
@@ -254,8 +254,10 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
 
 def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark: Any, settings: Settings) -> None:
     lake = Lake(settings, build_declared_gold_schemas(settings))
-    lake.prepare_tables(spark, [AVERAGES, "gold.each", "gold.each_final"])
-    spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, 'gold.seen')} AS SELECT 1 AS one")
+    lake.create_or_update_tables(spark, [AVERAGES, "gold.each", "gold.each_final"])
+    spark.sql(
+        f"CREATE OR REPLACE VIEW {lake.storage.create_view_schema_and_get_name(spark, 'gold.seen')} AS SELECT 1 AS one"
+    )
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
     told = {one.partition(":")[0] for one in list_copies_elsewhere(spark, without, TOPIC)} - {
         *list_copies_elsewhere(spark, lake, TOPIC)
@@ -265,7 +267,7 @@ def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark
 
 def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     own = {"topic": TOPIC, "partition": 0, "session_id": GONE, "offset": 1, "decision": "skip"}
     other = own | {"session_id": OTHERS[1]}
     for batch, taken in enumerate(((), (own, other), (other,))):
@@ -285,7 +287,7 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
 
 def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     now = datetime.now(UTC)
     store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
     assert count_removed_rows_by_table(lake.reader(spark)) == {CHANGES: 3}
@@ -295,7 +297,7 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
 
 def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:
     lake, stop, said = Lake(settings), threading.Event(), []
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
 
     def say(text: str) -> None:
         said.append(text)

@@ -44,7 +44,7 @@ def settings_of(location: dict[str, Any], capture: CaptureSettings) -> Settings:
 
 def run_silver(spark: Any, settings: Settings, messages: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER])
     write_bronze(spark, lake, messages)
     offsets = [
         OffsetRange(TOPIC, partition, min(own), max(own), len(own))

@@ -30,7 +30,7 @@ def settings_of(home: Path, columns: dict[str, str], **capture: Any) -> Settings
 
 def arrive(spark: Any, settings: Settings, values: list[bytes], first: int = 0) -> None:
     messages = [KafkaMessage("capture.a", 0, first + i, NOW, b"s", value) for i, value in enumerate(values)]
-    Lake(settings).prepare_tables(spark, ["bronze.messages"])
+    Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), messages)
 
 

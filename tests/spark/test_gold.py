@@ -72,7 +72,7 @@ class Feed:
 
     def __init__(self, spark: Any, settings: Settings) -> None:
         self.spark, self.settings, self.lake = spark, settings, Lake(settings)
-        self.lake.prepare_tables(spark, [CHANGES])
+        self.lake.create_or_update_tables(spark, [CHANGES])
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:

@@ -24,7 +24,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.state import show_session_state
 from sessionlake.settings.model import load_settings
 from sessionlake_lab.truth import KafkaMessage
-from support.engines import write_with_spark
+from support.engines import write_files_with_spark
 from support.notebooks import CONFIG, fill_with
 from support.seeds import long_beyond
 
@@ -145,10 +145,10 @@ def test_what_a_command_shows_is_there_all_the_same(call, command):
 @pytest.mark.parametrize(
     "show",
     [
-        lambda spark, own, form: write_with_spark(spark, own, "SELECT * FROM silver.session_rows", form),
-        lambda spark, own, form: write_with_spark(spark, own, "SELECT * FROM bronze.messages", form),
-        lambda spark, own, form: write_with_spark(spark, own, "SELECT * FROM silver.quarantine", form),
-        lambda spark, own, form: write_with_spark(spark, own, f"SELECT 1 AS `{TEXT}`, map('{TEXT}', 1)", form),
+        lambda spark, own, form: write_files_with_spark(spark, own, "SELECT * FROM silver.session_rows", form),
+        lambda spark, own, form: write_files_with_spark(spark, own, "SELECT * FROM bronze.messages", form),
+        lambda spark, own, form: write_files_with_spark(spark, own, "SELECT * FROM silver.quarantine", form),
+        lambda spark, own, form: write_files_with_spark(spark, own, f"SELECT 1 AS `{TEXT}`, map('{TEXT}', 1)", form),
         lambda spark, own, form: show_explained_rows(spark, own, "gold.metrics_1h", "", None, form),
         lambda spark, own, form: show_session_state(spark, own, SESSION, None, form),
     ],

@@ -64,7 +64,7 @@ def settings_in(folder: Path) -> Settings:
 def test_every_kind_of_timestamp_in_streamed_batches_and_in_a_rebuild(spark: Any, tmp_path: Path) -> None:
     settings, batches = settings_in(tmp_path), streams()
     lake = Lake(settings)
-    lake.prepare_tables(spark, ["bronze.messages"])
+    lake.create_or_update_tables(spark, ["bronze.messages"])
     for part in (batches[:2], batches[2:]):
         for batch in part:
             write_bronze(spark, lake, batch)
@@ -89,7 +89,7 @@ def test_as_of_a_time_goes_by_the_times_that_count(spark: Any, tmp_path: Path) -
         for n, ((stamp, read), text) in enumerate(zip(stamps, texts, strict=True))
     ]
     lake = Lake(settings)
-    lake.prepare_tables(spark, ["bronze.messages"])
+    lake.create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, lake, messages)
     job.start(spark, settings, once=True).wait()
     TableMerger(spark, settings).catch_up()

@@ -44,7 +44,7 @@ class Home:
         silver = SilverSettings(shards=2, snapshot_interval="5 s")
         self.spark, self.settings = spark, Settings(home=folder, capture=capture, silver=silver)
         self.lake, self.come, rnd = Lake(self.settings), list[KafkaMessage](), random.Random(4)
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
         makers = [StreamMaker(rnd, LIGHT, [f"capture.{name}"]) for name in CLASSES]
         parts = zip(*(cut(rnd, maker.make(120), 3) for maker in makers), strict=True)
         self.batches = [[message for part in batch for message in part] for batch in parts]
@@ -65,7 +65,7 @@ class Home:
         columns = tuple(column for column in TABLES[CUTS].definitions if column.name != "changes")
         self.lake.drop_table(self.spark, CUTS)
         self.lake.storage.create_table(self.spark, CUTS, replace(TABLES[CUTS], definitions=columns))
-        self.lake.storage.append_with_spark(rows, CUTS, {})
+        self.lake.storage.append_rows_with_spark(rows, CUTS, {})
 
     def sizes(self) -> dict[tuple[Any, ...], int]:
         """How many rows each kept table has, by its cut."""

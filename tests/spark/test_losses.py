@@ -117,7 +117,7 @@ def test_a_ledger_that_is_gone_is_not_begun_again_but_made_again_from_the_tables
     ):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
     assert not ledger.exists()
-    run.lake.prepare_tables(spark, [LEDGER])  # by another layer, say
+    run.lake.create_or_update_tables(spark, [LEDGER])  # by another layer, say
     with pytest.raises(LakeError, match=r"ops\.ledger has no batch of silver, though"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
 
@@ -350,7 +350,7 @@ def test_of_a_table_that_was_made_again_versions_count_from_there(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, layer: str, summed: bool
 ) -> None:
     lake, table = Lake(settings), {SILVER: SESSIONS, GOLD: AVERAGES}[layer]
-    lake.prepare_tables(spark, [table, LEDGER])
+    lake.create_or_update_tables(spark, [table, LEDGER])
     for number, output in enumerate([TableOutput(table, 57, 1), TableOutput(CHANGES, 1, 1)]):
         Ledger(lake).write_entry(
             spark, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,))
@@ -363,7 +363,7 @@ def test_of_a_table_that_was_made_again_versions_count_from_there(
     with pytest.raises(DataLossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_restored_tables(spark, lake, [table])
     lake.drop_table(spark, table)
-    lake.prepare_tables(spark, [table])
+    lake.create_or_update_tables(spark, [table])
     Ledger(lake).write_entry(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
     refuse_restored_tables(spark, lake, [table])
 
@@ -371,7 +371,7 @@ def test_of_a_table_that_was_made_again_versions_count_from_there(
 @pytest.mark.soak
 def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS, LEDGER])
+    lake.create_or_update_tables(spark, [SESSIONS, LEDGER])
     for name in "ab":
         write_rows(spark, lake, SESSIONS, [{"topic": "t", "session_id": name}])
     last = lake.last_commit(spark, SESSIONS).version
@@ -388,20 +388,20 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
     spark: Any, settings: Settings
 ) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS, LEDGER])
+    lake.create_or_update_tables(spark, [SESSIONS, LEDGER])
     for table in (POSITIONS, RETAINED, ERASURES):
         (find_table_folder(lake, table) / "_delta_log").mkdir(parents=True)
         assert not lake.exists(spark, table)
         assert not lake.reader(spark).exists(table)
     refuse_restored_tables(spark, lake, [SESSIONS])
     assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
-    lake.prepare_tables(spark, [POSITIONS])
+    lake.create_or_update_tables(spark, [POSITIONS])
     assert [*lake.reader(spark).read_rows(POSITIONS)] == []
 
 
 def test_a_table_of_which_rows_are_marked_as_gone_can_be_read(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     write_rows(spark, lake, SESSIONS, [{"topic": "t", "session_id": name} for name in "abcdefgh"])
     lake.set_property(spark, SESSIONS, "delta.enableDeletionVectors", "true")
     lake.storage.open_delta_table(spark, SESSIONS).delete("session_id = 'a'")
@@ -442,7 +442,7 @@ def lived(spark: Any, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     run.stream()
     run.merge()
     gold.start(spark, run.settings, once=True).wait()
-    run.lake.prepare_tables(spark, [DECISIONS, TOPICS])
+    run.lake.create_or_update_tables(spark, [DECISIONS, TOPICS])
     decided = {"partition": 0, "session_id": "nobody", "offset": 0, "decision": "accept-gap"}
     decided |= {"who": "me", "decided_at": NOON}
     known = {"generation": 0, "state": "active", "topic_id": "a", "first_seen": NOON, "last_seen": NOON}

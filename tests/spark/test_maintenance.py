@@ -24,7 +24,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.catalog import storage as catalog
 from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.table_files import list_live_files, open_table
+from sessionlake.delta.folders.table_files import list_data_files, open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -247,12 +247,12 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
 ) -> None:
     settings = Settings(**location)
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     columns = lake.read(spark, SESSIONS).columns
     for n in range(2):
         row = spark.sql(f"SELECT 'capture.a' topic, 's{n}' session_id, {n}L messages").coalesce(1)
         append_rows(spark, lake, SESSIONS, row, Txn("fill", n))
-    monkeypatch.setattr(type(lake.storage), "commit_lock", lambda *_: threading.Lock())  # as if in another place
+    monkeypatch.setattr(type(lake.storage), "hold_commit_lock", lambda *_: threading.Lock())  # as if in another place
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
 
     def waiting(batches: Any) -> Any:
@@ -290,7 +290,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
 ) -> None:
     monkeypatch.setattr(tiers, "_ENOUGH", (3, 2, 2))
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     folder = find_table_folder(lake, EVENTS)
     append_events(lake, 120)
     log = sorted((folder / "_delta_log").glob("*.json"))
@@ -318,7 +318,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     freed = lake.storage.vacuum_table(spark, EVENTS, NOW)
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
-    assert len(list(folder.glob("*.parquet"))) == len(list_live_files(DeltaTable(folder))) == 1
+    assert len(list(folder.glob("*.parquet"))) == len(list_data_files(DeltaTable(folder))) == 1
 
 
 @pytest.mark.soak
@@ -328,7 +328,7 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     """Delta goes by the table's property, whatever VACUUM is told."""
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
         merge_rows(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
@@ -342,7 +342,7 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
         DeltaTable(find_table_folder(lake, ROWS)).create_checkpoint()
     lake.storage.vacuum_table(spark, ROWS, HistoryToKeep(timedelta(seconds=1), first_unread=since))
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     assert lake.storage.vacuum_table(spark, ROWS, NOW).files > 0
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
 
@@ -353,14 +353,14 @@ def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read
 ) -> None:
     """Spark's commits remove what Delta calls expired, each fiftieth."""
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     append_events(lake, 49)
     log = find_table_folder(lake, EVENTS) / "_delta_log"
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for file in log.iterdir():
         os.utime(file, (month_ago, month_ago))
     none = lake.read(spark, EVENTS).limit(0)
-    lake.storage.append_with_spark(none, EVENTS, Txn("test", 49).build_writer_options(EVENTS))
+    lake.storage.append_rows_with_spark(none, EVENTS, Txn("test", 49).build_writer_options(EVENTS))
     assert (log / f"{50:020}.checkpoint.parquet").exists()
     assert len(list(log.glob("*.json"))) == 51
     lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(days=30)))
@@ -373,7 +373,7 @@ def test_a_merged_table_keeps_its_rows_when_it_is_vacuumed(
 ) -> None:
     limit(monkeypatch, rewritten_rows=rewritten)
     lake = Lake(settings)
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
         merge_rows(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
@@ -389,7 +389,7 @@ def test_files_that_share_a_file_of_deletion_vectors_are_read_by_all_and_keep_it
 ) -> None:
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(settings)
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     upsert = Upsert(("row_id",), ("_seq",))
     for n, rows in enumerate([range(10), range(10, 20), range(20, 30), (1, 11, 21), (2, 12)]):
         source = pa.table({"row_id": [f"r{row}" for row in rows], "_seq": pa.array([n] * len(rows))})
@@ -413,7 +413,7 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 ) -> None:
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(settings)
-    lake.prepare_tables(spark, [ROWS, EVENTS])
+    lake.create_or_update_tables(spark, [ROWS, EVENTS])
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n}"], "_seq": [n]})
         merge_rows(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
@@ -427,13 +427,13 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 def codecs(lake: Lake, table: str) -> set[str]:
     """What the files of a table are compressed with."""
     folder = find_table_folder(lake, table)
-    footers = [pq.read_metadata(file.full_path) for file in list_live_files(DeltaTable(folder))]
+    footers = [pq.read_metadata(file.full_path) for file in list_data_files(DeltaTable(folder))]
     return {footer.row_group(0).column(0).compression for footer in footers}
 
 
 def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     append_events(lake, 50)
     script = (
         "import sys; from pathlib import Path; from sessionlake.settings.model import Settings;"
@@ -448,7 +448,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
         assert ended.returncode == -9
         assert offsets_of(lake) == list(range(50))
         assert len(list(folder.glob("*.parquet"))) == files
-    assert len(list_live_files(DeltaTable(folder))) == 1
+    assert len(list_data_files(DeltaTable(folder))) == 1
     lake.storage.vacuum_table(spark, EVENTS, NOW)
     assert len(list(folder.glob("*.parquet"))) == 1
     assert offsets_of(lake) == list(range(50))
@@ -466,7 +466,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     def compact() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, len(list_live_files(open_table(find_table_folder(lake, EVENTS)))))
+            most = max(most, len(list_data_files(open_table(find_table_folder(lake, EVENTS)))))
             compact_all(lake)
 
     with ThreadPoolExecutor(1) as beside:
@@ -477,13 +477,13 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
             ended.set()
         done.result()
     compact_all(lake)
-    return most, len(list_live_files(open_table(find_table_folder(lake, EVENTS))))
+    return most, len(list_data_files(open_table(find_table_folder(lake, EVENTS))))
 
 
 @pytest.mark.soak
 def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     _, left = commits_beside_compaction(lake, 200)
     assert left < 50
     assert offsets_of(lake) == list(range(200))
@@ -492,7 +492,7 @@ def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(
 @pytest.mark.soak
 def test_five_thousand_commits_beside_compaction_leave_few_files(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     most, left = commits_beside_compaction(lake, 5_000)
     print(f"5,000 commits: at most {most} files at any time, {left} at the end")  # noqa: T201 (a figure to read)
     assert left < 50
@@ -502,7 +502,7 @@ def test_five_thousand_commits_beside_compaction_leave_few_files(spark: Any, set
 @pytest.mark.usefixtures("eager")
 def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS, CUTS, QUARANTINE])
+    lake.create_or_update_tables(spark, [EVENTS, CUTS, QUARANTINE])
     append_events(lake, 5)
     maintain_once(spark, settings, None, OutputFormat.JSON)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

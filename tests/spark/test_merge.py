@@ -74,7 +74,7 @@ def test_a_merge_does_the_same_by_every_engine(
     limit(monkeypatch, rewritten_rows=rewritten)
     monkeypatch.setattr("sessionlake.delta.storage.spark_writes._MAX_NAMED_VALUES", named)
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [METRICS_1M])
+    lake.create_or_update_tables(spark, [METRICS_1M])
     upsert = Upsert(KEYS, ("points",), pruned_by=KEYS[1:], deletes=True)
 
     def write(source: pa.Table, version: int) -> None:
@@ -93,7 +93,7 @@ def test_a_merge_does_the_same_by_every_engine(
 @pytest.mark.usefixtures("berlin")
 def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: Any, location: dict[str, Any]) -> None:
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [METRICS_1M])
+    lake.create_or_update_tables(spark, [METRICS_1M])
     merge_rows(spark, lake, METRICS_1M, rows([1, 2, 3, 4, 5]), Upsert(KEYS, ("points",)), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
     for place, moment in enumerate(TIMES):
@@ -109,7 +109,7 @@ def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_othe
     spark: Any, settings: Settings
 ) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     held = [(topic, f"s{n}", n) for topic in ("a", "b") for n in range(50)]
     names = ("topic", "session_id", "messages")
     content = pa.table([pa.array(column) for column in zip(*held, strict=True)], names)
@@ -137,7 +137,7 @@ def letting_through(spark: Any, size: str) -> Iterator[None]:
 
 def test_rows_that_are_few_and_too_wide_for_a_driver_are_reported_as_too_large(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     names = ("topic", "session_id", "messages")
     content = pa.table([["a"] * 60, [f"{n}".zfill(10_000) for n in range(60)], list(range(60))], names)
     merge_rows(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
@@ -150,7 +150,7 @@ def test_rows_that_are_few_and_too_wide_for_a_driver_are_reported_as_too_large(s
 @pytest.mark.usefixtures("berlin")
 def test_more_rows_than_a_driver_is_let_have_at_once_come_by_parts(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     entry = {"app_id": "app", "committed_at": TIMES[2], "offsets": [{"topic": "a", "first": 2**40, "messages": 3}]}
     for layer in ("bronze", "silver"):
         own = [entry | {"layer": layer, "batch_id": n, "source": "s" * 10_000} for n in range(30)]
@@ -176,7 +176,7 @@ def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made
 ) -> None:
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [METRICS_1M])
+    lake.create_or_update_tables(spark, [METRICS_1M])
 
     def merged(number: int) -> None:
         merge_rows(spark, lake, METRICS_1M, rows([1, 2, number]).drop_columns([DELETE]), POINTS, Txn("app", number))

@@ -179,7 +179,7 @@ class Names:
         self.spark = spark
         self.settings = Settings(**location, capture=capture, silver=silver, processors=processors, gold=gold)
         self.lake, self.sent = Lake(self.settings), list[KafkaMessage]()
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
 
     def arrive(self, found: list[KafkaMessage]) -> None:
         write_bronze(self.spark, self.lake, found)
@@ -249,7 +249,7 @@ def test_a_moment_of_a_session_is_the_same_in_python_and_in_sql(names: Names) ->
     at = names.sent[13].timestamp
     local = session_as_of(names.settings, "s", STRICT, ts=at)
     name = create_session_as_of(names.spark, names.lake)
-    names.lake.register_tables(names.spark)
+    names.lake.make_tables_queryable_by_sql(names.spark)
     sql = "SELECT * FROM {}('s', timestamp_millis({})) WHERE topic = '{}' ORDER BY row_id"
     found = names.spark.sql(sql.format(name, at, STRICT)).toArrow()
     assert found.select(local.column_names).to_pylist() == local.to_pylist()
@@ -257,8 +257,8 @@ def test_a_moment_of_a_session_is_the_same_in_python_and_in_sql(names: Names) ->
 
 
 def test_sql_says_which_figures_a_message_is_in_and_python_what_a_figure_is_made_of(names: Names) -> None:
-    names.lake.register_tables(
-        names.spark, [*names.lake.register_tables(names.spark), "gold.select", "gold.values", "gold.order"]
+    names.lake.make_tables_queryable_by_sql(
+        names.spark, [*names.lake.make_tables_queryable_by_sql(names.spark), "gold.select", "gold.values", "gold.order"]
     )
     name = create_figures_with(names.spark, names.lake)
     sql = "SELECT DISTINCT `table` FROM {}('{}', 0, 1L)"

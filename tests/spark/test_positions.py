@@ -47,7 +47,7 @@ LATE = timedelta(minutes=5) // SPACING
 @pytest.fixture
 def lake(spark: Any, settings: Settings) -> Lake:
     found = Lake(settings)
-    found.prepare_tables(spark, [LEDGER])
+    found.create_or_update_tables(spark, [LEDGER])
     each = ENTRIES // COMMITS
     for n in range(COMMITS):
         found.storage.append_rows(spark, LEDGER, entries(n * each, (n + 1) * each), Txn("fill", n))
@@ -164,7 +164,7 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     reader, before = lake.reader(spark), datetime.now(UTC)
 
     def written(layer: str, app_id: str, batch: int = 0) -> Any:

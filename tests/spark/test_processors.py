@@ -73,7 +73,7 @@ class Counted:
         capture = CaptureSettings(columns={"x": "bigint"})
         self.settings = Settings(**location, capture=capture, silver=SilverSettings(shards=3))
         self.lake = Lake(self.settings)
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
         self._offset = 0
         self.use("counted_v1")
 
@@ -360,7 +360,7 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
-    counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
+    counted.lake.create_or_update_tables(counted.spark, ["silver.session_changes"])
     rows = [("s", "a", 0, 1), ("s", "a", 20, 2), ("t", "a", 10, 3), ("t", "b", 5, 4), ("s", "a", 30, None)]
 
     def arrive(*found: tuple[str, str, int, int | None]) -> None:
@@ -408,7 +408,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
-    counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
+    counted.lake.create_or_update_tables(counted.spark, ["silver.session_changes"])
     checkpoint = Path(counted.settings.checkpoint_path(own.layer))
     older = counted.folder / "older"
 
@@ -444,7 +444,7 @@ def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_r
     )
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     spark, lake = counted.spark, counted.lake
-    lake.prepare_tables(spark, [ROWS])
+    lake.create_or_update_tables(spark, [ROWS])
     checkpoint, place = Path(counted.settings.checkpoint_path(own.layer)), find_table_folder(lake, ROWS)
 
     def arrive(*rows: str) -> None:

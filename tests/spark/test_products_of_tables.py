@@ -82,7 +82,7 @@ class Fills:
         self.spark, self.location, self._offset = spark, location, 0
         self.said: list[str] = []
         self.declare(BY_FILLS, BY_CUSTOMER)
-        Lake(self.settings).prepare_tables(spark, ["bronze.messages"])
+        Lake(self.settings).create_or_update_tables(spark, ["bronze.messages"])
         (folder / "made_fills.py").write_text(MODULE)
 
     def declare(self, *products: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Fills:
         definitions = add_comments(columns, defaultdict(str))
         schema = TableSchema(definitions, "Fills", written_by="processors.job", writes=WriteMode.APPEND)
         lake = Lake(self.settings, {"silver.fills": schema})
-        lake.prepare_tables(self.spark, ["silver.fills"])
+        lake.create_or_update_tables(self.spark, ["silver.fills"])
         rows = []
         for customer, price, ts in fills:
             at = datetime.fromtimestamp(ts / 1000, UTC)
@@ -250,7 +250,7 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     given = GoldSettings.model_validate({"products": [by_country], "references": [sites]})
     fills.settings = Settings(**fills.location, gold=given)
     lake = Lake(fills.settings, build_declared_gold_schemas(fills.settings))
-    lake.prepare_tables(fills.spark, ["reference.sites"])
+    lake.create_or_update_tables(fills.spark, ["reference.sites"])
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{"site": site, "country": country, "valid_from": begin} for site, country in ("an", "bn", "cd")]
     write_rows(fills.spark, lake, "reference.sites", rows)

@@ -259,7 +259,7 @@ SOME_QUERIES = long_beyond([(file,) for file in QUERIES[::4]], [(file,) for file
 @pytest.mark.parametrize("file", SOME_QUERIES, ids=lambda file: file.stem)
 def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     lake = Lake(settings)
-    lake.prepare_tables(spark, [one for one in TABLES if one in file.read_text()])
+    lake.create_or_update_tables(spark, [one for one in TABLES if one in file.read_text()])
     require_existing_tables(settings, file.read_text())
     names, _ = fetch_query_result(spark, settings, file.read_text())
     assert names
@@ -282,7 +282,7 @@ def test_only_a_table_s_name_takes_the_place_of_a_prefixed_one(sql, expanded):
 
 
 def test_a_statement_with_a_leading_comment_is_answered(spark, settings):
-    Lake(settings).prepare_tables(spark, [S])
+    Lake(settings).create_or_update_tables(spark, [S])
     names, rows = fetch_query_result(
         spark, settings, f"-- Sessions, by '{S}'.\nSELECT '--' AS a, count(*) AS n FROM {S}"
     )

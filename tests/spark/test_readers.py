@@ -44,12 +44,12 @@ def test_spark_and_every_reader_of_files_see_the_rows_of_every_version(spark: An
         assert comparable(by_spark(spark, life, version), COLUMNS) == comparable(rows, COLUMNS), f"version {version}"
     life.mark(on=False)
     lake.vacuum_table(spark, TABLE, HistoryToKeep(timedelta(0)))
-    assert lake.find_lost_files(spark, TABLE) == [], "files of vectors that are in use stay, though marking is off"
+    assert lake.find_missing_files(spark, TABLE) == [], "files of vectors that are in use stay, though marking is off"
     assert_read_by_all(spark, life)
     life.append()
     lake.purge_history(spark, TABLE, "receipt")
     assert_read_by_all(spark, life)
-    lake.purge_vectors(TABLE)
+    lake.purge_deletion_vectors(TABLE)
     assert comparable(DeltaTable(folder).to_pyarrow_table(), COLUMNS) == comparable(life.held, COLUMNS)
     assert_read_by_all(spark, life)
 

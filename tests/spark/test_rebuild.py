@@ -60,7 +60,7 @@ def batches() -> list[list[KafkaMessage]]:
 
 def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, ["bronze.messages"])
+    lake.create_or_update_tables(spark, ["bronze.messages"])
     for batch in batches:
         write_bronze(spark, lake, batch)
     job.start(spark, settings, once=True).wait()
@@ -116,7 +116,7 @@ def looking_up(spark: Any, settings: Settings) -> Settings:
     reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
     declared = {"shards": 2, "references": [reference], "enriched": [{"name": "placed", "join": [join]}]}
     settings = settings.model_copy(update={"gold": GoldSettings.model_validate(declared)})
-    Lake(settings).prepare_tables(spark, [RULES_TABLE])
+    Lake(settings).create_or_update_tables(spark, [RULES_TABLE])
     said = "{by: [topic, session_id], when: price >= 0 without status = 'zzz' before it}"
     write_rows(spark, Lake(settings), RULES_TABLE, [{"name": "seen", "text": said, "enabled": True}])
     return settings

@@ -34,10 +34,10 @@ def test_the_page_of_a_lake_that_spark_reads_is_that_of_one_that_delta_rs_reads(
 
 def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     lake = Lake(settings)
-    lake.prepare_tables(spark, [SESSIONS])
+    lake.create_or_update_tables(spark, [SESSIONS])
     sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
     rows = to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).read_table_schema(SESSIONS)))
-    lake.storage.append_with_spark(rows.coalesce(1), SESSIONS, {})
+    lake.storage.append_rows_with_spark(rows.coalesce(1), SESSIONS, {})
     lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
     lake.open_delta_table(spark, SESSIONS).delete("session_id < 's5'")
     log = find_table_folder(lake, SESSIONS) / "_delta_log"

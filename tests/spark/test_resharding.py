@@ -84,7 +84,7 @@ def batches(number: int) -> list[list[KafkaMessage]]:
 
 def arrive(spark: Any, settings: Settings, *messages: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES])
+    lake.create_or_update_tables(spark, [MESSAGES])
     for batch in messages:
         write_bronze(spark, lake, batch)
 

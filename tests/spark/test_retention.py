@@ -218,7 +218,7 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
 ) -> None:
     aging = Aging(spark, location)
     lake = aging.lake
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, offset, START, b"broken", b"{") for offset in range(2)])
     there = OffsetRange(TOPIC, 1, 0, 1, 2)
     now = datetime.now(UTC)
@@ -332,7 +332,7 @@ class Events:
         maintain = MaintainSettings(retention={"events": SPAN})
         self.settings = Settings(**location, maintain=maintain)
         self.spark, self.lake = spark, Lake(self.settings)
-        self.lake.prepare_tables(spark, [EVENTS, LEDGER])
+        self.lake.create_or_update_tables(spark, [EVENTS, LEDGER])
         self.moments = [datetime.now(UTC) + timedelta(minutes=number) for number in range(4)]
         place = {"topic": TOPIC, "partition": 0}
         write_rows(spark, self.lake, EVENTS, [place | {"offset": n, "_batch": n} for n in range(4)])
@@ -361,7 +361,7 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     spark: Any, location: dict[str, Any]
 ) -> None:
     lake = Lake(Settings(**location))
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     place = {"topic": TOPIC, "partition": 0}
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
@@ -505,7 +505,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     rnd = random.Random(5)
     once = {"pattern": "o", "integrity": "once"}
     lake = Lake(Settings(**location, capture=CaptureSettings(by_topic=(once,))))
-    lake.prepare_tables(spark, [CUTS, SNAPSHOT_INDEX, PROGRESS])
+    lake.create_or_update_tables(spark, [CUTS, SNAPSHOT_INDEX, PROGRESS])
     of = [{"topic": rnd.choice("abo"), "partition": n % 2, "session_id": f"s{n // 2}"} for n in range(120)]
     cuts = [[{"position": n, "_batch": n // 3} for n in sorted(rnd.sample(range(1, 30), 6))] for _ in of]
     kept = [[cut for cut in own if rnd.random() < 0.4] for own in cuts]
@@ -542,7 +542,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
     spark: Any, location: dict[str, Any]
 ) -> None:
     rnd, lake = random.Random(6), Lake(Settings(**location))
-    lake.prepare_tables(spark, [PROGRESS])
+    lake.create_or_update_tables(spark, [PROGRESS])
     rows = []
     for number in range(200):
         place = {"topic": TOPIC, "partition": number % 2, "session_id": f"s{number % 80 // 2}"}
@@ -574,7 +574,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     lake.storage.open_delta_table(spark, RETAINED).update(
         "session_id = 'somebody'", {"limit": "5"}
     )  # the former row is marked
-    lake.prepare_tables(spark, [LEDGER, POSITIONS])
+    lake.create_or_update_tables(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
         remove_from_operations_tables(spark, lake, (TOPIC, session))
     assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [
@@ -608,7 +608,7 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
 
 def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
-    events.lake.prepare_tables(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
+    events.lake.create_or_update_tables(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
     own = ProcessorSettings(name="logins", target="a:B")
     spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
     settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
@@ -640,7 +640,7 @@ def test_what_silver_may_remember_is_reported_by_the_last_message_of_each_topic_
     spark: Any, location: dict[str, Any]
 ) -> None:
     rnd, lake = random.Random(8), Lake(Settings(**location))
-    lake.prepare_tables(spark, [PROGRESS, SESSIONS, LEDGER, MESSAGES])
+    lake.create_or_update_tables(spark, [PROGRESS, SESSIONS, LEDGER, MESSAGES])
     timeout = int(lake.settings.capture.session_timeout.total_seconds() * 1000)
     rows: dict[str, list[dict[str, Any]]] = {PROGRESS: [], SESSIONS: []}
     for number in range(300):  # most in both, with another beginning and end
@@ -678,7 +678,7 @@ def test_what_silver_may_remember_is_reported_by_the_last_message_of_each_topic_
 
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
-    with events.lake.storage.hold_claim(spark, CLAIM, "verifies silver"):
+    with events.lake.storage.hold_exclusive_claim(spark, CLAIM, "verifies silver"):
         found = RetentionRunner(spark, events.settings).remove_expired_rows(EVENTS, events.moments[3] + SPAN)
     assert found.rows == 0
     assert "verifies silver" in found.waits or "another process" in found.waits

@@ -41,7 +41,7 @@ def feed(spark, location) -> Feed:
 
 def write_rules(feed: Feed, texts: dict[str, str]) -> None:
     """What SQL would leave in the table."""
-    feed.lake.prepare_tables(feed.spark, [RULES])
+    feed.lake.create_or_update_tables(feed.spark, [RULES])
     rows = [{"name": name, "text": text, "enabled": True, "updated_at": None} for name, text in texts.items()]
     replace_rows(
         feed.spark, feed.lake, RULES, pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(RULES))

@@ -120,10 +120,10 @@ def test_a_table_in_a_folder_is_read_alike_whether_it_is_small_or_not(
 ):
     monkeypatch.setattr(tables, "_SMALL_ROWS", few)
     lake = Lake(settings)
-    lake.prepare_tables(spark, [EVENTS])
+    lake.create_or_update_tables(spark, [EVENTS])
     for offset in range(2):
         write_rows(spark, lake, EVENTS, [{"topic": "capture.a", "partition": 0, "offset": offset, "_batch": 0}])
-    found, whole = lake.read_small_in_memory(spark, EVENTS), lake.read(spark, EVENTS)
+    found, whole = lake.read_small_table_into_memory(spark, EVENTS), lake.read(spark, EVENTS)
     assert found.dtypes == whole.dtypes
     assert sorted(found.collect(), key=repr) == sorted(whole.collect(), key=repr)
     assert bool(found.inputFiles()) == (few < 2)
@@ -326,7 +326,7 @@ def test_a_name_in_a_session_is_the_table_of_the_home_that_is_asked_about(spark:
     for place in ("one", "other", "one"):
         settings = Settings(home=tmp_path / place)
         lake = Lake(settings)
-        lake.prepare_tables(spark, [RULES])
+        lake.create_or_update_tables(spark, [RULES])
         if not lake.last_commit(spark, RULES).version:
             rows = [{"name": place, "text": "", "enabled": True, "updated_at": None}]
             write_rows(spark, lake, RULES, rows)

@@ -46,7 +46,7 @@ class Begun:
             **location, capture=CaptureSettings(columns={"price": "double"}), silver=SilverSettings(shards=2)
         )
         self.lake = Lake(self.settings)
-        self.lake.prepare_tables(spark, [MESSAGES])
+        self.lake.create_or_update_tables(spark, [MESSAGES])
         self.facts = [said(0, 0, "one", 0), said(0, 1, "two", 0), said(1, 0, "other", 0)]
         write_bronze(spark, self.lake, self.facts)
         self.run()

@@ -58,7 +58,7 @@ class Pipeline:
         silver = SilverSettings(shards=3, max_files_per_trigger=1, snapshot_interval="7 s")
         self.spark, self.settings = spark, Settings(**location, capture=capture, silver=silver)
         self.lake = Lake(self.settings)
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
 
     def arrive(self, messages: Sequence[Fact]) -> None:
         write_bronze(self.spark, self.lake, messages)

@@ -103,7 +103,7 @@ def filled(
         gold=GoldSettings(shards=2, rolling_points=3),
     )
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES, RULES])
+    lake.create_or_update_tables(spark, [MESSAGES, RULES])
     rules = [{"name": name, "text": text, "enabled": True, "updated_at": None} for name, text in TEXTS.items()]
     write_rows(spark, lake, RULES, rules)
     for batch in batches:

@@ -70,7 +70,7 @@ class Traced:
     def __init__(self, spark: Any, home: Path) -> None:
         self.settings = Settings(home=home, capture=CAPTURE, silver=SilverSettings(shards=2))
         self.spark, self.lake = spark, Lake(self.settings)
-        self.lake.prepare_tables(spark, ["bronze.messages", LEDGER])
+        self.lake.create_or_update_tables(spark, ["bronze.messages", LEDGER])
         for batch, (first, end) in enumerate([(0, SECOND), (SECOND, UNJUDGED), (UNJUDGED, len(SAID))]):
             self._bronze(batch, first, end)
             if batch < 2:
@@ -236,7 +236,7 @@ def test_both_readers_read_a_table_with_deletion_vectors(traced):
 @pytest.mark.parametrize("session", ["it's", "\\'", "ünï", "' OR true --"])
 def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark, settings, session):
     lake = Lake(settings)
-    lake.prepare_tables(spark, ["silver.sessions"])
+    lake.create_or_update_tables(spark, ["silver.sessions"])
     rows = pa.table({"topic": ["a", "a", "b"], "session_id": [session, "other", session], "next_seq": [1, 2, 3]})
     append_rows(spark, lake, "silver.sessions", to_spark_frame(spark, rows), Txn("fill", 0))
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):

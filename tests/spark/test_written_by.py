@@ -97,7 +97,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
 
         return call
 
-    for name in ("append_rows", "stage_rows", "merge_rows", "accumulate_rows", "replace_rows"):
+    for name in ("append_rows", "stage_rows", "merge_rows", "combine_and_merge_rows", "replace_rows"):
         monkeypatch.setattr(FolderStorage, name, recording(getattr(FolderStorage, name)))
     return found
 
@@ -122,7 +122,7 @@ def test_a_table_s_rows_are_committed_by_the_module_that_its_definition_names(
     spark: Any, settings: Settings, stacks: dict[str, list[set[str]]], tmp_path: Path
 ) -> None:
     lake = Lake(settings)
-    lake.prepare_tables(spark, [names.MESSAGES])
+    lake.create_or_update_tables(spark, [names.MESSAGES])
     file = tmp_path / "rules.yml"
     file.write_text(RULES)
     apply_rules(spark, settings, load_rules(settings, file), print, only=False)

@@ -34,7 +34,7 @@ def make(home: Path) -> None:
     capture = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES, on_violation=OnViolation.ISOLATE)
     settings = Settings(home=home, capture=capture)
     spark = without_generated_code(settings, "sessionlake", recording=True)
-    Lake(settings).prepare_tables(spark, ["bronze.messages"])
+    Lake(settings).create_or_update_tables(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(60))
     silver.start(spark, settings, once=True).wait()
     TableMerger(spark, settings).catch_up()

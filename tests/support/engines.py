@@ -66,7 +66,7 @@ class EnginePair:
         return None
 
 
-def write_with_spark(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
+def write_files_with_spark(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
     """Writes what `query --engine spark` writes."""
     show_answer(SparkEngine(spark, settings).run(read_statement(settings, sql)), form, say)
 

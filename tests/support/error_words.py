@@ -14,7 +14,9 @@ TEXTS = {
     "remedy": "Run the command again with --start-over, which builds everything again",
     "_build_recovery_hints": _RECOVERY_HINT,
     "_describe_remedy": "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer",
-    "_describe_column_fix": "Declare the column as it is in the table, or rebuild the table: the error has the command",
+    "_describe_fix_of_columns": (
+        "Declare the column as it is in the table, or rebuild the table: the error has the command"
+    ),
     "_suggest_topic_config": (
         "Run `kafka-configs.sh --alter --entity-type topics --entity-name TOPIC --add-config NAME=VALUE`"
     ),

@@ -42,9 +42,9 @@ def register(spark: SparkSession, tables: dict[str, str]) -> None:
 def hold(spark: SparkSession, settings: Settings, stop: StopFlag) -> None:
     """Holds the claim on silver without running it."""
     storage = create_storage(settings)
-    with storage.hold_claim(spark, SILVER, "runs silver"):
+    with storage.hold_exclusive_claim(spark, SILVER, "runs silver"):
         while not stop.wait(0.1):
-            storage.require_claims()
+            storage.require_claims_still_held()
 
 
 def main(config: str, tables: str, seconds: str, *words: str) -> int:

@@ -47,7 +47,7 @@ def fill(spark: Any, settings: Settings) -> None:
 def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
     """Fills all layers with messages, each list as a batch of bronze."""
     lake = Lake(settings)
-    lake.prepare_tables(spark, [MESSAGES, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER])
     for number, part in enumerate(batches):
         write_bronze(spark, lake, part)
         Ledger(lake).write_entry(spark, _entry(number, part))

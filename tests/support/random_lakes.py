@@ -37,7 +37,7 @@ _NEVER_NULL = ("event", "reason")  # keys of maps in a view
 def write_random_lake(spark: SparkSession, lake: Lake, seed: int = 14) -> None:
     """Creates all tables that every lake has, and appends sixty random rows to each, in two commits."""
     chance = random.Random(seed)
-    lake.prepare_tables(spark, TABLES)
+    lake.create_or_update_tables(spark, TABLES)
     for table in TABLES:
         schema = lake.reader(spark).read_table_schema(table)
         rows = [{field.name: _value(chance, field.name, field.type) for field in schema} for _ in range(_ROWS)]

@@ -96,7 +96,7 @@ class Aging:
         self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
         self.moments: list[datetime] = []
         self.removed: dict[str, RemovalResult] = {}
-        self.lake.prepare_tables(spark, [MESSAGES])
+        self.lake.create_or_update_tables(spark, [MESSAGES])
 
     def take_in(self, *, with_gold: bool = True) -> None:
         """Runs one more batch through all layers."""
@@ -114,7 +114,7 @@ class Aging:
             BRONZE, Txn("b", number), "kafka", now, offsets=(place,), outputs=(output,), messages=len(messages),
             applied=len(messages),
         )  # fmt: skip
-        self.lake.prepare_tables(self.spark, ["ops.ledger"])
+        self.lake.create_or_update_tables(self.spark, ["ops.ledger"])
         Ledger(self.lake).write_entry(self.spark, entry)
         job.start(self.spark, self.settings, once=True).wait()
         TableMerger(self.spark, self.settings).catch_up()

@@ -148,7 +148,7 @@ class Life:
         self.held = {one["key"]: one for one in rows}
 
     def purge_vectors(self) -> None:
-        self.lake.purge_vectors(TABLE)
+        self.lake.purge_deletion_vectors(TABLE)
 
     def steps(self) -> Iterator[Callable[[], None]]:
         """Yields the operations in order."""

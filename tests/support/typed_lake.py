@@ -153,7 +153,7 @@ class TypedLake:
         self.spark = spark
         self.settings = Settings(**location, capture=capture(), silver=silver, gold=gold, processors=processors)
         self.messages = messages(3, COUNT + PART, later_from=COUNT)
-        self.lake.prepare_tables(spark, ["bronze.messages"])
+        self.lake.create_or_update_tables(spark, ["bronze.messages"])
         for first in range(0, COUNT, PART):
             self.arrive(first, first + PART)
 
@@ -179,7 +179,7 @@ class TypedLake:
     def write_rules_and_references(self) -> None:
         """Writes the rules, and a row of each reference table for each value in the rows of silver."""
         lake = Lake(self.settings, build_declared_gold_schemas(self.settings))
-        lake.prepare_tables(self.spark, [RULES, *self.settings.gold.reference_tables])
+        lake.create_or_update_tables(self.spark, [RULES, *self.settings.gold.reference_tables])
         texts = [{"name": n, "text": text, "enabled": True, "updated_at": None} for n, text in RULE_TEXTS.items()]
         schema = lake.reader(self.spark).read_table_schema(RULES)
         replace_rows(self.spark, lake, RULES, pa.Table.from_pylist(texts, schema))

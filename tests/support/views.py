@@ -70,7 +70,7 @@ def assert_views_are_the_truth(
 def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
     lake = Lake(settings)
     create_views(spark, lake, [view])
-    return _named(*convert_to_cells(spark.table(lake.storage.prepare_view(spark, view)).toArrow()))
+    return _named(*convert_to_cells(spark.table(lake.storage.create_view_schema_and_get_name(spark, view)).toArrow()))
 
 
 def _named(names: list[str], rows: Rows) -> list[Row]:

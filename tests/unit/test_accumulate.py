@@ -63,7 +63,7 @@ def test_sums_of_many_batches_are_those_of_a_counter_and_a_repeated_batch_change
         size = rnd.choice([1, 10, 300])
         batch = Sums({(f"k{rnd.randrange(9)}", rnd.randrange(60)): rnd.randrange(1, 99) for _ in range(size)})
         for _ in range(1 + number % 2):
-            storage.accumulate_rows(NO_SPARK, TABLE, rows(batch), added, UPSERT, Txn("app", number))
+            storage.combine_and_merge_rows(NO_SPARK, TABLE, rows(batch), added, UPSERT, Txn("app", number))
         truth.update(batch)
     assert held(storage) == truth
 
@@ -75,7 +75,7 @@ def test_what_another_commits_between_reading_and_marking_is_read_again(
     storage = made(tmp_path, monkeypatch, marks=True)
     for first in range(0, 90, 30):
         batch = rows(Sums({("k", at): 1 for at in range(first, first + 30)}))
-        storage.accumulate_rows(NO_SPARK, TABLE, batch, added, UPSERT, Txn("app", first))
+        storage.combine_and_merge_rows(NO_SPARK, TABLE, batch, added, UPSERT, Txn("app", first))
     files, seen = len(DeltaTable(storage.path(TABLE)).get_add_actions()), list[int]()
 
     def beside(given: pa.Table, found: pa.Table) -> pa.Table:
@@ -88,7 +88,7 @@ def test_what_another_commits_between_reading_and_marking_is_read_again(
         return added(given, found)
 
     last = rows(Sums({("k", at): 2 for at in (0, 31, 62, 90)}))
-    storage.accumulate_rows(NO_SPARK, TABLE, last, beside, UPSERT, Txn("app", 99))
+    storage.combine_and_merge_rows(NO_SPARK, TABLE, last, beside, UPSERT, Txn("app", 99))
     assert (files, seen) == (3, [3, 3, 4])
     assert held(storage) == Sums({("k", at): 1 for at in range(90)}) + Sums(
         {("k", 0): 2, ("k", 31): 2, ("k", 62): 2, ("k", 90): 7}

@@ -107,7 +107,7 @@ COMMITS: dict[str, Callable[[FolderStorage], object]] = {
         lake.path(TABLE), ExpiredRows((), "value", pa.table({"limit": [1]}), {})
     ),
     "compaction": lambda lake: lake.compact_table(NO_SPARK, TABLE),
-    "purge": lambda lake: lake.purge_vectors(TABLE),
+    "purge": lambda lake: lake.purge_deletion_vectors(TABLE),
 }
 TABLE_OF_STEPS = ["append", "marks", "merge", "deletes", "purge", "removal", "compaction", "replacement"]
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders.file_statistics import (
     FileStatistics,
-    correct_statistics,
     encode_log_json,
     parse_statistics,
+    repair_unreadable_statistics,
 )
 from sessionlake.delta.folders.parquet import _move_spark_file_to_table
 from sessionlake.delta.folders.reader import FolderReader
-from sessionlake.delta.folders.table_files import list_live_files
+from sessionlake.delta.folders.table_files import list_data_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
@@ -112,13 +112,13 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     written_by_an_earlier_version(lake)
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
-    before = list_live_files(DeltaTable(lake.path(TABLE)))
+    before = list_data_files(DeltaTable(lake.path(TABLE)))
     assert lake.compact_table(NO_SPARK, TABLE) is None
     delta = DeltaTable(lake.path(TABLE))
-    after = list_live_files(delta)
+    after = list_data_files(delta)
     assert {file.log_key for file in after} == {file.log_key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
-    assert [correct_statistics(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
+    assert [repair_unreadable_statistics(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
     assert not lake.latest_commits(None, TABLE, 1)[0].changes_rows
     version = delta.version()
     lake.compact_table(NO_SPARK, TABLE)
@@ -132,7 +132,7 @@ def test_entries_with_an_infinity_get_statistics_that_are_json(tmp_path: Path) -
     lake.append_rows(None, TABLE, pa.table({"key": [1.0]}, schema), Txn("app", 0))
     written_by_an_earlier_version(lake, bounds={"key": math.inf})
     lake.compact_table(NO_SPARK, TABLE)
-    [file] = list_live_files(DeltaTable(lake.path(TABLE)))
+    [file] = list_data_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 1}
 
 
@@ -152,7 +152,7 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
     assert lake.compact_table(NO_SPARK, TABLE) is None
-    [file] = list_live_files(DeltaTable(lake.path(TABLE)))
+    [file] = list_data_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 2}
     version = DeltaTable(lake.path(TABLE)).version()
     lake.compact_table(NO_SPARK, TABLE)
@@ -165,9 +165,9 @@ def test_what_was_escaped_is_reported_unescaped_and_what_is_so_is_left_alone(val
         plain = encode_log_json({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
         return
-    assert correct_statistics(plain, 1) is None
+    assert repair_unreadable_statistics(plain, 1) is None
     escaped = json.dumps(json.loads(plain))
-    statistics = correct_statistics(escaped, 1)
+    statistics = repair_unreadable_statistics(escaped, 1)
     assert statistics is None or statistics == plain
     assert statistics is not None or not any(ord(character) > 0xFFFF for character in plain)
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.delta.folders import staging as folder_staging
-from sessionlake.delta.folders.staging import TableLocation, stage_files
+from sessionlake.delta.folders.staging import TableLocation, write_rows_to_staged_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
@@ -33,7 +33,7 @@ def made(folder: Path, **properties: str) -> FolderStorage:
 def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, properties: dict[str, str]) -> None:
     lake = made(tmp_path, **properties)
     thread = threading.Thread(target=lake.append_rows, args=(None, TABLE, ROW, Txn("app", 0)))
-    with lake.commit_lock(TABLE):
+    with lake.hold_commit_lock(TABLE):
         thread.start()
         thread.join(0.5)
         assert DeltaTable(lake.path(TABLE)).version() == 0
@@ -44,23 +44,23 @@ def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, 
 
 def test_one_that_is_only_appended_to_does_not_wait_while_it_is_put_together(tmp_path: Path) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "true"})
-    with lake.commit_lock(TABLE):
+    with lake.hold_commit_lock(TABLE):
         lake.append_rows(None, TABLE, ROW, Txn("app", 0))
     assert DeltaTable(lake.path(TABLE)).version() == 1
 
 
 def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "false"})
-    folder, commit = lake.path(TABLE), folder_staging.commit_append
+    folder, commit = lake.path(TABLE), folder_staging.commit_appended_files
 
     def then_removed(*args: Any) -> bool:
         if DeltaTable(folder).version() == 0:
             DeltaTable(folder).delete()
         return commit(*args)
 
-    monkeypatch.setattr(folder_staging, "commit_append", then_removed)
-    place = TableLocation(folder, TABLE, lake.commit_lock)
-    with stage_files(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
+    monkeypatch.setattr(folder_staging, "commit_appended_files", then_removed)
+    place = TableLocation(folder, TABLE, lake.hold_commit_lock)
+    with write_rows_to_staged_files(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
         for _ in range(2):
             staged.commit_rows(Txn("app", 0))
     assert pa.table(DeltaTable(folder).scan())["value"].to_pylist() == [2]

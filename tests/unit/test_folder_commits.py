@@ -23,7 +23,7 @@ from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
-from sessionlake.delta.folders.table_files import list_live_files, open_table
+from sessionlake.delta.folders.table_files import list_data_files, open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHECKPOINTS, LOG_CLEANUP
 from sessionlake.delta.storage.expired import ExpiredRows
@@ -74,7 +74,7 @@ def lake(tmp_path: Path, at_version_48: Path) -> FolderStorage:
 
 def staged(lake: FolderStorage) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(TableLocation(folder, TABLE, lake.commit_lock), [written(folder, ROWS)])
+    return StagedFiles(TableLocation(folder, TABLE, lake.hold_commit_lock), [written(folder, ROWS)])
 
 
 def add_files(lake: FolderStorage) -> None:
@@ -82,7 +82,7 @@ def add_files(lake: FolderStorage) -> None:
     try:
         files.commit_rows(Txn("app", 0))
     finally:
-        files.discard_files()
+        files.delete_staged_files()
 
 
 def remove(lake: FolderStorage) -> None:
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_
     blocked.mkdir()  # as on a disk that is full
     COMMITS[commit](lake)
     assert DeltaTable(lake.path(TABLE)).version() == version
-    assert lake.find_lost_files(None, TABLE) == []
+    assert lake.find_missing_files(None, TABLE) == []
     blocked.rmdir()
     lake.append_rows(None, TABLE, ROWS, Txn("next", 0))
     assert json.loads((log / "_last_checkpoint").read_bytes())["version"] == version + 1
@@ -174,13 +174,13 @@ def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_sam
     lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
 ) -> None:
     folder = lake.path(TABLE)
-    before = {file.full_path.name for file in list_live_files(DeltaTable(folder))}
+    before = {file.full_path.name for file in list_data_files(DeltaTable(folder))}
     failing_commit(monkeypatch, first=lambda _: None, is_there=is_there)
     with pytest.raises(OSError, match="does not answer"):
         COMMITS[commit](lake)
-    assert lake.find_lost_files(None, TABLE) == []
+    assert lake.find_missing_files(None, TABLE) == []
     added = {file.name for file in folder.glob("*.parquet")} - before
-    assert added == {file.full_path.name for file in list_live_files(DeltaTable(folder))} - before
+    assert added == {file.full_path.name for file in list_data_files(DeltaTable(folder))} - before
     assert bool(added) == is_there
 
 
@@ -188,10 +188,12 @@ def test_files_of_a_commit_that_was_merged_with_others_since_stay(
     lake: FolderStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version names them, which readers may be at."""
-    failing_commit(monkeypatch, first=lambda _: folder_upkeep.compact_folder(NO_SPARK, lake.path(TABLE)), is_there=True)
+    failing_commit(
+        monkeypatch, first=lambda _: folder_upkeep.compact_table_in_folder(NO_SPARK, lake.path(TABLE)), is_there=True
+    )
     with pytest.raises(OSError, match="does not answer"):
         add_files(lake)
-    assert len(list_live_files(DeltaTable(lake.path(TABLE)))) == 1
+    assert len(list_data_files(DeltaTable(lake.path(TABLE)))) == 1
     assert pa.table(DeltaTable(lake.path(TABLE), version=49).scan()).num_rows == 2 * FILES + 1
 
 
@@ -202,22 +204,22 @@ def test_files_stay_where_the_log_does_not_tell_whose_they_are(
     failing_commit(monkeypatch, first=lambda entry: shutil.rmtree(entry.parent), is_there=False)
     with pytest.raises(OSError, match=r"does not answer|No such file"):
         files.commit_rows(Txn("app", 0))
-    files.discard_files()
+    files.delete_staged_files()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES + 1
 
 
 def test_files_that_were_never_to_be_committed_are_removed(lake: FolderStorage) -> None:
-    staged(lake).discard_files()
+    staged(lake).delete_staged_files()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES
 
 
 def test_delta_is_reported_once_to_leave_the_log_of_an_earlier_version_alone(lake: FolderStorage) -> None:
     DeltaTable(lake.path(TABLE)).alter.set_table_properties({LOG_CLEANUP: "true"})
     assert (
-        lake.set_changed_properties(NO_SPARK, TABLE, lake.log_properties)[LOG_CLEANUP] == "true"
+        lake.set_properties_that_differ(NO_SPARK, TABLE, lake.log_properties)[LOG_CLEANUP] == "true"
     )  # as maintenance does
     told = DeltaTable(lake.path(TABLE))
     assert told.metadata().configuration[LOG_CLEANUP] == "false"
     for _ in range(2):
-        lake.set_retention(NO_SPARK, TABLE)  # which says how far history reaches, besides
+        lake.set_history_retention(NO_SPARK, TABLE)  # which says how far history reaches, besides
     assert DeltaTable(lake.path(TABLE)).version() == told.version() + 1

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from sessionlake.delta.folders import compaction
 from sessionlake.delta.folders.file_rows import get_column_or_nulls
 from sessionlake.delta.folders.reader import FolderReader
-from sessionlake.delta.folders.table_files import list_live_files
+from sessionlake.delta.folders.table_files import list_data_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
@@ -92,7 +92,7 @@ def test_files_with_columns_of_every_type_are_put_together_exactly(
     for row in rows:
         storage.append_rows(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
     assert storage.compact_table(NO_SPARK, TABLE) is not None
-    assert len(list_live_files(DeltaTable(storage.path(TABLE)))) == 1
+    assert len(list_data_files(DeltaTable(storage.path(TABLE)))) == 1
     assert by_key(FolderReader(storage.path).read_rows(TABLE)) == rows
     assert by_key(pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(schema).to_pylist()) == rows
     for sql, name in names.items():

@@ -76,7 +76,7 @@ def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forg
     pass_by(folder, hours=7)
     assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
     assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=5)).files == 4
-    assert (files(folder), len(lake.find_lost_files(None, TABLE))) == (2, 0)
+    assert (files(folder), len(lake.find_missing_files(None, TABLE))) == (2, 0)
 
 
 UNNAMED = (
@@ -112,7 +112,7 @@ def test_what_killed_processes_had_begun_to_write_goes_with_what_is_as_old(lake:
     assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP)) == VacuumResult(len(UNNAMED), 5 * len(UNNAMED))
     assert begun(folder) == []
     assert {*log} <= {file.name for file in (folder / "_delta_log").iterdir()}
-    assert (files(folder), lake.find_lost_files(None, TABLE)) == (3, [])
+    assert (files(folder), lake.find_missing_files(None, TABLE)) == (3, [])
 
 
 def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_history(lake: FolderStorage) -> None:
@@ -133,7 +133,7 @@ def purged(lake: FolderStorage, monkeypatch: pytest.MonkeyPatch) -> tuple[Folder
     lake.merge_rows(NO_SPARK, TABLE, rows(3).append_column(DELETE, [[True]]), DELETES, Txn("merge", 0))
     version = DeltaTable(lake.path(TABLE)).version()
     pass_by(lake.path(TABLE), hours=100)
-    assert lake.purge_vectors(TABLE) == 1
+    assert lake.purge_deletion_vectors(TABLE) == 1
     for checkpoint in (f"{version + 1:020}.checkpoint.parquet", "_last_checkpoint"):
         (lake.path(TABLE) / "_delta_log" / checkpoint).unlink()  # `pass_by` would not change the times in it
     return lake, version
@@ -165,7 +165,7 @@ def test_vectors_that_were_purged_go_with_their_file(purged: tuple[FolderStorage
     lake, version = purged
     pass_by(lake.path(TABLE), hours=7)
     assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 2
-    assert (vectors(lake.path(TABLE)), lake.find_lost_files(None, TABLE)) == (0, [])
+    assert (vectors(lake.path(TABLE)), lake.find_missing_files(None, TABLE)) == (0, [])
     assert values(lake.path(TABLE), version + 1) == [0, 1, 2, 4]
 
 

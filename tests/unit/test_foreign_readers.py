@@ -130,10 +130,10 @@ def test_readers_that_know_no_vectors_refuse_versions_that_may_have_some_and_rea
 
 def test_a_table_whose_vectors_are_purged_is_read_by_pandas(life: Life) -> None:
     folder = life.lake.path(TABLE)
-    rewritten = life.lake.purge_vectors(TABLE)
+    rewritten = life.lake.purge_deletion_vectors(TABLE)
     assert rewritten > 0
     assert sorted(DeltaTable(folder).to_pandas()["key"]) == sorted(life.held)
-    assert life.lake.purge_vectors(TABLE) == 0
+    assert life.lake.purge_deletion_vectors(TABLE) == 0
     version = DeltaTable(folder).version()
     assert (folder / "_delta_log" / f"{version:020}.checkpoint.parquet").is_file()
 
@@ -154,7 +154,7 @@ def test_the_command_rewrites_a_table_once_without_spark_and_says_what_is_wrong(
         refused.stderr.split()
     )
     with pytest.raises(UsageError, match="DROP FEATURE deletionVectors"):
-        CatalogStorage(Settings(home=tmp_path, catalog="main")).purge_vectors(ROWS)
+        CatalogStorage(Settings(home=tmp_path, catalog="main")).purge_deletion_vectors(ROWS)
 
 
 def purged(home: Path, table: str) -> Result:

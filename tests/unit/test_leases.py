@@ -19,7 +19,7 @@ from sessionlake.delta.catalog.leases import (
     LeaseRow,
     hold_lease,
     read_fencing_token,
-    require_held_leases,
+    require_all_leases_still_held,
 )
 from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.settings.model import Settings
@@ -73,7 +73,7 @@ class Table:
         interposed()
         return is_next
 
-    def add_release(self, lease: LeaseRow) -> None:
+    def append_release_row(self, lease: LeaseRow) -> None:
         self.rows[lease.name] = max(self.rows[lease.name], lease, key=lambda row: row.rank)
 
 
@@ -104,7 +104,7 @@ def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_reporte
     first = place.claim()
     first.release_lease()
     second = place.claim()
-    second.require_held()
+    second.require_lease_still_held()
     assert second.fencing_token == first.fencing_token + 1
     assert caplog.text == ""
 
@@ -167,7 +167,7 @@ def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_reported_w
     place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
     with pytest.raises(ClaimedByOtherProcessError, match="another process rebuilds silver"):
         place.claim()
-    won[0].require_held()
+    won[0].require_lease_still_held()
 
 
 def test_of_two_that_find_it_stale_at_once_one_has_it(place):
@@ -180,7 +180,7 @@ def test_a_holder_that_renewed_lately_asks_nobody(place):
     holder = place.claim()
     place.clock.go_on(LENGTH / 2 - SECOND)
     asked = place.table.reads
-    holder.require_held()
+    holder.require_lease_still_held()
     assert place.table.reads == asked
 
 
@@ -193,14 +193,14 @@ def test_by_either_clock_a_holder_that_has_not_renewed_for_half_a_lease_asks_the
     holder = place.claim()
     place.clock.go_on(steady, wall=wall)
     asked = place.table.writes
-    holder.require_held()
+    holder.require_lease_still_held()
     assert place.table.writes == asked + 1
 
 
 def test_one_that_stood_still_past_its_lease_goes_on_if_nobody_has_taken_it_over(place):
     holder = place.claim()
     place.clock.go_on(10 * LENGTH)
-    holder.require_held()
+    holder.require_lease_still_held()
     with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
 
@@ -213,10 +213,10 @@ def test_one_that_stood_still_is_reported_who_has_it_and_never_writes_again_thou
         with pytest.raises(
             ClaimedByOtherProcessError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"
         ):
-            stopped.require_held()
+            stopped.require_lease_still_held()
     other.release_lease()
     with pytest.raises(ClaimedByOtherProcessError):
-        stopped.require_held()
+        stopped.require_lease_still_held()
 
 
 def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
@@ -224,11 +224,11 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
     place.clock.go_on(LENGTH)
     other = place.claim()
     with pytest.raises(ClaimedByOtherProcessError):
-        stopped.require_held()
+        stopped.require_lease_still_held()
     stopped.release_lease()
     with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
-    other.require_held()
+    other.require_lease_still_held()
 
 
 def test_one_that_stood_still_and_ends_without_asking_gives_back_nothing_of_another_s(place):
@@ -238,7 +238,7 @@ def test_one_that_stood_still_and_ends_without_asking_gives_back_nothing_of_anot
     stopped.release_lease()
     with pytest.raises(ClaimedByOtherProcessError):
         place.claim()
-    other.require_held()
+    other.require_lease_still_held()
     other.renew_lease()
     other.release_lease()
     assert not place.claim().took_over
@@ -249,7 +249,7 @@ def test_one_whose_lease_was_had_and_given_back_meanwhile_is_reported_so(place):
     place.clock.go_on(LENGTH)
     place.claim().release_lease()
     with pytest.raises(ClaimedByOtherProcessError, match="another process has had it since"):
-        stopped.require_held()
+        stopped.require_lease_still_held()
 
 
 def test_a_renewal_that_failed_behind_its_commit_is_found_done(place):
@@ -257,9 +257,9 @@ def test_a_renewal_that_failed_behind_its_commit_is_found_done(place):
     place.clock.go_on(LENGTH / 2)
     row = place.table.rows["silver"]
     place.table.rows["silver"] = replace(row, number=row.number + 1)  # written, and the answer was lost
-    holder.require_held()
+    holder.require_lease_still_held()
     place.clock.go_on(LENGTH / 2 - SECOND)
-    holder.require_held()
+    holder.require_lease_still_held()
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_an_idle_holder_renews_by_itself_and_gives_back_at_the_end_also_of_a_fai
     def work() -> None:
         begun = table.rows["silver"]
         while table.rows["silver"].expires_at < begun.expires_at + 2 * short:
-            require_held_leases(table.identifier)
+            require_all_leases_still_held(table.identifier)
         assert (read_fencing_token(table.identifier, "silver"), read_fencing_token(table.identifier, "gold")) == (1, 0)
         raise KeyError
 
@@ -314,7 +314,7 @@ def test_a_table_that_cannot_be_asked_for_a_while_costs_no_lease(settings, caplo
         before = table.rows["silver"].number
         while table.rows["silver"].number == before:
             time.sleep(0.01)
-        require_held_leases(table.identifier)
+        require_all_leases_still_held(table.identifier)
     assert "could not be renewed, and is tried again soon: the store does not answer" in caplog.text
 
 

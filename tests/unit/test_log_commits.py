@@ -15,7 +15,7 @@ from sessionlake.delta.folders.commits import write_checksum_and_checkpoint
 from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
-from sessionlake.delta.folders.table_files import list_live_files
+from sessionlake.delta.folders.table_files import list_data_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.delta.storage.expired import ExpiredRows
@@ -50,7 +50,9 @@ def lake(tmp_path: Path, request: pytest.FixtureRequest) -> FolderStorage:
 
 def staged(lake: FolderStorage, *tables: pa.Table) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(TableLocation(folder, TABLE, lake.commit_lock), [file_of(folder, table) for table in tables])
+    return StagedFiles(
+        TableLocation(folder, TABLE, lake.hold_commit_lock), [file_of(folder, table) for table in tables]
+    )
 
 
 def held(lake: FolderStorage) -> dict[str, int]:
@@ -72,14 +74,14 @@ def commit_marking_merge(lake: FolderStorage, number: int, table: pa.Table) -> N
 def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: FolderStorage) -> None:
     lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     commit_marking_merge(lake, 1, rows(a=3))
-    former = list_live_files(DeltaTable(lake.path(TABLE)))
+    former = list_data_files(DeltaTable(lake.path(TABLE)))
     lake.append_rows(None, TABLE, rows(c=4), Txn("app", 1))
     staged(lake, rows(d=5), rows(e=6)).replace_files(former, Txn("other", 7), "why")
     assert held(lake) == {"c": 4, "d": 5, "e": 6}
     version = DeltaTable(lake.path(TABLE)).version()
     again = staged(lake, rows(f=7))
     again.replace_files(former, Txn("other", 7))
-    again.discard_files()
+    again.delete_staged_files()
     assert (held(lake), DeltaTable(lake.path(TABLE)).version()) == ({"c": 4, "d": 5, "e": 6}, version)
     assert lake.last_commit(NO_SPARK, TABLE).rows == 2
     told = {name: value for action in actions(lake) for name, value in action.items()}
@@ -92,12 +94,12 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
 
 def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderStorage) -> None:
     lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
-    former = list_live_files(DeltaTable(lake.path(TABLE)))
+    former = list_data_files(DeltaTable(lake.path(TABLE)))
     staged(lake, rows(b=2)).replace_files(former, Txn("one", 0))
     late = staged(lake, rows(c=3))
     with pytest.raises(LakeError, match="another process replaced the rows of this table"):
         late.replace_files(former, Txn("other", 0))
-    late.discard_files()
+    late.delete_staged_files()
     assert held(lake) == {"b": 2}
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 2
 
@@ -131,7 +133,7 @@ def assert_noted(lake: FolderStorage) -> None:
     """The version's checksum is what delta-rs makes of the log."""
     delta = DeltaTable(lake.path(TABLE))
     told = json.loads((lake.path(TABLE) / "_delta_log" / f"{delta.version():020}.crc").read_text())
-    files = list_live_files(delta)
+    files = list_data_files(delta)
     assert (told["numFiles"], told["tableSizeBytes"]) == (len(files), sum(file.add["size"] for file in files))
     assert told["metadata"]["configuration"] == delta.metadata().configuration
     assert told["metadata"]["schemaString"] == delta.schema().to_json()
@@ -148,7 +150,7 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
         lambda: lake.append_rows(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
         lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
         lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),
-        lambda: staged(lake, rows(h=11)).replace_files(list_live_files(DeltaTable(lake.path(TABLE))), Txn("other", 1)),
+        lambda: staged(lake, rows(h=11)).replace_files(list_data_files(DeltaTable(lake.path(TABLE))), Txn("other", 1)),
         lambda: lake.replace_rows(None, TABLE, rows(i=12), None),
         lambda: lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0)),
     ]

@@ -18,7 +18,7 @@ from sessionlake.delta.folders import commits as folder_commits
 from sessionlake.delta.folders import deletion_vectors, table_files
 from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
-from sessionlake.delta.folders.table_files import list_live_files
+from sessionlake.delta.folders.table_files import list_data_files
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -217,7 +217,7 @@ def test_vectors_say_the_same_rows_to_another_reader_at_the_limits_of_their_cont
     assert left == sorted({*range(200_000)} - {*rows})
     for _ in range(2):
         assert [
-            file.deleted_rows.tolist() for file in list_live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)
+            file.deleted_rows.tolist() for file in list_data_files(DeltaTable(tmp_path)) if len(file.deleted_rows)
         ] == [[*rows]]
         monkeypatch.setattr(table_files, "read_deletion_vector", lambda *_: None)  # as of a vector that others wrote
 
@@ -229,7 +229,7 @@ def test_the_vectors_of_a_commit_stand_in_one_file(tmp_path: Path) -> None:
         assert merge_without_spark(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
         apply(held, changed)
         assert len([*tmp_path.glob("deletion_vector_*.bin")]) == number + 1
-    marked = [file for file in list_live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
+    marked = [file for file in list_data_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
     named = [file.add["deletionVector"] for file in marked]
     assert len({(one["pathOrInlineDv"], one["offset"]) for one in named}) == len(named) > 2
     assert read(tmp_path) == held

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.folders.table_files import find_table_folder, list_live_files, open_table
+from sessionlake.delta.folders.table_files import find_table_folder, list_data_files, open_table
 from sessionlake.errors import MachineSetupError
 from sessionlake.local import paths
 from sessionlake.local.home import create_home
@@ -88,7 +88,7 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
 
     delta = open_table(folder)
     assert find_table_folder(delta) == folder
-    assert [file.full_path for file in list_live_files(delta)] == [folder / NAME]
+    assert [file.full_path for file in list_data_files(delta)] == [folder / NAME]
 
 
 def test_links_have_no_encoded_characters_though_the_temporary_folder_has(

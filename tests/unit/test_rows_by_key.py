@@ -263,7 +263,7 @@ def test_a_file_is_left_out_by_its_times_which_are_cut_to_milliseconds(
     one = file(tmp_path, [("t", "r", at)], minValues={"at": least}, maxValues={"at": most})
     assert len(places(KeyIndexCache(0), [one], [("t", "r", at)])) == open_
     moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at)
-    assert one.may_have_keys({"at": (moment, moment)}) == open_
+    assert one.may_have_values_in_ranges({"at": (moment, moment)}) == open_
 
 
 def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may(tmp_path: Path) -> None:
@@ -277,13 +277,15 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
 
     lookup = RowLookup(KeyIndexCache(0), combine, 1 << 20)
     found = lookup.find_rows(files, source, KEYS, SCHEMA)
-    assert lookup.combine_rows(source, found, KEYS, SCHEMA) == source
+    assert lookup.combine_source_with_table_rows(source, found, KEYS, SCHEMA) == source
     values = [*range(100, 120), *range(20)]
     assert seen[0].schema == SCHEMA
     assert seen[0].sort_by([(name, "ascending") for name in KEYS]) == (
         table(keys[100:140]).set_column(3, "value", pa.array(values)).sort_by([(name, "ascending") for name in KEYS])
     )
     with pytest.raises(LakeError, match="an upsert of 41 rows gave 40 rows"):
-        RowLookup(KeyIndexCache(0), lambda rows, _: rows.slice(1), 1 << 20).combine_rows(source, found, KEYS, SCHEMA)
+        RowLookup(KeyIndexCache(0), lambda rows, _: rows.slice(1), 1 << 20).combine_source_with_table_rows(
+            source, found, KEYS, SCHEMA
+        )
     with pytest.raises(TooLargeError, match="rows of 41 keys have more than 9 bytes"):
-        RowLookup(KeyIndexCache(0), combine, 9).combine_rows(source, found, KEYS, SCHEMA)
+        RowLookup(KeyIndexCache(0), combine, 9).combine_source_with_table_rows(source, found, KEYS, SCHEMA)

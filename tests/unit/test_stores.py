@@ -30,7 +30,7 @@ class Place:
     def sleep(self, seconds: float) -> None:
         self.told.append(f"waits {seconds:g} s, {'there' if self.checkpoint.exists() else 'aside'}")
 
-    def require_claims(self) -> None:
+    def require_claims_still_held(self) -> None:
         self.told.append("claimed")
         if self.is_lost:
             raise ClaimedByOtherProcessError("another has it")

@@ -18,7 +18,7 @@ from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.staging import StagedFiles
-from sessionlake.delta.folders.table_files import list_live_files, open_table
+from sessionlake.delta.folders.table_files import list_data_files, open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
@@ -160,8 +160,8 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
     open_table(lake.path(TABLE)).create_checkpoint()
     expected = {"append": {"a": 0, "b": 1, "c": 1, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 1, "c": 1},
                 "removal": {}, "emptying": {}, "purge of vectors": {"a": 0, "b": 1, "c": 1}}  # fmt: skip
-    assert lake.find_lost_files(None, TABLE) == []
-    (COMMITS | {"purge of vectors": lambda lake: lake.purge_vectors(TABLE)})[write](lake)
+    assert lake.find_missing_files(None, TABLE) == []
+    (COMMITS | {"purge of vectors": lambda lake: lake.purge_deletion_vectors(TABLE)})[write](lake)
     assert held(lake) == expected[write]
     assert lake.count_rows(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
 
@@ -191,7 +191,7 @@ def switched_off(lake: FolderStorage, request: pytest.FixtureRequest) -> FolderS
     gone = rows(a=0, c=0, e=0, g=0, delete=True)
     assert merge_without_spark(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "false")
-    assert [len(file.deleted_rows) for file in list_live_files(open_table(lake.path(TABLE)))] == [1] * 4
+    assert [len(file.deleted_rows) for file in list_data_files(open_table(lake.path(TABLE)))] == [1] * 4
     return lake
 
 
@@ -203,7 +203,7 @@ def test_compaction_of_a_table_whose_marking_was_switched_off_leaves_marked_rows
     lake, before = switched_off, held(switched_off)
     assert lake.compact_table(NO_SPARK, TABLE) is not None
     assert held(lake) == before == {"b": 0, "d": 1, "f": 2, "h": 3}
-    assert len(list_live_files(open_table(lake.path(TABLE)))) == 1
+    assert len(list_data_files(open_table(lake.path(TABLE)))) == 1
     assert lake.compact_table(NO_SPARK, TABLE) is None
 
 
@@ -225,7 +225,7 @@ def test_a_merge_into_a_table_whose_marking_was_switched_off_makes_no_vectors(sw
     lake = switched_off
     lake.merge_rows(NO_SPARK, TABLE, rows(b=7, a=8, delete=False), UPSERT, Txn("merge", 0))
     assert held(lake) == {"a": 8, "b": 7, "d": 1, "f": 2, "h": 3}
-    assert sum(len(file.deleted_rows) for file in list_live_files(open_table(lake.path(TABLE)))) == 3, (
+    assert sum(len(file.deleted_rows) for file in list_data_files(open_table(lake.path(TABLE)))) == 3, (
         "of the file that had b, none is left"
     )
 
@@ -236,9 +236,9 @@ def test_rows_that_are_marked_are_not_counted_as_chosen(switched_off: FolderStor
 
 def test_a_vector_file_that_is_gone_is_named_as_lost(switched_off: FolderStorage) -> None:
     [vector] = switched_off.path(TABLE).glob("deletion_vector_*.bin")
-    assert switched_off.find_lost_files(None, TABLE) == []
+    assert switched_off.find_missing_files(None, TABLE) == []
     vector.unlink()
-    assert switched_off.find_lost_files(None, TABLE) == [vector.name]
+    assert switched_off.find_missing_files(None, TABLE) == [vector.name]
 
 
 def test_every_removal_names_the_file_with_its_vector(
@@ -246,7 +246,7 @@ def test_every_removal_names_the_file_with_its_vector(
 ) -> None:
     """Else readers take the file for one that is still there."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-    present = {file.log_key for file in list_live_files(open_table(switched_off.path(TABLE)))}
+    present = {file.log_key for file in list_data_files(open_table(switched_off.path(TABLE)))}
     switched_off.compact_table(NO_SPARK, TABLE)
     newest = max((switched_off.path(TABLE) / "_delta_log").glob("*.json"))
     removes = [json.loads(line).get("remove") for line in newest.read_text(encoding="utf-8").splitlines()]
@@ -272,7 +272,7 @@ def test_a_merge_that_changes_no_row_moves_none_so_that_the_change_feed_tells_no
     told = pa.table(open_table(lake.path(TABLE)).load_cdf(starting_version=first + 1))
     changes = zip(told["_change_type"].to_pylist(), told["place"].to_pylist(), told["value"].to_pylist(), strict=True)
     assert sorted(changes) == [("update_postimage", "k3", 7), ("update_preimage", "k3", 3)]
-    assert len(list_live_files(open_table(lake.path(TABLE)))) < 20, "where rows change, small files are put together"
+    assert len(list_data_files(open_table(lake.path(TABLE)))) < 20, "where rows change, small files are put together"
 
 
 # -- the log's entry
@@ -305,7 +305,7 @@ def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
     expected = {"append": {"a": 1, "b": 2, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 2},
                 "removal": {"b": 2}, "emptying": {}}  # fmt: skip
     assert held(lake) == expected[write]
-    assert lake.find_lost_files(None, TABLE) == []
+    assert lake.find_missing_files(None, TABLE) == []
 
 
 def test_an_entry_of_somebody_else_is_no_lost_answer(lake: FolderStorage) -> None:
@@ -322,4 +322,4 @@ def test_a_home_below_a_folder_of_that_name_is_no_task_s(tmp_path: Path) -> None
     lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
     lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(timedelta(seconds=-7200)))
     assert held(lake) == {"a": 1}
-    assert lake.find_lost_files(None, TABLE) == []
+    assert lake.find_missing_files(None, TABLE) == []

@@ -27,7 +27,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import block_transaction, stage_append
+from sessionlake.delta.commit import make_delta_skip_transaction, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn
@@ -110,7 +110,7 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     refuse_interrupted_operations(settings, LAYER)
     require_broker(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
-    lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
 
 
@@ -353,7 +353,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
     """
     last = generation.next_batch - 1
     if generation.app_id is not None and last >= 0 and lake.storage.get_fencing_token(LAYER):
-        block_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
+        make_delta_skip_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
 def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:

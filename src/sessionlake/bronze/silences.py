@@ -141,7 +141,7 @@ class SilenceWriter:
             [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
         )
         append_rows(self._spark, self._lake, MESSAGES, rows, self._build_silence_txn())
-        self._lake.storage.require_claims()
+        self._lake.storage.require_claims_still_held()
         self._noted |= {silence.place: silence for silence in silent}
         self._save_last_silences()
 

@@ -107,7 +107,7 @@ def start_streamed_source(
     refuse_interrupted_operations(settings, LAYER)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
-    lake.prepare_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
+    lake.create_or_update_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     return _StreamedQuery(
         spark, settings, source, _StreamedBatchWriter(lake, settings, source, on_batch), once=once

@@ -263,7 +263,7 @@ def recover(
     from sessionlake.cli import recover as command
     from sessionlake.delta.lake import create_storage
 
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     with_spark(settings, lambda spark: command.recover_layer(spark, settings, lost, say, shorten=shorten_gold))
 
 
@@ -327,7 +327,7 @@ def maintain(
     from sessionlake.delta.lake import create_storage
     from sessionlake.local.signals import StopFlag
 
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     if purge_vectors is not None:
         command.purge_vectors(settings, purge_vectors, form)
         return

@@ -200,5 +200,5 @@ def _read_view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
     from sessionlake.spark.frames import convert_variants_to_json
 
     create_lake_views(spark, lake, [name])
-    rows = spark.table(lake.storage.prepare_view(spark, name))
+    rows = spark.table(lake.storage.create_view_schema_and_get_name(spark, name))
     return convert_variants_to_json(rows).persist(StorageLevel.DISK_ONLY)

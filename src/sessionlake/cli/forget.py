@@ -55,7 +55,7 @@ def forget(
             "forget: the command needs exactly one of --session, --resume and --cancel",
             fix="Run `sessionlake forget --session ID`, or with --resume to finish an interrupted command",
         )
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     if cancel:
         receipt_name = with_spark(settings, lambda spark: cancel_forgetting(spark, settings, wait))
         say(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")

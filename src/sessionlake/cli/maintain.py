@@ -33,7 +33,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         ClaimedByOtherProcessError: Another process maintains the tables, or forgets a session.
         UsageError: The lake has no such table.
     """
-    with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
+    with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).maintain_once(table))
     show_rows(COLUMNS, [_convert_to_table_row(one) for one in done], form)
 
@@ -47,15 +47,15 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     """
     lake = Lake(settings)
     if lake.storage.needs_spark:
-        lake.storage.purge_vectors(table)  # raises the error that says what to do in a catalog
+        lake.storage.purge_deletion_vectors(table)  # raises the error that says what to do in a catalog
     known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
     if table not in known:
         raise UsageError(
             f"maintain: there is no table {table!r}",
             fix=f"Name one of the tables of this lake: {', '.join(known) or 'none yet'}",
         )
-    with lake.storage.hold_claim(None, CLAIM, "maintains the tables"):
-        rewritten = lake.storage.purge_vectors(table)
+    with lake.storage.hold_exclusive_claim(None, CLAIM, "maintains the tables"):
+        rewritten = lake.storage.purge_deletion_vectors(table)
     show_rows(("table", "files_rewritten"), [(table, rewritten)], form)
 
 
@@ -77,7 +77,7 @@ def maintain_until_stopped(
         if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)
             continue
-        with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
+        with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
             Maintenance(spark, settings, report_maintained_table).maintain_until_stopped(stop, table)
     say("stopped")
 

@@ -30,7 +30,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
     """
     publication.require_allowed_by(settings)
     lake = Lake(settings)
-    lake.storage.require_writable()
+    lake.storage.require_writable_storage()
     if lake.is_known_missing(publication.table):
         raise LakeError(
             f"publish: {publication.table} does not exist yet in {settings.location}",
@@ -56,13 +56,13 @@ def publish_changes(
     sent = _SentCounter()
     doing = f"publishes {publication.table} to {publication.topic}"
     storage = Lake(settings).storage
-    with storage.hold_claim(spark, publication.name, doing):
+    with storage.hold_exclusive_claim(spark, publication.name, doing):
         query = start(spark, settings, publication, once=once, on_batch=sent.add_entry)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
         try:
             while not (ended := query.wait(_POLL_SECONDS)) and not stop.is_set():
-                storage.require_claims()
+                storage.require_claims_still_held()
         finally:
             query.stop()
     say(f"{'done' if once and ended else 'stopped'}: {sent}")

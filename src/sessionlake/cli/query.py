@@ -169,7 +169,7 @@ class SparkEngine:
 def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Makes tables, views and functions of the lake known to Spark under their two-level names."""
     known, views = list_table_names(lake.settings), list_view_sources(lake.settings)
-    lake.register_tables(spark, [name for name in names if name in known and name not in views])
+    lake.make_tables_queryable_by_sql(spark, [name for name in names if name in known and name not in views])
     create_lake_views(spark, lake, names)
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
         creators = _import_function_creators() if any(name in FUNCTIONS for name in names) else {}
@@ -199,7 +199,8 @@ def create_lake_views(spark: SparkSession, lake: Lake, names: Sequence[str]) -> 
 def _read_function_names(lake: Lake) -> dict[str, str]:
     """Returns the names of the lake's SQL functions by the full, lower-case name under which the storage has each."""
     return {
-        ".".join(_split_name(lake.storage.get_function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS
+        ".".join(_split_name(lake.storage.build_create_function_target(*name.split("."))[1])): name
+        for name in FUNCTIONS
     }
 
 
@@ -209,12 +210,15 @@ def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
     Raises:
         UsageError: The statement reads tables outside the lake.
     """
-    known = {_split_name(lake.storage.sql_name(table)): table for table in list_table_names(lake.settings)}
+    known = {
+        _split_name(lake.storage.get_sql_name_in_query_command(table)): table
+        for table in list_table_names(lake.settings)
+    }
     unknown = sorted(".".join(name) for name in reads.tables if name not in known)
     if unknown and unknown[0] in known.values():
         raise UsageError(
             f"query: no table has the name {unknown[0]}, because names in this lake have other schemas",
-            fix=f"Write {lake.storage.sql_name(unknown[0])}",
+            fix=f"Write {lake.storage.get_sql_name_in_query_command(unknown[0])}",
         )
     if unknown:
         names = {table.rpartition(".")[2]: table for table in known.values()}
@@ -243,7 +247,8 @@ def insert_stored_names(lake: Lake, sql: str) -> str:
     """
     known = {*list_table_names(lake.settings), *FUNCTIONS}
     return replace_names(
-        replace_prefixed_names(sql), lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None
+        replace_prefixed_names(sql),
+        lambda one: lake.storage.get_sql_name_in_query_command(str(one)) if str(one) in known else None,
     )
 
 

@@ -142,7 +142,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint_path(BRONZE), BRONZE)):

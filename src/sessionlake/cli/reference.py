@@ -50,7 +50,7 @@ def load_reference_table(
 
         lake = Lake(settings, build_declared_gold_schemas(settings))
         if not lake.exists(spark, reference.table_name):
-            lake.prepare_tables(spark, [reference.table_name])
+            lake.create_or_update_tables(spark, [reference.table_name])
         done = write_reference_rows(spark, lake, reference, rows, datetime.now(UTC))
         say(f"{reference.table_name}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
 

@@ -41,7 +41,7 @@ def reshard(
 
     from sessionlake.delta.lake import create_storage
 
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     if cancel:
         with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return

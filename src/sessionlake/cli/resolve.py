@@ -69,7 +69,7 @@ def record_or_withdraw_decision(
         ClaimedByOtherProcessError: Silver is running. It could pass the message without the decision, while a rebuild
             would apply it.
     """
-    with create_storage(settings).hold_claim(spark, SILVER, "resolves a violation of silver"):
+    with create_storage(settings).hold_exclusive_claim(spark, SILVER, "resolves a violation of silver"):
         who = current_user(spark)
         if decision is None:
             return withdraw_decision(

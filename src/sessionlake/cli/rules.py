@@ -72,7 +72,7 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
         only: True to disable all other rules.
     """
     lake = Lake(settings)
-    lake.prepare_tables(spark, [RULES])
+    lake.create_or_update_tables(spark, [RULES])
     stored = {row["name"]: row for row in lake.reader(spark).read_rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]

@@ -47,7 +47,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
     Returns True if they are equal.
     """
-    with create_storage(settings).hold_claim(spark, CLAIM, "verifies bronze"):
+    with create_storage(settings).hold_exclusive_claim(spark, CLAIM, "verifies bronze"):
         result = compare_bronze_with_kafka(spark, settings)
     for line in describe_comparison(result):
         say(line)

@@ -47,7 +47,7 @@ def build_merge_app_id(app_id: str) -> str:
 def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
     """Appends rows to a table in one commit; a replay of the same transaction appends nothing."""
     fault_point(f"before:{table}")
-    lake.storage.require_lease(table)
+    lake.storage.require_claims_before_commit(table)
     lake.storage.append_rows(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
@@ -76,7 +76,7 @@ def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: T
     with lake.storage.stage_rows(spark, table, rows) as written:
         yield written
         fault_point(f"before:{table}")
-        lake.storage.require_lease(table)
+        lake.storage.require_claims_before_commit(table)
         written.commit_rows(txn)
         fault_point(f"after:{table}")
 
@@ -84,42 +84,44 @@ def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: T
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
     """Replaces all rows of a small table in one commit. With a transaction, a replay changes nothing."""
     fault_point(f"before:{table}")
-    lake.storage.require_lease(table)
+    lake.storage.require_claims_before_commit(table)
     lake.storage.replace_rows(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
 
-def replace_rows_of_claimed_table(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
+def replace_rows_as_claim_holder(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
     """Replaces all rows of a table that only the holder of its claim writes (`names.CLAIMED_TABLES`)."""
-    lake.prepare_tables(spark, [table])
-    replace_rows(spark, lake, table, rows, _create_claimed_txn(spark, lake, table))
+    lake.create_or_update_tables(spark, [table])
+    replace_rows(spark, lake, table, rows, _create_txn_of_claim_holder(spark, lake, table))
 
 
-def merge_into_claimed_table(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
+def merge_rows_as_claim_holder(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
     """MERGEs rows into an existing table that only the holder of its claim writes (`names.CLAIMED_TABLES`)."""
-    merge_rows(spark, lake, table, rows, upsert, _create_claimed_txn(spark, lake, table))
+    merge_rows(spark, lake, table, rows, upsert, _create_txn_of_claim_holder(spark, lake, table))
 
 
-def delete_rows_of_claimed_table(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
+def delete_rows_as_claim_holder(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
     """Deletes the rows that meet `where` from an existing table that only the holder of its claim writes.
 
     The table is one of `names.CLAIMED_TABLES`.
     """
-    txn = _create_claimed_txn(spark, lake, table)
+    txn = _create_txn_of_claim_holder(spark, lake, table)
     retry_on_conflict(lambda: delete_rows(spark, lake, table, txn, where))
 
 
-def _create_claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+def _create_txn_of_claim_holder(spark: SparkSession, lake: Lake, table: str) -> Txn:
     """Returns a transaction for a write by the holder of the table's claim.
 
     Its version is higher than those of all earlier holders. If an earlier holder was suspended and tries to commit now,
     Delta skips its commit.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return create_next_txn(spark, lake, table, CLAIMED_APP).add_fencing_token(lake.storage.get_fencing_token(claim))
+    return create_txn_outside_queries(spark, lake, table, CLAIMED_APP).add_fencing_token(
+        lake.storage.get_fencing_token(claim)
+    )
 
 
-def create_next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
+def create_txn_outside_queries(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
     """Returns a transaction for a write that belongs to no streaming query.
 
     Its version is the table's next Delta version.
@@ -132,8 +134,8 @@ def delete_all_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> No
 
     Sets the table property `delta.appendOnly` to false if it is true.
     """
-    _disable_append_only(spark, lake, table)
-    lake.storage.require_lease(table)
+    _set_append_only_to_false(spark, lake, table)
+    lake.storage.require_claims_before_commit(table)
     lake.storage.delete_all_rows(spark, table, txn)
 
 
@@ -142,9 +144,9 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
 
     Sets the table property `delta.appendOnly` to false if it is true.
     """
-    _disable_append_only(spark, lake, table)
-    lake.storage.require_lease(table)
-    with lake.storage.commit_lock(table), use_temporary_spark_conf(spark, txn.build_session_conf(table)):
+    _set_append_only_to_false(spark, lake, table)
+    lake.storage.require_claims_before_commit(table)
+    with lake.storage.hold_commit_lock(table), use_temporary_spark_conf(spark, txn.build_session_conf(table)):
         lake.open_delta_table(spark, table).delete(where)
 
 
@@ -187,27 +189,27 @@ def replace_column(
         column: The column to change.
         source: The new values in a column of the same name, and the columns that `chosen` compares. Its alias is `s`.
     """
-    _disable_append_only(spark, lake, table)
+    _set_append_only_to_false(spark, lake, table)
     values = {column: f"s.{column}"}
     rewrite_with_spark(lake.storage, spark, table, chosen, lambda merge: merge.whenMatchedUpdate(set=values), source)
 
 
-def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
+def _set_append_only_to_false(spark: SparkSession, lake: Lake, table: str) -> None:
     if lake.storage.read_properties(spark, table).get(APPEND_ONLY) == "true":
         lake.set_property(spark, table, APPEND_ONLY, "false")
 
 
 def _retry_write(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
-    _disable_append_only(spark, lake, table)
+    _set_append_only_to_false(spark, lake, table)
 
-    def write_with_lease() -> None:
-        lake.storage.require_lease(table)
+    def check_claims_and_write() -> None:
+        lake.storage.require_claims_before_commit(table)
         write()
 
-    retry_on_conflict(write_with_lease)
+    retry_on_conflict(check_claims_and_write)
 
 
-def block_transaction(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
+def make_delta_skip_transaction(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
     """Makes Delta skip a transaction in these tables from now on, and earlier transactions of the same application.
 
     A process that was suspended just before its commit may resume and commit at any time. So a process that would write
@@ -221,7 +223,7 @@ def block_transaction(spark: SparkSession, lake: Lake, tables: Iterable[str], tx
         txn: the transaction to skip.
     """
     for table in tables:
-        lake.storage.require_lease(table)
+        lake.storage.require_claims_before_commit(table)
         lake.storage.append_rows(spark, table, lake.read(spark, table).limit(0), txn)
 
 
@@ -245,7 +247,7 @@ def merge_rows(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert
     return commit
 
 
-def accumulate_rows(
+def combine_and_merge_rows(
     spark: SparkSession, lake: Lake, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
 ) -> TableCommit:
     """Combines rows with the table's rows of the same keys, such as sums, and MERGEs the results in one commit.
@@ -265,6 +267,6 @@ def accumulate_rows(
         The commit; after a replay, the table's latest one.
     """
     fault_point(f"before:{table}")
-    commit = lake.storage.accumulate_rows(spark, table, rows, combine, upsert, txn)
+    commit = lake.storage.combine_and_merge_rows(spark, table, rows, combine, upsert, txn)
     fault_point(f"after:{table}")
     return commit

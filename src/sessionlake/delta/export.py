@@ -86,14 +86,14 @@ def export_frame(
     folder = _ExportFolder(frame.sparkSession, path)
     folder.require_writable(overwrite=overwrite)
     beside = _ExportFolder(frame.sparkSession, f"{folder.path.rstrip('/')}.partial-{uuid.uuid4()}")
-    rows, flat = frame.count(), _convert_columns_for_csv(frame) if file_format is FileFormat.CSV else frame
+    rows, flat = frame.count(), _convert_columns_csv_cannot_store(frame) if file_format is FileFormat.CSV else frame
     try:
         at_most = max(1, rows)
         if rows > _SAMPLE:
-            _write_files(flat.limit(_SAMPLE), beside, file_format, 1, _SAMPLE)
+            _write_export_files(flat.limit(_SAMPLE), beside, file_format, 1, _SAMPLE)
             at_most = _estimate_rows_per_file(_SAMPLE, beside, max_bytes)
         while True:
-            _write_files(flat, beside, file_format, max(1, math.ceil(rows / at_most)), at_most)
+            _write_export_files(flat, beside, file_format, max(1, math.ceil(rows / at_most)), at_most)
             sizes = beside.list_file_sizes()
             if max(sizes, default=0) <= max_bytes:
                 break
@@ -104,9 +104,9 @@ def export_frame(
                     fix="Raise --max-file-size",
                 )
             at_most = min(at_most - 1, _estimate_rows_per_file(at_most, beside, max_bytes))
-        beside.move_to(folder)
+        beside.move_files_to_folder(folder)
     finally:
-        beside.remove_folder()
+        beside.delete_export_folder()
     return ExportResult(rows, len(sizes), sum(sizes))
 
 
@@ -121,13 +121,15 @@ def _estimate_rows_per_file(rows: int, written: _ExportFolder, max_bytes: int) -
     return max(1, int(rows * max_bytes * _MARGIN / max(*written.list_file_sizes(), 1)))
 
 
-def _write_files(rows: DataFrame, folder: _ExportFolder, file_format: FileFormat, files: int, max_rows: int) -> None:
+def _write_export_files(
+    rows: DataFrame, folder: _ExportFolder, file_format: FileFormat, files: int, max_rows: int
+) -> None:
     name, options = _OPTIONS[file_format]
     writer = rows.coalesce(files).write.mode("overwrite").options(**options)
     writer.option("maxRecordsPerFile", max_rows).format(name).save(folder.path)
 
 
-def _convert_columns_for_csv(frame: DataFrame) -> DataFrame:
+def _convert_columns_csv_cannot_store(frame: DataFrame) -> DataFrame:
     """Returns the frame with columns that CSV can store: nested columns become JSON, and binary columns Base64."""
     return frame.select(*(_convert_column_to_text(field.name, field.dataType) for field in frame.schema.fields))
 
@@ -199,7 +201,7 @@ class _ExportFolder:
         """Returns the size in bytes of each exported file in the folder."""
         return [size for name, size in self._list_files() if name.startswith(_ROWS)]
 
-    def move_to(self, target: _ExportFolder) -> None:
+    def move_files_to_folder(self, target: _ExportFolder) -> None:
         """Renames this folder to the path of `target`, and deletes what was there.
 
         If renaming fails, restores what was there.
@@ -213,7 +215,7 @@ class _ExportFolder:
                 fix="Delete the folder, or name another one",
             )
         for name in [name for name, _ in self._list_files() if not name.startswith(_ROWS)]:
-            self._remove_path(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
+            self._delete_path(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
         self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, target._here):
             if replaces:
@@ -223,13 +225,13 @@ class _ExportFolder:
                 fix="Check that you may write there, or name another folder",
             )
         self._files.create(self._new(target._here, _SUCCESS)).close()
-        self._remove_path(former)
+        self._delete_path(former)
 
-    def remove_folder(self) -> None:
+    def delete_export_folder(self) -> None:
         """Deletes the export folder with its files, if it exists."""
-        self._remove_path(self._here)
+        self._delete_path(self._here)
 
-    def _remove_path(self, path: Any) -> None:
+    def _delete_path(self, path: Any) -> None:
         self._files.delete(path, True)  # noqa: FBT003 - recursively; Java's methods take no names
 
     def _list_files(self) -> Iterator[tuple[str, int]]:

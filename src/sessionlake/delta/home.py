@@ -25,11 +25,11 @@ from sessionlake.delta.folders.commits import sync_created_folder
 from sessionlake.delta.folders.log import set_property
 from sessionlake.delta.folders.marked_merge import merge_without_spark
 from sessionlake.delta.folders.parquet import read_sql_column_types
-from sessionlake.delta.folders.reader import FolderReader, is_table
+from sessionlake.delta.folders.reader import FolderReader, is_delta_table_folder
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
-from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
+from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, write_rows_to_staged_files
 from sessionlake.delta.folders.table_files import open_table
-from sessionlake.delta.folders.writable import find_spark_only_feature, list_features, open_writable
+from sessionlake.delta.folders.writable import find_spark_only_feature, list_protocol_features, open_writable_table
 from sessionlake.delta.schemas.ddl import build_columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, format_interval
@@ -103,38 +103,38 @@ class FolderStorage(TableStorage):
     def to_sql_identifier(self, table: str) -> str:
         return upkeep.build_folder_sql_identifier(self.path(table))
 
-    def sql_name(self, table: str) -> str:
+    def get_sql_name_in_query_command(self, table: str) -> str:
         return table
 
-    def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
+    def build_create_function_target(self, schema: str, name: str) -> tuple[str, str]:
         return "TEMPORARY FUNCTION", name
 
-    def prepare_view(self, spark: SparkSession, name: str) -> str:
+    def create_view_schema_and_get_name(self, spark: SparkSession, name: str) -> str:
         schema, view = name.split(".")
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
         return f"{quote(schema)}.{quote(view)}"
 
-    def require_writable(self) -> None:
+    def require_writable_storage(self) -> None:
         create_home(self._settings)
 
-    def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds a file lock until the block ends, so that no other process of this machine works on the same."""
         return claim_lock(self._settings, name, doing)
 
-    def require_claims(self) -> None:
+    def require_claims_still_held(self) -> None:
         """Does nothing: a process keeps its file locks until it ends."""
 
     def get_fencing_token(self, name: str) -> int:
         return 0
 
-    def build_staging_settings(self) -> Settings:
+    def build_staging_table_settings(self) -> Settings:
         """Returns settings for a second set of tables beside the live ones: in a home inside this home."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
 
     # -- tables
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        return is_table(self.path(table))
+        return is_delta_table_folder(self.path(table))
 
     def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
         found = (f"{schema}.{place.name}" for place in (self._settings.warehouse / schema).glob("*"))
@@ -147,7 +147,7 @@ class FolderStorage(TableStorage):
         return dict(open_table(self.path(table)).metadata().configuration)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        with self.commit_lock(table):
+        with self.hold_commit_lock(table):
             if set_property(open_table(self.path(table)), key, value):
                 return
         super().set_property(spark, table, key, value)
@@ -161,7 +161,7 @@ class FolderStorage(TableStorage):
         )
         wanted = {**schema.build_properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
-        with self.commit_lock(table):
+        with self.hold_commit_lock(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
             sync_created_folder(self.path(table))
 
@@ -176,7 +176,7 @@ class FolderStorage(TableStorage):
             for parent in (folder.parent, self._settings.warehouse, self._settings.home):
                 parent.rmdir()
 
-    def register_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def make_tables_queryable_by_sql(self, spark: SparkSession, tables: Iterable[str]) -> None:
         for table in tables:
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
             place, noted = str(self.path(table)), f"sessionlake.registered.{table}"
@@ -191,9 +191,9 @@ class FolderStorage(TableStorage):
 
         return DeltaTable.forPath(spark, str(self.path(table)))
 
-    def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+    def find_missing_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns missing files of the table's latest version, as paths relative to the table's folder."""
-        return upkeep.find_lost_files(self.path(table))
+        return upkeep.find_missing_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
         """Returns the table's latest commit, from its log; `NO_COMMIT` if there is no table."""
@@ -205,10 +205,12 @@ class FolderStorage(TableStorage):
     def describe_version(self, table: str, version: int) -> TableDescription:
         delta = open_table(self.path(table), version)
         fields = json.loads(delta.schema().to_json())["fields"]
-        return TableDescription(frozenset(list_features(delta)), fields, bool(delta.metadata().partition_columns))
+        return TableDescription(
+            frozenset(list_protocol_features(delta)), fields, bool(delta.metadata().partition_columns)
+        )
 
-    def set_retention(self, spark: SparkSession, table: str) -> None:
-        self.set_changed_properties(
+    def set_history_retention(self, spark: SparkSession, table: str) -> None:
+        self.set_properties_that_differ(
             spark, table, {RETENTION: format_interval(self._settings.maintain.keep), **self.log_properties}
         )
 
@@ -241,10 +243,10 @@ class FolderStorage(TableStorage):
     ) -> AbstractContextManager[StagedRows]:
         if spark is not None and find_spark_only_feature(delta):
             return stage_with_spark(self, spark, table, rows)
-        return stage_files(self._table_location(table), rows, delta)
+        return write_rows_to_staged_files(self._table_location(table), rows, delta)
 
     def _table_location(self, table: str) -> TableLocation:
-        return TableLocation(self.path(table), table, self.commit_lock)
+        return TableLocation(self.path(table), table, self.hold_commit_lock)
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends rows to the table. If the transaction is already committed, the rows are not even computed."""
@@ -263,7 +265,7 @@ class FolderStorage(TableStorage):
         if spark is not None and find_spark_only_feature(delta):
             super().replace_rows(spark, table, rows, txn)
             return
-        with stage_files(self._table_location(table), rows, delta) as files:
+        with write_rows_to_staged_files(self._table_location(table), rows, delta) as files:
             files.replace_files(None, txn)
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
@@ -274,8 +276,8 @@ class FolderStorage(TableStorage):
         if columns or find_spark_only_feature(delta):
             super().overwrite_table(table, rows, txn, metadata, columns=columns)
             return
-        former = open_writable(delta).data_files
-        with stage_files(self._table_location(table), rows, delta) as files:
+        former = open_writable_table(delta).data_files
+        with write_rows_to_staged_files(self._table_location(table), rows, delta) as files:
             files.replace_files(former, txn, metadata)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
@@ -285,28 +287,32 @@ class FolderStorage(TableStorage):
         if find_spark_only_feature(delta):
             super().delete_all_rows(spark, table, txn)
         else:
-            StagedFiles(self._table_location(table), [], delta).replace_files(open_writable(delta).data_files, txn)
+            StagedFiles(self._table_location(table), [], delta).replace_files(
+                open_writable_table(delta).data_files, txn
+            )
 
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
-        delta, how = self._choose_merge_function(spark, table, source)
+        delta, how = self._open_table_and_choose_merge(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
             return merge_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
         merge = partial(how, delta, source, upsert, lookup=RowLookup(self._indexes))
-        return self._merge_locally(spark, table, delta, source.num_rows, txn, merge)
+        return self._merge_and_retry_without_spark(spark, table, delta, source.num_rows, txn, merge)
 
-    def accumulate_rows(
+    def combine_and_merge_rows(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> TableCommit:
         """Combines rows with those rows of the table's same version that have the same keys, and MERGEs the results."""
-        delta, how = self._choose_merge_function(spark, table, rows)
+        delta, how = self._open_table_and_choose_merge(spark, table, rows)
         if how is None:
-            return super().accumulate_rows(spark, table, rows, combine, upsert, txn)
+            return super().combine_and_merge_rows(spark, table, rows, combine, upsert, txn)
         lookup = RowLookup(self._indexes, combine, self.limits.driver_bytes)
-        return self._merge_locally(
+        return self._merge_and_retry_without_spark(
             spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup)
         )
 
-    def _choose_merge_function(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
+    def _open_table_and_choose_merge(
+        self, spark: SparkSession, table: str, source: Rows
+    ) -> tuple[LocalTable, _Merge | None]:
         """Opens the table, and returns it with the function that MERGEs these rows without Spark.
 
         The function is None if Spark must merge.
@@ -314,44 +320,44 @@ class FolderStorage(TableStorage):
         delta = open_table(self.path(table))
         if find_spark_only_feature(delta):
             return delta, None
-        if isinstance(source, pa.Table) and self._is_small_table(delta, source.num_rows):
+        if isinstance(source, pa.Table) and self._is_small_enough_to_rewrite(delta, source.num_rows):
             return delta, partial(merge_without_spark, uses_vectors=False)
-        if not open_writable(delta).uses_vectors:
+        if not open_writable_table(delta).uses_vectors:
             self.set_property(spark, table, DELETION_VECTORS, "true")
         return delta, merge_without_spark if isinstance(source, pa.Table) else None
 
-    def _is_small_table(self, delta: LocalTable, rows: int) -> bool:
+    def _is_small_enough_to_rewrite(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
         return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # according to the log
 
-    def _merge_locally(
+    def _merge_and_retry_without_spark(
         self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge
     ) -> TableCommit:
-        self.require_lease(table)
-        with self.commit_lock(table):
+        self.require_claims_before_commit(table)
+        with self.hold_commit_lock(table):
             done = not rows
             while not done:  # repeated if a process that does not use this lock committed first
                 delta.update_incremental()  # takes a tenth of the time of opening the table
                 done = has_commit(delta, table, txn) or merge(txn.build_delta_app_id(table), txn.version)
             return self.last_commit(spark, table)
 
-    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        with self.commit_lock(table):
+    def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.hold_commit_lock(table):
             rows.write.format("delta").mode("append").options(**options).save(str(self.path(table)))
 
-    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        with self.commit_lock(table):
+    def replace_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.hold_commit_lock(table):
             rows.write.format("delta").mode("overwrite").options(**options).save(str(self.path(table)))
 
     # -- upkeep
 
-    def commit_lock(self, table: str) -> AbstractContextManager[None]:
+    def hold_commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds a lock that excludes other commits to the table, because Spark could overwrite one on a local disk."""
         return hold_lock(self._settings, f"commit-{table}")
 
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
-        with self.commit_lock(table):
-            return compaction.compact_folder(spark, self.path(table))
+        with self.hold_commit_lock(table):
+            return compaction.compact_table_in_folder(spark, self.path(table))
 
     def count_rows(self, spark: SparkSession, table: str, selection: RowSelection) -> int:
         if find_spark_only_feature(open_table(self.path(table))):
@@ -362,29 +368,29 @@ class FolderStorage(TableStorage):
         if find_spark_only_feature(open_table(self.path(table))):
             remove_with_spark(self, spark, table, selection)
             return
-        with self.commit_lock(table):
+        with self.hold_commit_lock(table):
             removal.remove_rows(self.path(table), selection)
 
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         if find_spark_only_feature(open_table(self.path(table))):
             erase_with_spark(self, spark, table, rows)
             return
-        with self.commit_lock(table):
-            removal.rewrite_rows(self.path(table), rows, rows.erase_rows)
+        with self.hold_commit_lock(table):
+            removal.rewrite_selected_rows(self.path(table), rows, rows.erase_rows)
 
-    def purge_vectors(self, table: str) -> int:
+    def purge_deletion_vectors(self, table: str) -> int:
         """Rewrites the table's files with deletion vectors. A later MERGE into a large table may add new vectors."""
-        with self.commit_lock(table):
-            return removal.purge_vectors(self.path(table))
+        with self.hold_commit_lock(table):
+            return removal.purge_deletion_vectors(self.path(table))
 
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
         self.set_property(spark, table, PURGED, why)
-        with self.commit_lock(table):
+        with self.hold_commit_lock(table):
             return upkeep.purge_history(spark, self.path(table), since)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        return upkeep.has_many_removable_versions(self.path(table), kept)
+        return upkeep.has_many_versions_to_remove(self.path(table), kept)
 
     def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
-        with self.commit_lock(table):
+        with self.hold_commit_lock(table):
             return upkeep.vacuum_folder(spark, self.path(table), kept)

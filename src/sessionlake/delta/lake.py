@@ -76,7 +76,7 @@ class Lake:
 
     def build_staging_lake(self) -> Lake:
         """Returns a separate lake in which a rebuild builds tables before it copies them into this lake."""
-        return Lake(self.storage.build_staging_settings(), self._schemas)
+        return Lake(self.storage.build_staging_table_settings(), self._schemas)
 
     def to_sql_identifier(self, table: str) -> str:
         """Returns the table's full, quoted name in SQL."""
@@ -117,7 +117,7 @@ class Lake:
                 fix="Choose a later version, one that `DESCRIBE HISTORY` of the table shows",
             ) from error
 
-    def read_small_in_memory(self, spark: SparkSession, table: str) -> DataFrame:
+    def read_small_table_into_memory(self, spark: SparkSession, table: str) -> DataFrame:
         """Returns the table as a Spark frame. If the table is small and local, its rows are read into memory at once.
 
         This is faster: Spark takes some tenths of a second to plan the read of a Delta table, while reading a small
@@ -160,7 +160,7 @@ class Lake:
         """Returns the version of the table's latest commit. Unlike `last_commit`, runs no Spark job."""
         return self.storage.latest_version(spark, table)
 
-    def prepare_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def create_or_update_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Creates the tables that are missing, and adapts existing tables to the configuration.
 
         Existing tables get newly declared columns, and the configured time for which their history is kept.
@@ -171,15 +171,15 @@ class Lake:
         for table in tables:
             if self.exists(spark, table):
                 self._adapt_table_to_configuration(spark, table)
-                self.storage.set_retention(spark, table)
+                self.storage.set_history_retention(spark, table)
             else:
                 self.storage.create_table(spark, table, self._schemas[table])
 
     def require_columns(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Checks that the configuration declares each column of these tables, with the same type.
 
-        Tables that do not exist are skipped. Declared columns that a table lacks are no error, since `prepare_tables`
-        adds them.
+        Tables that do not exist are skipped. Declared columns that a table lacks are no error, since
+        `create_or_update_tables` adds them.
 
         Raises:
             LakeError: a column is not declared, or has another type. The text names the column and how to fix it.
@@ -225,7 +225,7 @@ class Lake:
             metadata: text stored with the commit, as `userMetadata` in the table's history.
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
-        self.storage.require_claims()
+        self.storage.require_claims_still_held()
         append_only = self._schemas[table].is_append_only
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "false")
@@ -255,7 +255,7 @@ class Lake:
         """Removes a table with its history. Only for copies that a rebuild has built beside the live tables."""
         self.storage.drop_table(spark, table)
 
-    def register_tables(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
+    def make_tables_queryable_by_sql(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables available to SQL of this session under their two-level names.
 
         Args:
@@ -266,7 +266,7 @@ class Lake:
             The names of the tables that exist.
         """
         found = [table for table in tables or TABLES if self.exists(spark, table)]
-        self.storage.register_tables(spark, found)
+        self.storage.make_tables_queryable_by_sql(spark, found)
         return found
 
     def _adapt_table_to_configuration(self, spark: SparkSession, table: str) -> None:
@@ -280,7 +280,7 @@ class Lake:
             raise LakeError(
                 conflict,
                 why="A start adds declared columns, but neither removes columns nor changes their types",
-                fix=self._describe_column_fix(table),
+                fix=self._describe_fix_of_columns(table),
             )
 
     def _find_column_conflict(self, table: str, present: Mapping[str, str]) -> str | None:
@@ -292,7 +292,10 @@ class Lake:
             table: the table's two-level name.
             present: Spark SQL types of the table's columns, by name.
         """
-        wanted, where = dict(self._schemas[table].list_column_types(self.settings)), self._name_declaring_setting(table)
+        wanted, where = (
+            dict(self._schemas[table].list_column_types(self.settings)),
+            self._name_setting_that_declares_columns(table),
+        )
         for name, sql in present.items():
             if name not in wanted:
                 return f"{table}: column {name} ({sql}) is in the table but not in {where}"
@@ -300,14 +303,14 @@ class Lake:
                 return f"{table}: column {name} is {sql} in the table and {wanted[name]} in {where}"
         return None
 
-    def _name_declaring_setting(self, table: str) -> str:
-        own = self._find_processor_of_table(table)
+    def _name_setting_that_declares_columns(self, table: str) -> str:
+        own = self._find_processor_that_fills_table(table)
         declared = "capture.feeds" if self.settings.capture.feeds else "capture.columns"
         return declared if own is None else f"the output of processor {own.name}"
 
-    def _describe_column_fix(self, table: str) -> str:
+    def _describe_fix_of_columns(self, table: str) -> str:
         """Returns what the operator can do about a table whose columns differ from the configuration, as text."""
-        own = self._find_processor_of_table(table)
+        own = self._find_processor_that_fills_table(table)
         if own is not None:
             return f"Run `sessionlake rebuild {own.rebuild_argument}`, or declare the column as it was"
         if table.startswith(f"{SILVER}.") and table != PROCESSOR_ERRORS:
@@ -317,12 +320,12 @@ class Lake:
             )
         return "Restore the table's columns as they were"
 
-    def _find_processor_of_table(self, table: str) -> ProcessorSettings | None:
+    def _find_processor_that_fills_table(self, table: str) -> ProcessorSettings | None:
         return next((own for own in self.settings.processors if own.output_table == table), None)
 
     def _add_declared_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
         wanted = self._schemas[table].list_definitions(self.settings)
         added = [column for column in wanted if column.name not in present]
         if added:
-            with self.storage.commit_lock(table):
+            with self.storage.hold_commit_lock(table):
                 spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} ADD COLUMNS ({build_columns_ddl(added)})")

@@ -48,7 +48,7 @@ def create_table_function(
     """
     from pyspark.errors import PySparkException
 
-    kind, name = lake.storage.get_function_kind_and_name(*function.split("."))
+    kind, name = lake.storage.build_create_function_target(*function.split("."))
     try:
         spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({columns}) RETURN {body}")
     except PySparkException as error:

@@ -89,10 +89,10 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
             shards. Or a table was built by another declaration. Or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, build_declared_gold_schemas(settings)), list_declared_gold_tables(settings)
-    with lake.storage.cache_reads():
+    with lake.storage.cache_repeated_reads():
         _check_and_create_tables(spark, lake)
         new = find_tables_to_rebuild(spark, lake, tables)
-        lake.prepare_tables(
+        lake.create_or_update_tables(
             spark, [table.table_name for table in add_final_tables(table for table in tables if table not in new)]
         )
         if new:
@@ -113,7 +113,7 @@ def rebuild_tables(
         LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
     lake = Lake(settings, build_declared_gold_schemas(settings))
-    with lake.storage.cache_reads():
+    with lake.storage.cache_repeated_reads():
         _check_and_create_tables(spark, lake)
         return _catch_up_and_rebuild_tables(spark, lake, tables_to_rebuild)
 
@@ -126,7 +126,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     """
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     refuse_interrupted_operations(lake.settings, LAYER)
-    lake.prepare_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
+    lake.create_or_update_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_reference_tables(spark, lake, lake.settings)
     require_same_shards(spark, lake, lake.settings.gold.shards)
 
@@ -234,7 +234,7 @@ def create_folded_stream(
         options["startingVersion"] = handover.bronze_version + 1
     elif read_last_planned_batch(settings.checkpoint_path(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
-            options |= lake.storage.first_read_options(spark, CHANGES)
+            options |= lake.storage.choose_commit_order_read_options(spark, CHANGES)
     else:
         options |= choose_starting_options(settings.checkpoint_path(LAYER))
     read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)

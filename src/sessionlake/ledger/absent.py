@@ -172,7 +172,7 @@ def record_absent_offsets(
         who: the operator who skipped the messages; None for transactions.
         why: the operator's note; None for transactions.
     """
-    lake.prepare_tables(spark, [ABSENT])
+    lake.create_or_update_tables(spark, [ABSENT])
     now = datetime.now(UTC)
     rows = [
         {"topic": topic, "partition": partition, "first": first, "last": end - 1}

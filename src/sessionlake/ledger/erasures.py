@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import replace_rows_of_claimed_table
+from sessionlake.delta.commit import replace_rows_as_claim_holder
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES, FORGET_CLAIM
 from sessionlake.delta.storage.reading import TableReader
@@ -133,7 +133,7 @@ def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
 
 def _replace_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
     rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in receipts]
-    replace_rows_of_claimed_table(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
+    replace_rows_as_claim_holder(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
 
 def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:

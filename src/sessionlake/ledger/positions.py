@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import replace_rows_of_claimed_table
+from sessionlake.delta.commit import replace_rows_as_claim_holder
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, POSITIONS
 from sessionlake.delta.schemas.tables import COUNTS
@@ -101,13 +101,13 @@ def update_ledger_sums(spark: SparkSession, lake: Lake) -> bool:
     until = latest - _LAG
     if sum(pc.sum(_mask_earlier_times(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
-    with suppress(ClaimedByOtherProcessError), lake.storage.hold_claim(spark, CLAIM, "sums the ledger up"):
+    with suppress(ClaimedByOtherProcessError), lake.storage.hold_exclusive_claim(spark, CLAIM, "sums the ledger up"):
         # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
         known = read_stored_sums(reader).carried
         own = sum_ledger_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
-        replace_rows_of_claimed_table(spark, lake, POSITIONS, sums)
+        replace_rows_as_claim_holder(spark, lake, POSITIONS, sums)
         return True
     return False
 
@@ -118,7 +118,7 @@ def write_sums_of_old_entries(spark: SparkSession, lake: Lake, cutoff: datetime)
     Sums of entries that stay in the ledger are dropped; `update_ledger_sums` computes them again. The caller must hold
     `retained.CLAIM`.
     """
-    replace_rows_of_claimed_table(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
+    replace_rows_as_claim_holder(spark, lake, POSITIONS, compute_sums_of_old_entries(lake.reader(spark), cutoff))
 
 
 def compute_sums_of_old_entries(reader: TableReader, cutoff: datetime) -> pa.Table:
@@ -145,7 +145,7 @@ def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]
     known = read_stored_sums(lake.reader(spark)).carried
     if known.num_rows:
         others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
-        replace_rows_of_claimed_table(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
+        replace_rows_as_claim_holder(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
 def verify_ledger_sums(reader: TableReader) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import delete_rows_of_claimed_table, merge_into_claimed_table
+from sessionlake.delta.commit import delete_rows_as_claim_holder, merge_rows_as_claim_holder
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -221,7 +221,7 @@ def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RemovalR
         removed_rows: the record, with the changed limits only. Stored limits of other topic-partitions and sessions
             stay.
     """
-    lake.prepare_tables(spark, [RETAINED])
+    lake.create_or_update_tables(spark, [RETAINED])
     head = {"table": removed_rows.table, "format": FORMAT} | {name: getattr(removed_rows, name) for name, _ in _HEAD}
     limits = removed_rows.limits
     own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
@@ -230,7 +230,7 @@ def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RemovalR
     own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
     moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
     rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
-    merge_into_claimed_table(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
+    merge_rows_as_claim_holder(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
 
 
 def _fill_null_keys(rows: pa.Table) -> pa.Table:
@@ -258,9 +258,9 @@ def delete_removal_records(
 
     known = sorted(read_removal_records_without_limits(lake.reader(spark)).keys() & {*tables})
     if known and topics is None:
-        delete_rows_of_claimed_table(spark, lake, RETAINED, F.col("table").isin(known))
+        delete_rows_as_claim_holder(spark, lake, RETAINED, F.col("table").isin(known))
     elif known and topics:
-        delete_rows_of_claimed_table(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
+        delete_rows_as_claim_holder(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Book:
             return self._lake.read(self.spark, name)
         if not self._lake.storage.functions_persist:
             create_feed_views(self.spark, self._lake, [name])
-        return self.spark.table(self._lake.storage.prepare_view(self.spark, name))
+        return self.spark.table(self._lake.storage.create_view_schema_and_get_name(self.spark, name))
 
     def show(self, rows: Any, most: int = 50) -> None:
         """Shows up to `most` rows of a Spark or pandas frame, as a table in the notebook or as printed text."""

@@ -229,7 +229,9 @@ class Maintenance:
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
         if (
-            parse_interval(storage.set_changed_properties(self._spark, table, storage.log_properties).get(RETENTION))
+            parse_interval(
+                storage.set_properties_that_differ(self._spark, table, storage.log_properties).get(RETENTION)
+            )
             >= wanted
         ):
             return ""

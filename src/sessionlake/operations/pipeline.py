@@ -72,7 +72,7 @@ def require_runnable_settings(settings: Settings, layer: Layer) -> None:
         ConfigError: Silver or a processor is to run, and a schema file or the processor's class cannot be used.
         MachineSetupError: The home cannot be written.
     """
-    create_storage(settings).require_writable()
+    create_storage(settings).require_writable_storage()
     if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
         read_payload_settings(settings.capture)
     for processor in settings.processors:
@@ -230,7 +230,7 @@ class Pipeline:
             SessionlakeError: The error of a layer that has failed.
             ClaimedByOtherProcessError: Another process has taken over a layer.
         """
-        create_storage(self._settings).require_claims()
+        create_storage(self._settings).require_claims_still_held()
         if self._merger is not None and self._merger.error is not None:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
@@ -272,7 +272,7 @@ class Pipeline:
 
     def _start_layer(self, layer_name: str) -> LayerQuery:
         """Starts one layer. During the checks before its start, tables are read only once."""
-        with create_storage(self._settings).cache_reads():
+        with create_storage(self._settings).cache_repeated_reads():
             return self._start_checked_layer(layer_name)
 
     def _start_checked_layer(self, layer_name: str) -> LayerQuery:
@@ -331,7 +331,7 @@ def run_layer_until_caught_up(spark: SparkSession, settings: Settings, layer_nam
         **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},
     }
     try:
-        with create_storage(settings).cache_reads():
+        with create_storage(settings).cache_repeated_reads():
             require_startable(spark, settings, layer_name)
             query = start[layer_name](spark, settings, once=True)
         if not _wait_for_end(query, settings, stop):
@@ -350,7 +350,7 @@ def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) 
     """Waits until a query ends or `stop` is set, then stops the query. Returns False if `stop` ended the wait."""
     try:
         while not query.wait(_POLL_SECONDS):
-            create_storage(settings).require_claims()
+            create_storage(settings).require_claims_still_held()
             if stop.is_set():
                 return False
     finally:
@@ -374,5 +374,5 @@ def claim_layers(
     """
     with ExitStack() as stack:
         for part in (*list_layers_to_run(settings, layer), *others):
-            stack.enter_context(create_storage(settings).hold_claim(spark, part, action or f"runs {part}"))
+            stack.enter_context(create_storage(settings).hold_exclusive_claim(spark, part, action or f"runs {part}"))
         yield

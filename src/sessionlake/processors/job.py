@@ -128,7 +128,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: build_output_schema(config, processor.loaded_processor.output)})
-    lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_record_of_building(settings, create_processor_rebuild_operation(config))
     _refuse_new_checkpoint_over_rows(spark, lake, config)
@@ -263,7 +263,7 @@ class _ProcessorBatchCommit:
                     config_hash=self._hash,
                     feeds=list_feed_mappings(self._settings.capture),
                 )
-                self._lake.storage.require_claims()  # another process may have taken the layer over
+                self._lake.storage.require_claims_still_held()  # another process may have taken the layer over
                 self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:

@@ -146,7 +146,7 @@ class KeyedTable:
                     f"{config.output_table} was computed with another declaration (hash {logic}), or not completely",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
-        lake.prepare_tables(spark, [config.output_table, LEDGER])
+        lake.create_or_update_tables(spark, [config.output_table, LEDGER])
         self.store_declaration_hash(spark)
 
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
@@ -394,6 +394,6 @@ def _recompute_rows(
 ) -> tuple[DataFrame, TableDifference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.output_table):
-        table.lake.prepare_tables(spark, [config.output_table, LEDGER])
+        table.lake.create_or_update_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
     return rows, compare_tables(table.lake.read(spark, config.output_table), rows, table.key_columns)

@@ -43,7 +43,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
         config.output_table,
         work.keys,
         work.product.result_columns,
-        table.lake.read_small_in_memory(spark, config.output_table),
+        table.lake.read_small_table_into_memory(spark, config.output_table),
         truth,
     )
 

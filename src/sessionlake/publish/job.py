@@ -105,7 +105,7 @@ def start(
     require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)
     require_change_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
-    lake.prepare_tables(spark, [LEDGER])
+    lake.create_or_update_tables(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
     _require_resumable(spark, lake, publication, query)
     written = prepare_topic(settings, publication.topic, is_first_run=first, restart_hint=query.restart_hint)
@@ -170,7 +170,7 @@ class _PublishBatchSender:
 
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
-        self._lake.storage.require_claims()
+        self._lake.storage.require_claims_still_held()
         fault_point("before:kafka")
         with without_code_generation(spark, enabled=self._few):
             count, first, last = self._send_changes_to_kafka(changes, txn.version)

@@ -109,7 +109,7 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
     discard_record_of_building(settings, REBUILD_SILVER)
-    lake.prepare_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_changed_shard_count(settings)
@@ -202,7 +202,7 @@ class _SilverBatchWriter:
                     decisions=list_ledger_decisions(followed_keys, self._decided),
                     feeds=list_feed_mappings(self._settings.capture),
                 )
-                self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
+                self._lake.storage.require_claims_still_held()  # else the notes could already be another process's
                 self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:

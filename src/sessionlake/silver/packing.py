@@ -84,7 +84,7 @@ def _read_options_of_first_read(spark: SparkSession, lake: Lake, layer: str) -> 
         LakeError: A stream cannot read all of bronze. The error says how to build the layer instead.
     """
     try:
-        return lake.storage.first_read_options(spark, MESSAGES)
+        return lake.storage.choose_commit_order_read_options(spark, MESSAGES)
     except LakeError as error:
         name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(

@@ -271,7 +271,7 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
     Raises:
         DataLossError: Files are gone. The error names some of them.
     """
-    lost = lake.storage.find_lost_files(spark, table)
+    lost = lake.storage.find_missing_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
         raise DataLossError(
@@ -291,7 +291,7 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
             continue
         try:
             _ = lake.read(spark, table).schema
-            lake.storage.find_lost_files(spark, table)
+            lake.storage.find_missing_files(spark, table)
         except Exception as error:
             raise LakeError(
                 f"the log of {table} cannot be read: {parse_failure(error)}",

@@ -141,7 +141,7 @@ def record_commit(
     if done is not None and done.batch == batch and done.judged_by != judged_by:
         raise _build_changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
-    create_storage(settings).require_claims()  # otherwise the file could already belong to another process
+    create_storage(settings).require_claims_still_held()  # otherwise the file could already belong to another process
     found.committing = BatchRecord(batch, config_hash, spans, judged_by)
     _write_manifest(settings, layer, found)
     yield

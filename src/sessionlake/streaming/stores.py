@@ -73,7 +73,7 @@ def archive_checkpoint_folders(spark: SparkSession, lake: Lake, folders: Iterabl
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_WAITED_INTERVALS * upkeep / 1000)
-    lake.storage.require_claims()
+    lake.storage.require_claims_still_held()
     for folder in existing:
         folder.rename(build_archived_path(folder, operation))
 

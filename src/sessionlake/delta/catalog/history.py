@@ -51,7 +51,7 @@ def read_last_vacuum_entry(table: DeltaTable) -> Row | None:
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
-def compute_minimum_retention(name: str, keep: timedelta) -> timedelta:
+def compute_minimum_file_retention(name: str, keep: timedelta) -> timedelta:
     """Returns how long files that a commit removed from a table must stay on the disk, if maintenance never runs.
 
     This is at least seven days for tables from which layers stream.
@@ -74,7 +74,7 @@ def compute_file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) ->
         name: the table's two-level name.
         kept: how much history readers and streams need.
     """
-    span = compute_minimum_retention(name, kept.file_span)
+    span = compute_minimum_file_retention(name, kept.file_span)
     if kept.first_unread is None:
         return span
     latest = table.history(1).select("version").first()
@@ -90,7 +90,7 @@ def compute_file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) ->
     return max(span, min(_HOUR * (1 << max(0, hours - 1).bit_length()), _LOG_STAYS))
 
 
-def choose_first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
+def find_commit_order_read_options(table: DeltaTable, name: str) -> dict[str, int]:
     """Returns options of Delta's source with which a new stream reads a table commit by commit, from the first version.
 
     Without them, a stream first reads all present files, sorted by time, which is not the commit order after a
@@ -107,7 +107,7 @@ def choose_first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
 
     mode = F.col("operationParameters")["mode"].alias("mode")
     done = table.history().groupBy("operation", mode).agg(F.min("version").alias("first")).collect()
-    others = {row["operation"] for row in done if not _is_append(row["operation"], row["mode"])}
+    others = {row["operation"] for row in done if not _is_append_only_operation(row["operation"], row["mode"])}
     others = {operation for operation in others if not operation.startswith(DEFINITION_OPERATIONS)}
     since = min(row["first"] for row in done)
     if since == 0 and (others <= {"OPTIMIZE"} or all(operation.startswith("VACUUM") for operation in others)):
@@ -121,5 +121,5 @@ def choose_first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
     )
 
 
-def _is_append(operation: str, mode: str | None) -> bool:
+def _is_append_only_operation(operation: str, mode: str | None) -> bool:
     return operation == "STREAMING UPDATE" or (operation == "WRITE" and mode == "Append")

@@ -29,7 +29,7 @@ _POOL = "spark.scheduler.pool"
 
 
 @contextmanager
-def _use_own_scheduler_pool(spark: SparkSession) -> Iterator[None]:
+def _run_jobs_in_separate_scheduler_pool(spark: SparkSession) -> Iterator[None]:
     """Runs this thread's Spark jobs in a separate scheduler pool until the block ends, so that they wait less."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
@@ -60,7 +60,7 @@ class SparkLeases:
 
     def read_lease(self, name: str) -> LeaseRow | None:
         """Returns the stored row with this name and the highest rank; None if there is none."""
-        with _use_own_scheduler_pool(self._spark):
+        with _run_jobs_in_separate_scheduler_pool(self._spark):
             found = self._storage.reader(self._spark).read_rows(LEASES, ("name", operator.eq, name))
             return max((LeaseRow(**row) for row in found), key=lambda lease: lease.rank, default=None)
 
@@ -70,23 +70,27 @@ class SparkLeases:
 
         txn = Txn(f"lease:{lease.name}", lease.number)
         self._spark.conf.unset(LAST_COMMIT)
-        with self._open_writer(lease) as writer, suppress(*list_conflict_errors()):
+        with self._open_lease_row_writer(lease) as writer, suppress(*list_conflict_errors()):
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
             writer.options(**txn.build_writer_options(LEASES)).overwrite(F.col("name") == lease.name)
         return self._spark.conf.get(LAST_COMMIT, None) is not None
 
-    def add_release(self, lease: LeaseRow) -> None:
+    def append_release_row(self, lease: LeaseRow) -> None:
         """Adds a row with which the holder gives the lease back.
 
         It runs one Spark job. With a transaction, or to replace rows, Delta would first compute the table's state.
         """
-        with self._open_writer(lease) as writer:
+        with self._open_lease_row_writer(lease) as writer:
             retry_on_conflict(writer.append)
 
     @contextmanager
-    def _open_writer(self, lease: LeaseRow) -> Iterator[DataFrameWriterV2]:
+    def _open_lease_row_writer(self, lease: LeaseRow) -> Iterator[DataFrameWriterV2]:
         """Yields Spark's writer of one row to `ops.leases`. Only in the block may it write."""
         spark = self._spark
-        with _use_own_scheduler_pool(spark), without_code_generation(spark), self._storage.commit_lock(LEASES):
+        with (
+            _run_jobs_in_separate_scheduler_pool(spark),
+            without_code_generation(spark),
+            self._storage.hold_commit_lock(LEASES),
+        ):
             row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             yield row.writeTo(self.identifier)

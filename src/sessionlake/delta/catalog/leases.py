@@ -90,7 +90,7 @@ class LeaseRow:
     def _lock_holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
-    def build_claimed_error(self, settings: Settings) -> ClaimedByOtherProcessError:
+    def create_held_by_other_process_error(self, settings: Settings) -> ClaimedByOtherProcessError:
         """Returns the error for another process that wants the lease. It names the holder and what the holder does."""
         until = _format_utc(self.expires_at)
         fix = f"Stop it first. If that process is gone for good, run the command again after {until}"
@@ -116,7 +116,7 @@ class LeaseTable(Protocol):
             True if the rows were replaced. False if another process used the number first or another commit conflicted.
         """
 
-    def add_release(self, lease: LeaseRow) -> None:
+    def append_release_row(self, lease: LeaseRow) -> None:
         """Adds a row with which the holder gives the lease back. Other rows stay until the next `write_lease`."""
 
 
@@ -157,7 +157,7 @@ class HeldLease:
         """A number that is higher than the numbers of all earlier holders. Delta skips commits with lower numbers."""
         return self._lease.token
 
-    def require_held(self) -> None:
+    def require_lease_still_held(self) -> None:
         """Checks that this process still holds the lease, before it commits something.
 
         Raises:
@@ -178,7 +178,9 @@ class HeldLease:
         with self._lock:
             for _ in range(_ATTEMPTS):
                 begun = self._clock()
-                found = self._write_lease(self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH)
+                found = self._write_changed_lease(
+                    self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH
+                )
                 if found is None or found.claim != self._id:
                     self._lost = self._create_lost_lease_error(found)
                     raise self._lost
@@ -200,19 +202,21 @@ class HeldLease:
         """
         with self._lock:
             if self._lost is None and self._lease.holder is not None:
-                freed = _change_row(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
-                self._table.add_release(freed)
+                freed = _copy_lease_with_changed_fields(
+                    self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled
+                )
+                self._table.append_release_row(freed)
                 self._lease = freed
 
     def _acquire_lease(self, mine: LockHolder) -> tuple[ClockReading, LeaseRow]:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read_lease(self.name)
             if before is not None and before.is_held(begun.wall_time):
-                raise before.build_claimed_error(self._settings)
+                raise before.create_held_by_other_process_error(self._settings)
             none = LeaseRow(
                 self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True
             )
-            found = self._write_lease(
+            found = self._write_changed_lease(
                 before or none,
                 token=(before or none).token + 1,
                 claim=self._id,
@@ -234,7 +238,7 @@ class HeldLease:
             fix="Run the command again when no other process runs",
         )
 
-    def _write_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
+    def _write_changed_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
         """Changes fields of the lease's row in the lease table.
 
         Args:
@@ -244,7 +248,7 @@ class HeldLease:
         Returns:
             The row as it is now. If another process changed it first, it has that process's values.
         """
-        wanted = _change_row(before, **changed)
+        wanted = _copy_lease_with_changed_fields(before, **changed)
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
     def _create_lost_lease_error(self, stored_lease: LeaseRow | None) -> ClaimedByOtherProcessError:
@@ -258,7 +262,7 @@ class HeldLease:
         )
 
 
-def _change_row(before: LeaseRow, **changed: object) -> LeaseRow:
+def _copy_lease_with_changed_fields(before: LeaseRow, **changed: object) -> LeaseRow:
     """Returns a copy of a lease's row with changed fields, and with the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
@@ -297,7 +301,7 @@ def hold_lease(
             case this error replaces an error of the block.
     """
     claim, done = HeldLease(settings, table, name, doing), threading.Event()
-    keeper = threading.Thread(target=_renew_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
+    keeper = threading.Thread(target=_renew_lease_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
     mine = _HELD.setdefault(table.identifier, [])
     mine.append(claim)
     keeper.start()
@@ -317,7 +321,7 @@ def hold_lease(
         _try_release_lease(claim, settled=settled)
 
 
-def _renew_until_done(claim: HeldLease, done: threading.Event) -> None:
+def _renew_lease_until_done(claim: HeldLease, done: threading.Event) -> None:
     """Renews the lease regularly until `done` is set.
 
     Tries again after errors, because every commit checks the lease.
@@ -345,14 +349,14 @@ def _raise_if_lease_lost(claim: HeldLease) -> None:
         ClaimedByOtherProcessError: another process has taken the lease over.
     """
     try:
-        claim.require_held()
+        claim.require_lease_still_held()
     except ClaimedByOtherProcessError:
         raise
     except Exception:  # noqa: BLE001, S110 - the first error is the one to report
         pass
 
 
-def require_held_leases(table: str) -> None:
+def require_all_leases_still_held(table: str) -> None:
     """Checks that this process still holds all leases that it acquired in a lease table and has not given back.
 
     Args:
@@ -362,7 +366,7 @@ def require_held_leases(table: str) -> None:
         ClaimedByOtherProcessError: another process has taken over one of these leases.
     """
     for claim in tuple(_HELD.get(table, ())):
-        claim.require_held()
+        claim.require_lease_still_held()
 
 
 def read_fencing_token(table: str, name: str) -> int:

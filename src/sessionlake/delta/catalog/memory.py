@@ -132,13 +132,13 @@ class CachingReader(TableReader):
     Args:
         reader: the reader for everything that is not cached.
         identifier: function that returns the full, quoted SQL name of a table, given its two-level name.
-        is_known_empty: function that returns True if a table is known to be empty without a Spark job.
+        has_no_files_by_checksum: function that returns True if a table is known to be empty without a Spark job.
     """
 
     def __init__(
-        self, reader: TableReader, identifier: Callable[[str], str], is_known_empty: Callable[[str], bool]
+        self, reader: TableReader, identifier: Callable[[str], str], has_no_files_by_checksum: Callable[[str], bool]
     ) -> None:
-        self._source, self._identifier, self._is_known_empty = reader, identifier, is_known_empty
+        self._source, self._identifier, self._is_known_empty = reader, identifier, has_no_files_by_checksum
 
     def exists(self, table: str) -> bool:
         return self._source.exists(table)
@@ -159,7 +159,7 @@ class CachingReader(TableReader):
     def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        return self._choose_reader(table, conditions).read_batches(table, *conditions, columns=columns)
+        return self._choose_cache_or_table_reader(table, conditions).read_batches(table, *conditions, columns=columns)
 
     def read_arrow_table(
         self,
@@ -169,30 +169,30 @@ class CachingReader(TableReader):
         sessions: pa.Table | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        return self._choose_reader(table, conditions).read_arrow_table(
+        return self._choose_cache_or_table_reader(table, conditions).read_arrow_table(
             table, *conditions, columns=columns, sessions=sessions, max_bytes=max_bytes
         )
 
     def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
-        return self._choose_reader(table, ()).sample_rows(table, max_rows, columns)
+        return self._choose_cache_or_table_reader(table, ()).sample_rows(table, max_rows, columns)
 
     def has_rows(self, table: str, *conditions: Condition) -> bool:
-        return self._choose_reader(table, conditions).has_rows(table, *conditions)
+        return self._choose_cache_or_table_reader(table, conditions).has_rows(table, *conditions)
 
     def count_rows_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        return self._choose_reader(table, conditions).count_rows_by(table, by, *conditions)
+        return self._choose_cache_or_table_reader(table, conditions).count_rows_by(table, by, *conditions)
 
     def find_highest_values(
         self, table: str, column: str, by: Sequence[str], *conditions: Condition
     ) -> dict[tuple[Any, ...], Any]:
-        return self._choose_reader(table, conditions).find_highest_values(table, column, by, *conditions)
+        return self._choose_cache_or_table_reader(table, conditions).find_highest_values(table, column, by, *conditions)
 
     def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        all_rows, known = self._find_cached_rows(table, ()), self._find_own_cached_table(table)
+        all_rows, known = self._find_cached_rows(table, ()), self._find_cached_table_if_cacheable(table)
         if all_rows is not None:
-            found, rows = _filter_rows(all_rows, conditions), all_rows.num_rows
+            found, rows = _filter_rows_by_conditions(all_rows, conditions), all_rows.num_rows
         elif known is None:
             return self._source.read_rows_and_count(table, *conditions, columns=columns)
         else:
@@ -203,12 +203,12 @@ class CachingReader(TableReader):
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
 
-    def _choose_reader(self, table: str, conditions: Sequence[Condition]) -> TableReader:
+    def _choose_cache_or_table_reader(self, table: str, conditions: Sequence[Condition]) -> TableReader:
         """Returns a reader for rows that meet the conditions: over cached rows if possible, else of the table."""
         held = self._find_cached_rows(table, conditions)
         return self._source if held is None else _InMemoryReader(self._source, held)
 
-    def _find_own_cached_table(self, table: str) -> CachedTable | None:
+    def _find_cached_table_if_cacheable(self, table: str) -> CachedTable | None:
         return find_cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
     def _find_cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
@@ -218,7 +218,7 @@ class CachingReader(TableReader):
 
         Returns None if rows of the table are not cached.
         """
-        known = self._find_own_cached_table(table)
+        known = self._find_cached_table_if_cacheable(table)
         if known is None:
             return None
         if known.is_small is None:
@@ -276,7 +276,7 @@ class _InMemoryReader(TableReader):
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         del table
-        found = _filter_rows(self._rows, conditions)
+        found = _filter_rows_by_conditions(self._rows, conditions)
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
     def read_rows_and_count(
@@ -285,6 +285,6 @@ class _InMemoryReader(TableReader):
         return self._source.read_rows_and_count(table, *conditions, columns=columns)
 
 
-def _filter_rows(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
+def _filter_rows_by_conditions(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
     wanted = build_arrow_expression(conditions)
     return rows if wanted is None else rows.filter(wanted)

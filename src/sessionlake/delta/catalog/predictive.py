@@ -44,4 +44,4 @@ def set_file_retention_property(spark: SparkSession, storage: TableStorage, tabl
         kept: how much history readers and streams need.
     """
     span = compute_file_retention(storage.open_delta_table(spark, table), table, kept)
-    storage.set_changed_properties(spark, table, {RETENTION: format_interval(span)})
+    storage.set_properties_that_differ(spark, table, {RETENTION: format_interval(span)})

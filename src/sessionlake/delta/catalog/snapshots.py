@@ -24,14 +24,14 @@ def read_properties(storage: TableStorage, spark: SparkSession, table: str) -> d
 
     with without_code_generation(spark):
         try:
-            values = _find_file_index(storage, spark, table).metadata().configuration()
+            values = _get_jvm_file_index(storage, spark, table).metadata().configuration()
             return dict(spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(values))  # noqa: SLF001 - it has no public name
         except (AttributeError, Py4JError):
             rows = spark.sql(f"SHOW TBLPROPERTIES {storage.to_sql_identifier(table)}").collect()
             return {row["key"]: row["value"] for row in rows}
 
 
-def is_known_empty(storage: TableStorage, spark: SparkSession, table: str) -> bool:
+def has_no_files_by_checksum(storage: TableStorage, spark: SparkSession, table: str) -> bool:
     """Returns True if the checksum file of the table's latest version says that the table has no files.
 
     False if it has files, if it has no checksum file, or if the checksum cannot be read: it is read through Spark's
@@ -41,13 +41,13 @@ def is_known_empty(storage: TableStorage, spark: SparkSession, table: str) -> bo
 
     with without_code_generation(spark):
         try:
-            checksum = _find_file_index(storage, spark, table).getSnapshot().checksumOpt()
+            checksum = _get_jvm_file_index(storage, spark, table).getSnapshot().checksumOpt()
             return bool(checksum.isDefined()) and checksum.get().numFiles() == 0
         except (AttributeError, Py4JError):
             return False
 
 
-def _find_file_index(storage: TableStorage, spark: SparkSession, table: str) -> Any:
+def _get_jvm_file_index(storage: TableStorage, spark: SparkSession, table: str) -> Any:
     """Returns the JVM object that lists the table's files in a query plan."""
     plan = storage.read(spark, table, {})._jdf.queryExecution().analyzed()  # noqa: SLF001 - it has no public name
     return plan.collectLeaves().head().relation().location()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sessionlake.delta.catalog import history, memory, snapshots
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import hold_lease, read_fencing_token, require_held_leases
+from sessionlake.delta.catalog.leases import hold_lease, read_fencing_token, require_all_leases_still_held
 from sessionlake.delta.schemas.ddl import build_cluster_statement, build_create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
@@ -89,54 +89,57 @@ class CatalogStorage(TableStorage):
 
     def to_sql_identifier(self, table: str) -> str:
         schema, name = table.split(".")
-        return f"{self._to_sql_schema(schema)}.{quote(name)}"
+        return f"{self._quote_schema_name(schema)}.{quote(name)}"
 
-    sql_name = to_sql_identifier  # the configuration may rename schemas, and other catalogs may have the same ones
+    # The configuration may rename schemas, and other catalogs may have the same ones.
+    get_sql_name_in_query_command = to_sql_identifier
 
-    def _to_sql_schema(self, schema: str) -> str:
+    def _quote_schema_name(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.get_configured_name(schema))}"
 
-    def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
-        return "FUNCTION", f"{self._to_sql_schema(schema)}.{quote(name)}"
+    def build_create_function_target(self, schema: str, name: str) -> tuple[str, str]:
+        return "FUNCTION", f"{self._quote_schema_name(schema)}.{quote(name)}"
 
-    def prepare_view(self, spark: SparkSession, name: str) -> str:
+    def create_view_schema_and_get_name(self, spark: SparkSession, name: str) -> str:
         """Returns the three-level name for a new view. Its schema exists, since gold's tables are in it."""
         del spark
         return self.to_sql_identifier(name)
 
-    def require_writable(self) -> None:
+    def require_writable_storage(self) -> None:
         """Does nothing, since the grants of the catalog decide whether tables can be written."""
 
     @contextmanager
-    def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
+    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
         """Holds a lease until the block ends, so that no other process works on the same.
 
         If the previous holder did not end normally, it may still try to commit. Delta then skips its commits.
         """
-        session = _require_session(spark, self._settings)
+        session = _require_spark(spark, self._settings)
         written = (
             *WRITTEN_OUTSIDE_BATCHES.get(name, ()),
             *((table, CLAIMED_APP) for table in CLAIMED_TABLES.get(name, ())),
         )
 
-        def retire_lease_token(token: int) -> None:
+        def retire_transactions_before_token(token: int) -> None:
             for table, app_id in written:
                 if self.exists(session, table):
-                    self._retire_transaction(session, table, Txn.build_txn_before_lease_holder(app_id, token))
+                    self._commit_nothing_under_transaction(
+                        session, table, Txn.build_txn_before_lease_holder(app_id, token)
+                    )
 
-        with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire_lease_token):
+        with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire_transactions_before_token):
             yield
 
-    def _retire_transaction(self, spark: SparkSession, table: str, txn: Txn) -> None:
+    def _commit_nothing_under_transaction(self, spark: SparkSession, table: str, txn: Txn) -> None:
         retry_on_conflict(lambda: self.append_rows(spark, table, self.read(spark, table, {}).limit(0), txn))
 
-    def require_claims(self) -> None:
-        require_held_leases(self.to_sql_identifier(LEASES))
+    def require_claims_still_held(self) -> None:
+        require_all_leases_still_held(self.to_sql_identifier(LEASES))
 
     def get_fencing_token(self, name: str) -> int:
         return read_fencing_token(self.to_sql_identifier(LEASES), name)
 
-    def build_staging_settings(self) -> Settings:
+    def build_staging_table_settings(self) -> Settings:
         """Returns settings for a second set of tables: schemas `silver` and `ops` end with `_rebuild`."""
         schemas = self._settings.schemas
         beside = {name: f"{schemas.get_configured_name(name)}_rebuild" for name in ("silver", "ops")}
@@ -144,14 +147,14 @@ class CatalogStorage(TableStorage):
 
     # -- tables
 
-    def cache_reads(self) -> AbstractContextManager[None]:
+    def cache_repeated_reads(self) -> AbstractContextManager[None]:
         return memory.cache_table_reads()
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         name = self.to_sql_identifier(table)
         if memory.find_cached_table(name) is not None:
             return True
-        session = _require_session(spark, self._settings)
+        session = _require_spark(spark, self._settings)
         with without_code_generation(session):
             there = bool(session.catalog.tableExists(name))
         if there:
@@ -159,10 +162,10 @@ class CatalogStorage(TableStorage):
         return there
 
     def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
-        if not spark.catalog.databaseExists(self._to_sql_schema(schema)):
+        if not spark.catalog.databaseExists(self._quote_schema_name(schema)):
             return []
-        tables = spark.sql(f"SHOW TABLES IN {self._to_sql_schema(schema)}").where("NOT isTemporary").collect()
-        views = {row["viewName"] for row in spark.sql(f"SHOW VIEWS IN {self._to_sql_schema(schema)}").collect()}
+        tables = spark.sql(f"SHOW TABLES IN {self._quote_schema_name(schema)}").where("NOT isTemporary").collect()
+        views = {row["viewName"] for row in spark.sql(f"SHOW VIEWS IN {self._quote_schema_name(schema)}").collect()}
         return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
 
     def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
@@ -173,7 +176,7 @@ class CatalogStorage(TableStorage):
         known = memory.find_cached_table(self.to_sql_identifier(table))
         found = None if known is None else known.properties
         if found is None:
-            found = snapshots.read_properties(self, _require_session(spark, self._settings), table)
+            found = snapshots.read_properties(self, _require_spark(spark, self._settings), table)
             if known is not None:
                 known.properties = found
         return dict(found)
@@ -196,10 +199,10 @@ class CatalogStorage(TableStorage):
         self._create_table_once(spark, table, schema)
 
     def _create_table_once(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        within = self._to_sql_schema(table.partition(".")[0])
+        within = self._quote_schema_name(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        wanted = schema.build_properties(history.compute_minimum_retention(table, self._settings.maintain.keep))
+        wanted = schema.build_properties(history.compute_minimum_file_retention(table, self._settings.maintain.keep))
         columns = schema.list_definitions(self._settings)
         for statement in build_create_statements(self.to_sql_identifier(table), schema, columns, wanted):
             spark.sql(statement)
@@ -212,7 +215,7 @@ class CatalogStorage(TableStorage):
         memory.forget_cached_table(self.to_sql_identifier(table))
         spark.sql(f"DROP TABLE IF EXISTS {self.to_sql_identifier(table)}")
 
-    def register_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def make_tables_queryable_by_sql(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Sets the current catalog of the Spark session, so that SQL finds tables by two-level names."""
         del tables
         spark.catalog.setCurrentCatalog(str(self._settings.catalog))
@@ -222,7 +225,7 @@ class CatalogStorage(TableStorage):
 
         return DeltaTable.forName(spark, self.to_sql_identifier(table))
 
-    def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+    def find_missing_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns an empty list, since the files of a catalog's tables cannot be listed."""
         del spark, table
         return []
@@ -238,7 +241,7 @@ class CatalogStorage(TableStorage):
         """Returns the table's latest version. Delta's error about a too high version names it, without a job."""
         from pyspark.errors import PySparkException
 
-        session = _require_session(spark, self._settings)
+        session = _require_spark(spark, self._settings)
         try:
             self.read(session, table, {"versionAsOf": _NO_VERSION})
         except PySparkException as error:
@@ -249,7 +252,7 @@ class CatalogStorage(TableStorage):
         return self.last_commit(session, table).version  # some sessions ask Delta only when rows are read
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        session = _require_session(spark, self._settings)
+        session = _require_spark(spark, self._settings)
         with without_code_generation(session):
             commits = self.open_delta_table(session, table).history(count)
             found = commits.select("version", "operation", "operationParameters").collect()
@@ -257,7 +260,7 @@ class CatalogStorage(TableStorage):
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         detail = (
-            self.open_delta_table(_require_session(spark, self._settings), table).detail().select("createdAt").first()
+            self.open_delta_table(_require_spark(spark, self._settings), table).detail().select("createdAt").first()
         )
         return None if detail is None or detail["createdAt"] is None else detail["createdAt"].astimezone(UTC)
 
@@ -270,21 +273,21 @@ class CatalogStorage(TableStorage):
         return spark.readStream.format("delta").options(**options).table(self.to_sql_identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        session = _require_session(spark, self._settings)
-        is_known_empty = partial(snapshots.is_known_empty, self, session)
-        return memory.CachingReader(SparkReader(self, session), self.to_sql_identifier, is_known_empty)
+        session = _require_spark(spark, self._settings)
+        has_no_files_by_checksum = partial(snapshots.has_no_files_by_checksum, self, session)
+        return memory.CachingReader(SparkReader(self, session), self.to_sql_identifier, has_no_files_by_checksum)
 
     # -- writing
 
     def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        return stage_with_spark(self, _require_session(spark, self._settings), table, rows)
+        return stage_with_spark(self, _require_spark(spark, self._settings), table, rows)
 
     def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows with Spark's writer. It computes them once, so they are not written to files before."""
-        StagedFrame(self, table, to_spark_frame(_require_session(spark, self._settings), rows)).commit_rows(txn)
+        StagedFrame(self, table, to_spark_frame(_require_spark(spark, self._settings), rows)).commit_rows(txn)
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        super().replace_rows(_require_session(spark, self._settings), table, rows, txn)
+        super().replace_rows(_require_spark(spark, self._settings), table, rows, txn)
 
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
@@ -295,22 +298,22 @@ class CatalogStorage(TableStorage):
             return self.last_commit(spark, table)
         return TableCommit(int(version), rows.num_rows)
 
-    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        with self.commit_lock(table):
+    def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.hold_commit_lock(table):
             rows.sparkSession.conf.unset(LAST_COMMIT)
             rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
 
-    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
-        with self.commit_lock(table):
+    def replace_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.hold_commit_lock(table):
             overwrite_rows(rows, self.to_sql_identifier(table), options)
 
-    def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
-        return history.choose_first_read_options(self.open_delta_table(spark, table), table)
+    def choose_commit_order_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
+        return history.find_commit_order_read_options(self.open_delta_table(spark, table), table)
 
     # -- upkeep
 
     @contextmanager
-    def commit_lock(self, table: str) -> Iterator[None]:
+    def hold_commit_lock(self, table: str) -> Iterator[None]:
         """Takes no lock: the catalog detects conflicting commits. Drops the table's cached rows at the end."""
         try:
             yield
@@ -340,7 +343,7 @@ class CatalogStorage(TableStorage):
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         erase_with_spark(self, spark, table, rows)
 
-    def purge_vectors(self, table: str) -> int:
+    def purge_deletion_vectors(self, table: str) -> int:
         raise UsageError(
             f"maintain --purge-vectors: {table} is in a catalog, and this option only works on local tables",
             fix=f"Run the SQL statement `ALTER TABLE {self.to_sql_identifier(table)} DROP FEATURE deletionVectors` "
@@ -369,7 +372,7 @@ class CatalogStorage(TableStorage):
         Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
         span = history.compute_file_retention(self.open_delta_table(spark, table), table, kept)
-        self.set_changed_properties(spark, table, {RETENTION: format_interval(span)})
+        self.set_properties_that_differ(spark, table, {RETENTION: format_interval(span)})
         with use_temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)}").collect()
         return self._read_vacuum_result(spark, table)
@@ -386,7 +389,7 @@ class CatalogStorage(TableStorage):
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
 
 
-def _require_session(spark: SparkSession | None, settings: Settings) -> SparkSession:
+def _require_spark(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
         raise LakeError(
             f"the tables of catalog {settings.catalog} can only be read by Spark, and no Spark session was given",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.folders.table_files import find_table_folder, open_table
-from sessionlake.delta.folders.version_checksums import write_checksum
+from sessionlake.delta.folders.version_checksums import write_version_checksum_file
 from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.local.paths import encode_path_for_log
 
@@ -69,7 +69,7 @@ def write_checksum_and_checkpoint(delta: DeltaTable, version: int) -> None:
         version: the version that was just committed.
     """
     folder = find_table_folder(delta)
-    write_checksum(folder, version)
+    write_version_checksum_file(folder, version)
     interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
     if version - _read_last_checkpoint_version(folder) < interval:
         return

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files
-from sessionlake.delta.folders.file_rows import read_all_rows
-from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, commit_replacement
+from sessionlake.delta.folders.file_rows import read_undeleted_rows
+from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, commit_rewritten_files
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, combine_small_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.upkeep import build_folder_sql_identifier
-from sessionlake.delta.folders.writable import WritableTable, find_spark_only_feature, open_writable
+from sessionlake.delta.folders.writable import WritableTable, find_spark_only_feature, open_writable_table
 from sessionlake.delta.storage.conflicts import list_conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import CompactionResult
@@ -63,7 +63,7 @@ class LiveFile:
     modified: int
 
 
-def compute_merge_size_limit(sizes: Sequence[int]) -> int | None:
+def compute_optimize_size_limit(sizes: Sequence[int]) -> int | None:
     """Returns the size in bytes below which OPTIMIZE should merge files; None if there are too few small files.
 
     Args:
@@ -73,7 +73,7 @@ def compute_merge_size_limit(sizes: Sequence[int]) -> int | None:
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
-def find_files_to_merge(files: Sequence[LiveFile]) -> list[LiveFile]:
+def find_small_files_to_compact(files: Sequence[LiveFile]) -> list[LiveFile]:
     """Returns files that should be merged into one: neighbours in the order of arrival. Empty if none should be merged.
 
     The merged file gets the `modified` time of the last returned file, which keeps the order of arrival.
@@ -86,7 +86,7 @@ def find_files_to_merge(files: Sequence[LiveFile]) -> list[LiveFile]:
         for run in _group_neighbouring_files(ordered, tier):
             closed = run[-1] is not ordered[-1] and len(run) >= _ENOUGH_CLOSED
             if closed or sum(_compute_size_class(file.size) == tier for file in run) >= enough:
-                return _limit_group_size(run)
+                return _limit_files_to_size_of_one(run)
     return []
 
 
@@ -107,7 +107,7 @@ def _group_neighbouring_files(files: Sequence[LiveFile], size_class: int) -> Ite
             yield [file for group in groups for file in group]
 
 
-def _limit_group_size(run: Sequence[LiveFile]) -> list[LiveFile]:
+def _limit_files_to_size_of_one(run: Sequence[LiveFile]) -> list[LiveFile]:
     """Returns the first files of the sequence that are not too large together for one file; at least two files."""
     taken: list[LiveFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
@@ -122,7 +122,7 @@ def _compute_size_class(size: int) -> int:
     return bisect_right(_BOUNDS, size)
 
 
-def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None:
+def compact_table_in_folder(spark: SparkSession, folder: Path) -> CompactionResult | None:
     """Merges small files of a table if there are many: for example, 50 files below 1 MiB, or 16 below 16 MiB.
 
     Returns:
@@ -130,13 +130,13 @@ def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None
     """
     delta = open_table(folder)
     if find_spark_only_feature(delta) is None:
-        if not commit_corrected_stats(open_writable(delta)):
+        if not commit_corrected_stats(open_writable_table(delta)):
             return None
         delta.update_incremental()
-        if not (table := open_writable(delta)).uses_vectors:
-            return _merge_next_files(table)
+        if not (table := open_writable_table(delta)).uses_vectors:
+            return _compact_next_small_files(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
-    bound = compute_merge_size_limit(before)
+    bound = compute_optimize_size_limit(before)
     if bound is None:
         return None
     try:
@@ -163,7 +163,7 @@ def _build_optimize_settings(bound: int) -> dict[str, str]:
     }
 
 
-def _merge_next_files(table: WritableTable) -> CompactionResult | None:
+def _compact_next_small_files(table: WritableTable) -> CompactionResult | None:
     """Merges one sequence of small files that arrived one after the other, in one commit.
 
     Returns:
@@ -171,11 +171,13 @@ def _merge_next_files(table: WritableTable) -> CompactionResult | None:
     """
     folder, files = table.folder, {file.add["path"]: file for file in table.data_files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
-    run = find_files_to_merge([*known])
+    run = find_small_files_to_compact([*known])
     if not run:
         return None
     former = [files[one.path] for one in run]
-    merged = table.open_writer(COMPACT_CODEC).write_files(combine_small_batches(read_all_rows(former, table.schema)))
+    merged = table.create_data_file_writer(COMPACT_CODEC).write_files(
+        combine_small_batches(read_undeleted_rows(former, table.schema))
+    )
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
     if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes_rows=False):
@@ -208,11 +210,11 @@ def replace_files(
     before, done = table.table_version, False
     try:
         for _ in range(_ATTEMPTS):
-            found = commit_replacement(table, replaced_files, files, operation, changes_rows=changes_rows)
+            found = commit_rewritten_files(table, replaced_files, files, operation, changes_rows=changes_rows)
             if found is not False:
                 done = found is True
                 break
-            table = open_writable(open_table(table.folder))
+            table = open_writable_table(open_table(table.folder))
     finally:
         delete_uncommitted_files(table.folder, [] if done else [file.path for file, _ in files], before)
     return done

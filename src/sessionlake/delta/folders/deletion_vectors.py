@@ -42,7 +42,7 @@ def write_deletion_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[lis
     """
     name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
     for rows in vectors:
-        content = struct.pack("<i", _MAGIC) + _encode_bitmaps(rows)
+        content = struct.pack("<i", _MAGIC) + _encode_roaring_bitmap_array(rows)
         place = {"storageType": "u", "pathOrInlineDv": _encode_z85(name.bytes), "offset": len(stored)}
         named.append(place | {"sizeInBytes": len(content), "cardinality": len(rows)})
         stored += struct.pack(">i", len(content)) + content + struct.pack(">I", zlib.crc32(content))
@@ -68,7 +68,11 @@ def read_deletion_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s 
         length, content = file.read(4), file.read(descriptor["sizeInBytes"])
         check = file.read(4)
     is_intact = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
-    return _decode_row_numbers(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+    return (
+        _decode_roaring_bitmap_array(content)
+        if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1))
+        else None
+    )
 
 
 def build_deletion_vector_path(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
@@ -88,7 +92,7 @@ def build_deletion_vector_path(folder: Path, descriptor: Mapping[str, Any]) -> P
     return folder / below / f"deletion_vector_{own}.bin"
 
 
-def _decode_row_numbers(content: bytes) -> Int64s | None:
+def _decode_roaring_bitmap_array(content: bytes) -> Int64s | None:
     """Returns the row numbers in the only bitmap of a deletion vector; None if it has run-length encoded parts."""
     high, cookie, count = struct.unpack_from("<iII", content, 12)
     if cookie != _NO_RUNS:
@@ -110,16 +114,16 @@ def _decode_row_numbers(content: bytes) -> Int64s | None:
     return np.concatenate(found)
 
 
-def _encode_bitmaps(rows: Int64s) -> bytes:
+def _encode_roaring_bitmap_array(rows: Int64s) -> bytes:
     high = rows >> 32
     groups = np.unique(high)
     parts = [struct.pack("<q", len(groups))]
     for group in groups.tolist():
-        parts += [struct.pack("<i", group), _encode_bitmap(rows[high == group] & 0xFFFFFFFF)]
+        parts += [struct.pack("<i", group), _encode_roaring_bitmap(rows[high == group] & 0xFFFFFFFF)]
     return b"".join(parts)
 
 
-def _encode_bitmap(values: Int64s) -> bytes:
+def _encode_roaring_bitmap(values: Int64s) -> bytes:
     """Returns numbers below 2^32 as a roaring bitmap, the form that Delta uses. No part is run-length encoded.
 
     It consists of the containers' keys and sizes, then their offsets, then their values.
@@ -128,14 +132,14 @@ def _encode_bitmap(values: Int64s) -> bytes:
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     ends = [*starts[1:].tolist(), len(low)]
     pieces = [low[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
-    containers = [piece.tobytes() if len(piece) <= _ARRAY else _encode_bits(piece) for piece in pieces]
+    containers = [piece.tobytes() if len(piece) <= _ARRAY else _encode_bitmap_container(piece) for piece in pieces]
     sizes = np.stack([keys[starts], np.subtract(ends, starts) - 1], axis=1).astype("<u2").tobytes()
     header = struct.pack("<II", _NO_RUNS, len(starts)) + sizes
     places = accumulate(map(len, containers[:-1]), initial=len(header) + 4 * len(containers))
     return header + struct.pack(f"<{len(containers)}I", *places) + b"".join(containers)
 
 
-def _encode_bits(values: Any) -> bytes:
+def _encode_bitmap_container(values: Any) -> bytes:
     found = np.zeros(_CONTAINER, np.uint8)
     found[values] = 1
     return np.packbits(found, bitorder="little").tobytes()

@@ -71,7 +71,7 @@ class FileKeyCache:
         """Memory used by the cached keys and footers, in bytes."""
         return self._bytes
 
-    def start_search(self, files: Sequence[TableFile]) -> None:
+    def evict_files_not_in_table(self, files: Sequence[TableFile]) -> None:
         """Starts a search in a table. Drops from the cache files that are no longer part of the table.
 
         Args:
@@ -93,7 +93,7 @@ class FileKeyCache:
             schema: the table's columns.
         """
         name = path, tuple(names)
-        known = self._find_cached_keys(name)
+        known = self._find_cached_file(name)
         if known is not None:
             yield from known.parts
             return
@@ -105,7 +105,7 @@ class FileKeyCache:
                 new.append(group)
             else:
                 new.clear()
-        self._add_to_cache(name, tuple(new), size)
+        self._cache_key_indexes(name, tuple(new), size)
 
     def read_footer(self, path: Path, names: Sequence[str]) -> ParquetFooter:
         """Returns the footer of a file, from the cache or from the file. Call `read_key_indexes` for the file before.
@@ -115,18 +115,18 @@ class FileKeyCache:
             names: the key columns that `read_key_indexes` got.
         """
         name = path, tuple(names)
-        known = self._find_cached_keys(name)
+        known = self._find_cached_file(name)
         footer = None if known is None else known.footer
         if footer is None:
             footer = ParquetFooter.read_footer(path)
             with self._lock:
                 known = self._kept.get(name)
-                if known is not None and known.footer is None and self._make_room(footer.nbytes):
+                if known is not None and known.footer is None and self._evict_unused_to_fit(footer.nbytes):
                     known.footer = footer
                     self._bytes += footer.nbytes
         return footer
 
-    def _find_cached_keys(self, name: _Name) -> _CachedDataFile | None:
+    def _find_cached_file(self, name: _Name) -> _CachedDataFile | None:
         with self._lock:
             known = self._kept.get(name)
             if known is not None:
@@ -134,13 +134,13 @@ class FileKeyCache:
                 self._kept.move_to_end(name)
             return known
 
-    def _add_to_cache(self, name: _Name, parts: tuple[Part, ...], size: int) -> None:
+    def _cache_key_indexes(self, name: _Name, parts: tuple[Part, ...], size: int) -> None:
         with self._lock:
-            if name not in self._kept and self._make_room(size, instead_of_footers=True):
+            if name not in self._kept and self._evict_unused_to_fit(size, instead_of_footers=True):
                 self._kept[name] = _CachedDataFile(parts, size, self._searches)
                 self._bytes += size
 
-    def _make_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
+    def _evict_unused_to_fit(self, size: int, *, instead_of_footers: bool = False) -> bool:
         """Makes room in the cache by dropping files that the present search does not use.
 
         If that is not enough, drops nothing.
@@ -180,7 +180,7 @@ def _read_key_indexes_from_file(path: Path, names: Sequence[str], schema: pa.Sch
     heads, first = list(names[:-1]), 0
     with pq.ParquetFile(path, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
         large = heads and content.metadata.num_rows >= _LARGE
-        for groups in _group_row_groups(content.metadata):
+        for groups in _list_row_groups_to_read_together(content.metadata):
             runs = (
                 PrefixIndex.from_rows(content.read_row_groups(groups, columns=heads).select(heads), schema)
                 if large
@@ -195,7 +195,7 @@ def _read_key_indexes_from_file(path: Path, names: Sequence[str], schema: pa.Sch
             first += count
 
 
-def _group_row_groups(footer: pq.FileMetaData) -> Iterator[list[int]]:
+def _list_row_groups_to_read_together(footer: pq.FileMetaData) -> Iterator[list[int]]:
     """Yields lists of consecutive row groups to read at once, because files that MERGE wrote have small ones."""
     groups, rows = list[int](), 0
     for number in range(footer.num_row_groups):

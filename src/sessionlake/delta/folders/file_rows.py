@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.parquet import conform_batch
+from sessionlake.delta.folders.parquet import convert_batch_to_schema
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.protocol.types import Int64s
 
@@ -92,7 +92,7 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: ParquetF
         ):
             here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
             if len(here):
-                parts.append(conform_batch(batch.take(pa.array(here - place)), plain))
+                parts.append(convert_batch_to_schema(batch.take(pa.array(here - place)), plain))
             place += batch.num_rows
         return pa.Table.from_batches(parts, plain)
 
@@ -113,7 +113,7 @@ def get_column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.
     return stored if stored.type == column.type else stored.cast(column.type)
 
 
-def read_all_rows(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_undeleted_rows(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yields the rows of data files, file by file, without deleted rows.
 
     Args:
@@ -128,4 +128,4 @@ def read_all_rows(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.
             for batch in content.iter_batches(columns=schema.names):
                 kept = pa.array(stays[place : place + batch.num_rows])
                 place += batch.num_rows
-                yield conform_batch(batch, schema).filter(kept)
+                yield convert_batch_to_schema(batch, schema).filter(kept)

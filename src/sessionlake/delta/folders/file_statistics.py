@@ -47,7 +47,7 @@ def parse_statistics(stats: str | None) -> dict[str, Any]:
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
-def correct_statistics(stats: str | None, rows: int) -> str | None:
+def repair_unreadable_statistics(stats: str | None, rows: int) -> str | None:
     """Corrects the statistics of a data file in forms that some readers cannot decode, or that lack the number of rows.
 
     Earlier versions of sessionlake escaped characters beyond U+FFFF, and wrote infinities, which JSON does not have.
@@ -103,7 +103,7 @@ class FileStatistics:
                 continue
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
-                self._widen_bounds(name, ends["min"], ends["max"])
+                self._widen_min_and_max(name, ends["min"], ends["max"])
 
     def add_row_group(self, group: Any) -> None:
         """Adds a row group of the file to the statistics.
@@ -123,9 +123,9 @@ class FileStatistics:
             if stats is None or not stats.has_min_max or pa.types.is_floating(kind):
                 self._bounds_known = False  # missing for very long texts; and a footer does not report NaN
             else:
-                self._widen_bounds(name, *_read_bounds(stats, kind))
+                self._widen_min_and_max(name, *_read_min_and_max(stats, kind))
 
-    def _widen_bounds(self, name: str, least: Any, greatest: Any) -> None:
+    def _widen_min_and_max(self, name: str, least: Any, greatest: Any) -> None:
         """Widens the minimum and maximum of a column so that they include two values.
 
         If a year has not four digits, the column gets no minimum and maximum.
@@ -151,17 +151,17 @@ class FileStatistics:
         stats: dict[str, Any] = {"numRecords": self._rows}
         if self._bounds_known:
             stats["minValues"] = {
-                name: self._encode_bound(name, value, _compute_text_lower_bound)
+                name: self._encode_min_or_max(name, value, _compute_text_lower_bound)
                 for name, value in sorted(self._least.items())
             }
             stats["maxValues"] = {
-                name: self._encode_bound(name, value, _compute_text_upper_bound)
+                name: self._encode_min_or_max(name, value, _compute_text_upper_bound)
                 for name, value in sorted(self._greatest.items())
             }
             stats["nullCount"] = self._nulls
         return encode_log_json(stats).decode()
 
-    def _encode_bound(self, name: str, value: Any, shortened: Callable[[str], str]) -> Any:
+    def _encode_min_or_max(self, name: str, value: Any, shortened: Callable[[str], str]) -> Any:
         if isinstance(value, datetime):  # `strftime` would not pad years to four digits
             moment = value.replace(tzinfo=None).isoformat(timespec="microseconds")
             return moment if self._kinds[name].tz is None else moment + "Z"
@@ -178,7 +178,7 @@ def _has_type_with_min_and_max(kind: pa.DataType) -> bool:
     return not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_nested(kind))
 
 
-def _read_bounds(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
+def _read_min_and_max(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
     """Returns the minimum and maximum of a column in a row group; times as integers in microseconds since 1970."""
     if pa.types.is_timestamp(kind):
         return stats.min_raw, stats.max_raw

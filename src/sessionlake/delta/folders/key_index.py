@@ -102,7 +102,7 @@ class KeyIndex:
         """
         number, asked = np.zeros(keys.count, np.int64), np.arange(keys.count)
         for (values, kinds), (own, distinct) in zip(self.columns, keys.columns, strict=True):
-            code = _find_positions_of_values(values, distinct)[own[asked]]
+            code = _find_position_of_each_distinct_value(values, distinct)[own[asked]]
             there = code >= 0
             if kinds is not None:
                 number, same = _find_positions_in_sorted(kinds, number)
@@ -168,7 +168,7 @@ class PrefixIndex:
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
-def _find_positions_of_values(values: pa.Array, distinct: pa.Array) -> Int64s:
+def _find_position_of_each_distinct_value(values: pa.Array, distinct: pa.Array) -> Int64s:
     """Returns the position in `values` of each distinct value; -1 for a missing one.
 
     A further -1 at the end is for null.

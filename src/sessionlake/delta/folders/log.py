@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.folders.commits import sync_files, sync_to_disk, write_checksum_and_checkpoint
-from sessionlake.delta.folders.file_statistics import correct_statistics, encode_log_json
+from sessionlake.delta.folders.file_statistics import encode_log_json, repair_unreadable_statistics
 from sessionlake.delta.folders.parquet import WrittenFile
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import (
@@ -22,8 +22,8 @@ from sessionlake.delta.folders.writable import (
     VECTORS,
     WritableTable,
     find_spark_only_feature,
-    list_features,
-    open_writable,
+    list_protocol_features,
+    open_writable_table,
 )
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.local.paths import encode_path_for_log
@@ -48,12 +48,12 @@ def set_property(delta: DeltaTable, key: str, value: str) -> bool:
         if find_spark_only_feature(delta):
             return False
         feature = _FEATURES_OF.get(key) if value == "true" else None
-        wanted = list_features(delta) | ({feature} if feature else set[str]())
+        wanted = list_protocol_features(delta) | ({feature} if feature else set[str]())
         info = {
             "operation": "SET TBLPROPERTIES",
             "operationParameters": {"properties": encode_log_json({key: value}).decode()},
         }
-        if write_commit(open_writable(delta), info, build_metadata_actions(delta, wanted, {key: value})):
+        if write_next_version(open_writable_table(delta), info, build_metadata_actions(delta, wanted, {key: value})):
             return True
         delta.update_incremental()
     return False
@@ -70,7 +70,7 @@ def build_metadata_actions(delta: DeltaTable, features: set[str], properties: Ma
         properties: properties to set; others keep their values.
     """
     described, actions = delta.metadata(), list[Action]()
-    if features != list_features(delta):
+    if features != list_protocol_features(delta):
         asked = sorted(features & READER_FEATURES)
         versions = {"minReaderVersion": 3 if asked else 1, "minWriterVersion": 7}
         listed = {"writerFeatures": sorted(features)} | ({"readerFeatures": asked} if asked else {})
@@ -88,7 +88,7 @@ def build_metadata_actions(delta: DeltaTable, features: set[str], properties: Ma
     return [*actions, {"metaData": metadata}]
 
 
-def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Action) -> bool:
+def commit_appended_files(table: WritableTable, files: Sequence[WrittenFile], txn: Action) -> bool:
     """Commits new files, so that their rows are added to the table.
 
     Args:
@@ -99,7 +99,7 @@ def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Actio
     Returns:
         True if it was committed. False if another process committed this version first, so that nothing is committed.
     """
-    return write_commit(
+    return write_next_version(
         table,
         _build_commit_info("Append", files),
         [txn, *(build_add_action(file, read_current_time_ms()) for file in files)],
@@ -107,7 +107,7 @@ def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Actio
     )
 
 
-def commit_overwrite(
+def commit_files_with_other_rows(
     table: WritableTable,
     replaced_files: Sequence[TableFile],
     files: Sequence[WrittenFile],
@@ -130,7 +130,7 @@ def commit_overwrite(
     info = _build_commit_info("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
     actions += [build_remove_action(file, now) for file in replaced_files]
-    return write_commit(table, info, [*actions, *(build_add_action(file, now) for file in files)], files)
+    return write_next_version(table, info, [*actions, *(build_add_action(file, now) for file in files)], files)
 
 
 def _build_commit_info(mode: str, files: Sequence[WrittenFile]) -> Action:
@@ -138,7 +138,7 @@ def _build_commit_info(mode: str, files: Sequence[WrittenFile]) -> Action:
     return {"operation": "WRITE", "operationParameters": {"mode": mode}, "operationMetrics": metrics}
 
 
-def commit_replacement(
+def commit_rewritten_files(
     table: WritableTable,
     replaced_files: Sequence[TableFile],
     files: Sequence[TimedFile],
@@ -169,7 +169,7 @@ def commit_replacement(
     # A DELETE without a predicate would count as a deletion of all rows.
     parameters = {"predicate": '["some rows"]'} if changes_rows else {}
     info = {"operation": operation, "operationParameters": parameters}
-    return write_commit(table, info, actions, [file for file, _ in files])
+    return write_next_version(table, info, actions, [file for file, _ in files])
 
 
 def commit_corrected_stats(table: WritableTable) -> bool:
@@ -179,9 +179,11 @@ def commit_corrected_stats(table: WritableTable) -> bool:
         True if nothing had to be corrected, or the corrections were committed. False if another process committed this
         version first, and the caller must try again.
     """
-    found = ((file, correct_statistics(file.add.get("stats"), file.row_count)) for file in table.data_files)
+    found = ((file, repair_unreadable_statistics(file.add.get("stats"), file.row_count)) for file in table.data_files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
-    return not actions or write_commit(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
+    return not actions or write_next_version(
+        table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions
+    )
 
 
 _NO_PARTITION: Action = {"partitionValues": {}}
@@ -210,15 +212,18 @@ def build_add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) 
         now: the file's modification time in milliseconds since 1970.
         changes_rows: True if the file has new or changed rows. False if it only has rows moved from other files.
     """
-    return {"add": build_file_fields(file) | {"modificationTime": now, "dataChange": changes_rows, "stats": file.stats}}
+    return {
+        "add": build_file_action_fields(file)
+        | {"modificationTime": now, "dataChange": changes_rows, "stats": file.stats}
+    }
 
 
-def build_file_fields(file: WrittenFile) -> Action:
+def build_file_action_fields(file: WrittenFile) -> Action:
     """Returns the fields that describe a new file in the actions `add` and `cdc`: path, size and partition values."""
     return {"path": encode_path_for_log(file.path), "size": file.size} | _NO_PARTITION
 
 
-def build_marked_add_action(file: TableFile, vector: Action) -> Action:
+def build_add_action_with_new_vector(file: TableFile, vector: Action) -> Action:
     """Returns the `add` action that gives a data file of the table a new deletion vector.
 
     Args:
@@ -243,7 +248,7 @@ def build_remove_action(file: TableFile, now: int, *, changes_rows: bool = True)
     return {"remove": known | rest | {"deletionTimestamp": now}}
 
 
-def write_commit(
+def write_next_version(
     table: WritableTable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
 ) -> bool:
     """Commits actions as the table's next version.

@@ -18,20 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.deletion_vectors import write_deletion_vectors
-from sessionlake.delta.folders.file_rows import read_all_rows
+from sessionlake.delta.folders.file_rows import read_undeleted_rows
 from sessionlake.delta.folders.log import (
     build_add_action,
-    build_file_fields,
-    build_marked_add_action,
+    build_add_action_with_new_vector,
+    build_file_action_fields,
     build_remove_action,
     build_txn_action,
     read_current_time_ms,
-    write_commit,
+    write_next_version,
 )
-from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, combine_small_batches, conform_batch
+from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, combine_small_batches, convert_batch_to_schema
 from sessionlake.delta.folders.rows_by_key import FoundRows, RowLookup, read_found_rows
 from sessionlake.delta.folders.table_files import Action, TableFile
-from sessionlake.delta.folders.writable import WritableTable, may_have_deletion_vectors, open_writable
+from sessionlake.delta.folders.writable import WritableTable, may_have_deletion_vectors, open_writable_table
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -74,31 +74,30 @@ def merge_without_spark(
         LakeError: a deletion vector does not match the log, or only Spark may write to the table.
         TooLargeError: the table's rows to combine with the source exceed the limit of `lookup`.
     """
-    table = open_writable(delta)
+    table = open_writable_table(delta)
     folder, schema, uses_vectors = table.folder, table.schema, uses_vectors and may_have_deletion_vectors(delta)
-    lookup, all_columns = lookup or RowLookup(), table.has_change_feed
-    merged = _MergeResult.compute_result(table.data_files, source, upsert, schema, lookup, all_columns=all_columns)
+    merged = _PlannedMerge.plan_merge(table, source, upsert, lookup or RowLookup())
     former = {one.file: one.rows for one in merged.found_rows}
-    absorbed = _find_files_to_move(table, [] if uses_vectors else former) if merged else []
-    moved = [read_all_rows([replace(file, deleted_rows=_list_deleted_rows(file, former))], schema) for file in absorbed]
-    rows = chain(*moved, _yield_batches([merged.updated, merged.inserted], schema))
-    written = next(iter(table.open_writer().write_files(combine_small_batches(rows))), None)
-    feed_file = _write_change_file(folder, merged.feed_rows(), schema) if table.has_change_feed and merged else None
+    absorbed = _find_files_to_rewrite(table, [] if uses_vectors else former) if merged else []
+    left = (replace(file, deleted_rows=_list_deleted_row_numbers(file, former)) for file in absorbed)
+    rows = chain(read_undeleted_rows(left, schema), _iterate_table_batches([merged.updated, merged.inserted], schema))
+    written = next(iter(table.create_data_file_writer().write_files(combine_small_batches(rows))), None)
+    feed_file = _write_change_feed_file(table, merged)
     now = read_current_time_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [build_remove_action(file, now) for file in absorbed]
-    changes += _build_marking_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
+    changes += _build_deletion_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [build_add_action(written, now)]
-    changes += [] if feed_file is None else [{"cdc": build_file_fields(feed_file) | {"dataChange": False}}]
-    info = {"operation": "MERGE", "operationMetrics": merged.build_metrics()}
-    if write_commit(table, info, [build_txn_action(app, batch), *changes], files, *vectors):
+    changes += [] if feed_file is None else [{"cdc": build_file_action_fields(feed_file) | {"dataChange": False}}]
+    info = {"operation": "MERGE", "operationMetrics": merged.build_merge_metrics()}
+    if write_next_version(table, info, [build_txn_action(app, batch), *changes], files, *vectors):
         return True
     for path in (*(folder / one.path for one in files), *vectors):
         path.unlink(missing_ok=True)
     return False
 
 
-def _find_files_to_move(table: WritableTable, rewritten: Iterable[TableFile]) -> list[TableFile]:
+def _find_files_to_rewrite(table: WritableTable, rewritten: Iterable[TableFile]) -> list[TableFile]:
     """Returns the files whose remaining rows move into the MERGE's new file: rewritten files, and some small files.
 
     Args:
@@ -109,7 +108,7 @@ def _find_files_to_move(table: WritableTable, rewritten: Iterable[TableFile]) ->
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
-def _list_deleted_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
+def _list_deleted_row_numbers(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
     """Returns the numbers of all rows of a file that are deleted after this commit, ascending.
 
     Args:
@@ -120,7 +119,7 @@ def _list_deleted_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> I
 
 
 @dataclass(frozen=True)
-class _MergeResult:
+class _PlannedMerge:
     """What a MERGE will change, before it is written.
 
     Attributes:
@@ -138,32 +137,24 @@ class _MergeResult:
     inserted: pa.Table
 
     @classmethod
-    def compute_result(
-        cls,
-        files: Sequence[TableFile],
-        source: pa.Table,
-        upsert: Upsert,
-        schema: pa.Schema,
-        lookup: RowLookup,
-        *,
-        all_columns: bool,
-    ) -> _MergeResult:
+    def plan_merge(cls, table: WritableTable, source: pa.Table, upsert: Upsert, lookup: RowLookup) -> _PlannedMerge:
         """Finds and reads the table's rows with keys of the source, and computes what the MERGE changes.
 
+        For a table with a change feed, all columns of its rows are read.
+
         Args:
-            files: all files of the table.
+            table: the table.
             source: the rows to merge.
             upsert: says which columns are the key, and how a source row changes the table's row with its key.
-            schema: the table's columns.
             lookup: finds the table's rows that have a key of the source.
-            all_columns: True to read all columns of the table's rows, which a change feed needs.
         """
-        found = lookup.find_rows(files, source, upsert.keys, schema)
-        source = lookup.combine_rows(source, found, upsert.keys, schema).combine_chunks()
+        schema = table.schema
+        found = lookup.find_rows(table.data_files, source, upsert.keys, schema)
+        source = lookup.combine_source_with_table_rows(source, found, upsert.keys, schema).combine_chunks()
         former = _select_changed_rows(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
-        gone = _mask_deletes(source, upsert)[given]
-        read = schema.names if all_columns else [*upsert.keys, *_list_columns_to_keep(upsert, schema)]
+        gone = _mask_rows_that_delete(source, upsert)[given]
+        read = schema.names if table.has_change_feed else [*upsert.keys, *_list_columns_to_keep(upsert, schema)]
         held = read_found_rows(
             former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
         )
@@ -176,7 +167,7 @@ class _MergeResult:
         """True if the MERGE changes any row."""
         return bool(len(self.is_deleted) or self.inserted.num_rows)
 
-    def build_metrics(self) -> dict[str, str]:
+    def build_merge_metrics(self) -> dict[str, str]:
         """Returns how many rows the MERGE inserts, updates and deletes, under Delta's metric names."""
         return {
             "numTargetRowsInserted": str(self.inserted.num_rows),
@@ -184,7 +175,7 @@ class _MergeResult:
             "numTargetRowsDeleted": str(len(self.is_deleted) - self.updated.num_rows),
         }
 
-    def feed_rows(self) -> Iterator[pa.Table]:
+    def list_change_feed_rows(self) -> Iterator[pa.Table]:
         """Yields the rows for the table's change feed, with the column `_change_type`.
 
         They are deleted rows, replaced rows before and after the change, and inserted rows.
@@ -209,12 +200,12 @@ def _select_changed_rows(found_rows: Iterable[FoundRows], source: pa.Table, upse
     """
     if upsert.updates:
         return list(found_rows)
-    gone = _mask_deletes(source, upsert)
+    gone = _mask_rows_that_delete(source, upsert)
     own = ((one, gone[one.key_places]) for one in found_rows)
     return [replace(one, rows=one.rows[mine], key_places=one.key_places[mine]) for one, mine in own if mine.any()]
 
 
-def _mask_deletes(source: pa.Table, upsert: Upsert) -> Bools:
+def _mask_rows_that_delete(source: pa.Table, upsert: Upsert) -> Bools:
     """Returns a boolean for each source row: True if it deletes the table's row with its key."""
     if not upsert.deletes:
         return np.zeros(source.num_rows, np.bool_)
@@ -244,28 +235,30 @@ def _create_updated_rows(stored_rows: pa.Table, source_rows: pa.Table, upsert: U
 
 
 def _create_inserted_rows(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
-    new = ~_mask_deletes(source, upsert) & upsert.inserts
+    new = ~_mask_rows_that_delete(source, upsert) & upsert.inserts
     for one in found:
         new[one.key_places] = False
     return source.select([*upsert.keys, *upsert.columns, *upsert.optional_columns]).filter(pa.array(new))
 
 
-def _write_change_file(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
+def _write_change_feed_file(table: WritableTable, merge: _PlannedMerge) -> WrittenFile | None:
     """Writes the rows for the table's change feed to a new file.
 
     Returns:
-        The file; None if no row changed, so that none was written.
+        The file; None if the table has no change feed or no row changed, so that none was written.
     """
-    feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
+    if not table.has_change_feed or not merge:
+        return None
+    feed_folder, feed_schema = table.folder / _FEED, table.schema.append(_CHANGE)
     feed_folder.mkdir(exist_ok=True)
     files = FileWriter(str(feed_folder), feed_schema, ()).write_files(
-        combine_small_batches(_yield_batches(changes, feed_schema))
+        combine_small_batches(_iterate_table_batches(merge.list_change_feed_rows(), feed_schema))
     )
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 
-def _yield_batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    return (conform_batch(batch, schema) for part in parts for batch in part.to_batches())
+def _iterate_table_batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    return (convert_batch_to_schema(batch, schema) for part in parts for batch in part.to_batches())
 
 
 def _find_small_files_to_move(files: Sequence[TableFile]) -> list[TableFile]:
@@ -281,7 +274,7 @@ def _find_small_files_to_move(files: Sequence[TableFile]) -> list[TableFile]:
     return []
 
 
-def _build_marking_actions(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
+def _build_deletion_actions(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
     """Returns actions of Delta's log that mark further rows of files as deleted.
 
     A file without remaining rows is removed.
@@ -291,11 +284,11 @@ def _build_marking_actions(marked: Mapping[TableFile, Int64s], written: list[Pat
         written: a list, to which the path of the new file with deletion vectors is appended, if one is written.
         now: time of the commit in milliseconds since 1970.
     """
-    every = {file: _list_deleted_rows(file, marked) for file in marked}
+    every = {file: _list_deleted_row_numbers(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}
     actions = [build_remove_action(file, now) for file in every]
     if left:
         vectors, path = write_deletion_vectors(next(iter(left)).folder, [*left.values()])
         written.append(path)
-        actions += [build_marked_add_action(file, vector) for file, vector in zip(left, vectors, strict=True)]
+        actions += [build_add_action_with_new_vector(file, vector) for file, vector in zip(left, vectors, strict=True)]
     return actions

@@ -86,7 +86,7 @@ class FileWriter:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                rows = conform_batch(
+                rows = convert_batch_to_schema(
                     batch, _copy_dictionary_encodings(batch.schema, self.schema) if writer is None else writer.schema
                 )
                 writer = writer or pq.ParquetWriter(
@@ -125,7 +125,7 @@ def read_sql_column_types(delta: DeltaTable) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
-def write_with_arrow(rows: UnappliedMap, writer: FileWriter) -> list[WrittenFile]:
+def write_files_with_arrow(rows: UnappliedMap, writer: FileWriter) -> list[WrittenFile]:
     """Writes the Arrow batches that a function computes from a Spark frame: one file per Spark task, in one job.
 
     Args:
@@ -136,7 +136,7 @@ def write_with_arrow(rows: UnappliedMap, writer: FileWriter) -> list[WrittenFile
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
-def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
+def write_files_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
     """Writes the rows of a Spark frame with Spark's own writer, in one job. Passing the rows to Python would cost more.
 
     Args:
@@ -150,14 +150,14 @@ def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
     folder = Path(writer.folder)
     into = folder / f"staged-{uuid.uuid4()}"
     try:
-        conform_frame(rows, columns).write.parquet(str(into))
+        convert_frame_to_table_columns(rows, columns).write.parquet(str(into))
         written = [_move_spark_file_to_table(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
         return [file for file in written if file is not None]
     finally:
         shutil.rmtree(into, ignore_errors=True)
 
 
-def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+def convert_frame_to_table_columns(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """Returns the rows with exactly the table's columns, in the table's order and types.
 
     Args:
@@ -205,17 +205,17 @@ def _move_spark_file_to_table(file: Path, folder: Path, indexed: tuple[str, ...]
     return WrittenFile(path, (folder / path).stat().st_size, known.to_json())
 
 
-def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def convert_batch_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Returns the record batch with exactly the columns of `schema`, in its order and types.
 
     Columns that the batch lacks are null. Columns that the schema lacks are left out.
     """
     held = dict(zip(batch.schema.names, batch.columns, strict=True))
-    columns = [_cast_column(held.get(field.name), field.type, batch.num_rows) for field in schema]
+    columns = [_cast_column_or_nulls(held.get(field.name), field.type, batch.num_rows) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _cast_column(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
+def _cast_column_or_nulls(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
     if values is None:
         return pa.nulls(rows, kind)
     return values if values.type == kind else values.cast(kind)

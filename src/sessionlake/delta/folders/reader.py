@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.table_files import TableFile, list_live_files, open_table
+from sessionlake.delta.folders.table_files import TableFile, list_data_files, open_table
 from sessionlake.delta.folders.writable import may_have_deletion_vectors, needs_delta_reader
 from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_time_to_micros
 from sessionlake.delta.storage.reading import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
-def is_table(folder: Path) -> bool:
+def is_delta_table_folder(folder: Path) -> bool:
     """True if the folder holds a Delta table with at least one commit.
 
     A process that died while it created a table may have left a log without a commit.
@@ -57,7 +57,7 @@ class FolderReader(TableReader):
         self._path = path
 
     def exists(self, table: str) -> bool:
-        return is_table(self._path(table))
+        return is_delta_table_folder(self._path(table))
 
     def read_table_schema(self, table: str) -> pa.Schema:
         return pa.schema(open_table(self._path(table)).schema().to_arrow())
@@ -66,34 +66,34 @@ class FolderReader(TableReader):
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         if self.exists(table):
-            with self._open_for_reading(table) as delta:
+            with self._open_latest_version(table) as delta:
                 yield from _read_rows(delta, conditions, columns)
 
     def read_rows_and_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        with self._open_for_reading(table) as delta:
+        with self._open_latest_version(table) as delta:
             schema = pa.schema(delta.schema().to_arrow())
             wanted = pa.schema([schema.field(name) for name in columns or schema.names])
             return pa.Table.from_batches(_read_rows(delta, conditions, columns), wanted), _count_rows(delta)
 
     def read_size(self, table: str) -> TableSize:
-        with self._open_for_reading(table) as delta:
+        with self._open_latest_version(table) as delta:
             sizes = pa.table(delta.get_add_actions())["size_bytes"]
             return TableSize(delta.version(), _count_rows(delta), len(sizes), pc.sum(sizes).as_py() or 0)
 
     def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead:
-        with self._open_for_reading(table) as delta:
+        with self._open_latest_version(table) as delta:
             if needs_delta_reader(delta):
                 every = frozenset(pa.table(delta.get_add_actions())["path"].to_pylist())
                 return FilesRead(every, len(every))
-            files = list_live_files(delta, read_vectors=False)
+            files = list_data_files(delta, read_vectors=False)
             return FilesRead(
                 frozenset(file.add["path"] for file in _select_candidate_files(files, conditions)), len(files)
             )
 
     @contextmanager
-    def _open_for_reading(self, table: str) -> Iterator[DeltaTable]:
+    def _open_latest_version(self, table: str) -> Iterator[DeltaTable]:
         """Opens a table at its latest version.
 
         Errors of delta-rs within the block are raised as errors for the operator.
@@ -117,7 +117,7 @@ class FolderReader(TableReader):
 def _count_rows(delta: DeltaTable) -> int:
     """Returns the number of rows of a table according to its log. Rows marked in deletion vectors do not count."""
     return delta.count() - sum(
-        len(file.deleted_rows) for file in (list_live_files(delta) if may_have_deletion_vectors(delta) else ())
+        len(file.deleted_rows) for file in (list_data_files(delta) if may_have_deletion_vectors(delta) else ())
     )
 
 
@@ -148,7 +148,7 @@ def _read_rows(
     # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
     form = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
     paths = [
-        str(file.full_path) for file in _select_candidate_files(list_live_files(delta, read_vectors=False), conditions)
+        str(file.full_path) for file in _select_candidate_files(list_data_files(delta, read_vectors=False), conditions)
     ]
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
     dataset = FileSystemDataset.from_paths(paths, schema, form, LocalFileSystem())
@@ -157,20 +157,20 @@ def _read_rows(
 
 def _select_candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
     """Returns the files that may have a row that meets the conditions, according to their statistics."""
-    return [file for file in files if all(_may_meet_condition(file, *condition) for condition in conditions)]
+    return [file for file in files if all(_may_file_meet_condition(file, *condition) for condition in conditions)]
 
 
-def _may_meet_condition(file: TableFile, name: str, compare: Callable[[Any, Any], Any], value: Any) -> bool:
+def _may_file_meet_condition(file: TableFile, name: str, compare: Callable[[Any, Any], Any], value: Any) -> bool:
     if compare is is_null:
         return bool(file.stats.get("nullCount", {}).get(name, 1))
     if compare is is_in:
         given = [one for one in value if one is not None]
-        return bool(given) and file.may_have_keys({name: (min(given), max(given))})
+        return bool(given) and file.may_have_values_in_ranges({name: (min(given), max(given))})
     if compare in (operator.gt, operator.ge):
-        return file.may_have_keys({name: (value, None)}, between=compare is operator.gt)
+        return file.may_have_values_in_ranges({name: (value, None)}, between=compare is operator.gt)
     if compare in (operator.lt, operator.le):
-        return file.may_have_keys({name: (None, value)}, between=compare is operator.lt)
-    return compare is not operator.eq or file.may_have_keys({name: (value, value)})
+        return file.may_have_values_in_ranges({name: (None, value)}, between=compare is operator.lt)
+    return compare is not operator.eq or file.may_have_values_in_ranges({name: (value, value)})
 
 
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}

@@ -14,11 +14,17 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files, write_log_checkpoint
 from sessionlake.delta.folders.compaction import replace_files
-from sessionlake.delta.folders.file_rows import read_all_rows
-from sessionlake.delta.folders.log import TimedFile, build_metadata_actions, commit_replacement
+from sessionlake.delta.folders.file_rows import read_undeleted_rows
+from sessionlake.delta.folders.log import TimedFile, build_metadata_actions, commit_rewritten_files
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, combine_small_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.writable import VECTORS, WritableTable, list_features, list_used_features, open_writable
+from sessionlake.delta.folders.writable import (
+    VECTORS,
+    WritableTable,
+    list_protocol_features,
+    list_used_features,
+    open_writable_table,
+)
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.errors import LakeError
@@ -28,8 +34,8 @@ _ATTEMPTS = 20
 
 def count_rows(folder: Path, selection: RowSelection) -> int:
     """Returns how many rows of the table the selection contains. Reads only the columns that the selection needs."""
-    table = open_writable(open_table(folder))
-    return sum(_count_selected_rows(file, selection, table.schema) for file in _find_affected_files(table, selection))
+    table = open_writable_table(open_table(folder))
+    return sum(_count_selected_rows(file, selection, table.schema) for file in _find_files_to_scan(table, selection))
 
 
 def remove_rows(folder: Path, selection: RowSelection) -> None:
@@ -40,10 +46,12 @@ def remove_rows(folder: Path, selection: RowSelection) -> None:
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
-    rewrite_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.build_mask(batch))))
+    rewrite_selected_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.build_mask(batch))))
 
 
-def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+def rewrite_selected_rows(
+    folder: Path, selection: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> None:
     """Rewrites the files that have selected rows, in one commit.
 
     Args:
@@ -55,15 +63,15 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
-    table = open_writable(open_table(folder))
-    writer = table.open_writer(COMPACT_CODEC)
+    table = open_writable_table(open_table(folder))
+    writer = table.create_data_file_writer(COMPACT_CODEC)
     gone = [
-        file for file in _find_affected_files(table, selection) if _count_selected_rows(file, selection, table.schema)
+        file for file in _find_files_to_scan(table, selection) if _count_selected_rows(file, selection, table.schema)
     ]
     left: list[TimedFile] = []
     try:
         for file in gone:
-            parts = writer.write_files(combine_small_batches(map(change, read_all_rows([file], table.schema))))
+            parts = writer.write_files(combine_small_batches(map(change, read_undeleted_rows([file], table.schema))))
             left += [(part, file.add["modificationTime"]) for part in parts]
     except BaseException:
         delete_uncommitted_files(folder, [written.path for written, _ in left], None)
@@ -76,7 +84,7 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
         )
 
 
-def purge_vectors(folder: Path) -> int:
+def purge_deletion_vectors(folder: Path) -> int:
     """Rewrites files that have deletion vectors, and removes the feature `deletionVectors` from the table.
 
     Readers without support for deletion vectors can then open the table. The commit changes no row, so streams and
@@ -89,9 +97,9 @@ def purge_vectors(folder: Path) -> int:
         LakeError: other commits conflicted in all of 20 attempts.
     """
     for _ in range(_ATTEMPTS):
-        table = open_writable(open_table(folder))
+        table = open_writable_table(open_table(folder))
         marked = [file for file in table.data_files if len(file.deleted_rows)]
-        if _rewrite_without_vectors(table, marked):
+        if _rewrite_files_with_vectors(table, marked):
             return len(marked)
     raise LakeError(
         f"{folder}: rows could not be removed, because other processes wrote to the table during "
@@ -101,19 +109,19 @@ def purge_vectors(folder: Path) -> int:
     )
 
 
-def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> bool:
+def _rewrite_files_with_vectors(table: WritableTable, marked: list[TableFile]) -> bool:
     features = list_used_features(table.delta) - {VECTORS}
-    if not marked and features == list_features(table.delta):
+    if not marked and features == list_protocol_features(table.delta):
         return True
     done, placed = False, list[TimedFile]()
     try:
         for file in marked:
-            parts = table.open_writer(COMPACT_CODEC).write_files(
-                combine_small_batches(read_all_rows([file], table.schema))
+            parts = table.create_data_file_writer(COMPACT_CODEC).write_files(
+                combine_small_batches(read_undeleted_rows([file], table.schema))
             )
             placed += [(part, file.add["modificationTime"]) for part in parts]
         actions = build_metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
-        done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes_rows=False))
+        done = bool(commit_rewritten_files(table, marked, placed, "REORG", actions, changes_rows=False))
     finally:
         delete_uncommitted_files(table.folder, [] if done else [part.path for part, _ in placed], table.table_version)
     if done:
@@ -123,10 +131,10 @@ def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> b
 
 def _count_selected_rows(file: TableFile, selection: RowSelection, schema: pa.Schema) -> int:
     read = pa.schema([schema.field(name) for name in selection.mask_columns])
-    return sum(pc.sum(selection.build_mask(batch)).as_py() or 0 for batch in read_all_rows([file], read))
+    return sum(pc.sum(selection.build_mask(batch)).as_py() or 0 for batch in read_undeleted_rows([file], read))
 
 
-def _find_affected_files(table: WritableTable, selection: RowSelection) -> list[TableFile]:
+def _find_files_to_scan(table: WritableTable, selection: RowSelection) -> list[TableFile]:
     """Returns the files that may have selected rows, according to their statistics."""
     ends = {name: (None, value) for name, value in selection.upper_bounds.items()}
-    return [file for file in table.data_files if file.may_have_keys(ends)]
+    return [file for file in table.data_files if file.may_have_values_in_ranges(ends)]

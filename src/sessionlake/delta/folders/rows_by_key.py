@@ -64,7 +64,7 @@ class _KeySearch:
         """
         tails = [chunk for one in file_matches for chunk in one.last_values.chunks]
         if tails:
-            at, place = self._match_candidates(
+            at, place = self._match_candidates_to_keys(
                 np.concatenate([one.prefix_places for one in file_matches]), pa.chunked_array(tails)
             )
         else:
@@ -74,7 +74,7 @@ class _KeySearch:
         for one, before, begin, end in zip(file_matches, first, ends, ends[1:], strict=False):
             yield one.select_rows(at[begin:end] - before, place[begin:end])
 
-    def _match_candidates(self, prefix_places: Int64s, last_values: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+    def _match_candidates_to_keys(self, prefix_places: Int64s, last_values: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
         """Finds the candidates that have one of the searched keys, by their prefixes and their last key column.
 
         Args:
@@ -139,7 +139,7 @@ class _FileMatch:
         """
         rows = np.concatenate([self.confirmed.rows, self.candidates[candidate_positions]])
         source = np.concatenate([self.confirmed.key_places, key_places])
-        there = np.flatnonzero(~_mask_rows_in_sorted(rows, self.confirmed.file.deleted_rows))
+        there = np.flatnonzero(~_mask_values_in_sorted(rows, self.confirmed.file.deleted_rows))
         there = there[np.argsort(rows[there])]
         return replace(self.confirmed, rows=rows[there], key_places=source[there])
 
@@ -175,15 +175,15 @@ class KeyIndexCache:
         """
         if not rows.num_rows:
             return []
-        self._known.start_search(files)
+        self._known.evict_files_not_in_table(files)
         asked = _KeySearch.from_rows(rows, names, schema)
         ends = {
-            name: _compute_value_bounds(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)
+            name: _compute_min_and_max(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)
         }
         seen, found, near = list[_FileMatch](), list[FoundRows](), 0
         for file in files:
-            if file.may_have_keys(ends):
-                one = self._find_in_file(file, asked, names, schema)
+            if file.may_have_values_in_ranges(ends):
+                one = self._search_key_indexes_of_file(file, asked, names, schema)
                 if one is not None:
                     seen.append(one)
                     near += len(one.candidates)
@@ -192,7 +192,7 @@ class KeyIndexCache:
                 seen, near = [], 0
         return [one for one in (*found, *asked.find_rows(seen)) if len(one.rows)]
 
-    def _find_in_file(
+    def _search_key_indexes_of_file(
         self, file: TableFile, search: _KeySearch, names: Sequence[str], schema: pa.Schema
     ) -> _FileMatch | None:
         """Returns what the indexes of a data file find for the searched keys; None if they find no row."""
@@ -213,18 +213,18 @@ class KeyIndexCache:
         return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
-def _mask_rows_in_sorted(rows: Int64s, sorted_rows: Int64s) -> Bools:
+def _mask_values_in_sorted(rows: Int64s, sorted_rows: Int64s) -> Bools:
     """Returns a boolean for each element of `rows`: True if `sorted_rows`, which is ascending, contains it."""
     place = np.searchsorted(sorted_rows, rows)
     return np.append(sorted_rows, -1)[place] == rows
 
 
-def _compute_value_bounds(values: pa.Array) -> tuple[object, object]:
+def _compute_min_and_max(values: pa.Array) -> tuple[object, object]:
     ends = to_value(pc.min_max(values))
     return ends["min"], ends["max"]
 
 
-def _create_empty_cache() -> KeyIndexCache:
+def _create_key_index_cache() -> KeyIndexCache:
     return KeyIndexCache(0)
 
 
@@ -239,7 +239,7 @@ class RowLookup:
         max_bytes: limit in bytes for the table's rows that are read to combine them.
     """
 
-    indexes: KeyIndexCache = field(default_factory=_create_empty_cache)
+    indexes: KeyIndexCache = field(default_factory=_create_key_index_cache)
     combine: Combine | None = None
     max_bytes: int = 0
 
@@ -256,7 +256,7 @@ class RowLookup:
         """
         return self.indexes.find_rows(files, source, names, schema)
 
-    def combine_rows(
+    def combine_source_with_table_rows(
         self, source: pa.Table, found_rows: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
     ) -> pa.Table:
         """Returns the rows to merge, one for each source row, in the order of the source.

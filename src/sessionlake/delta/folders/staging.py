@@ -15,10 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files
-from sessionlake.delta.folders.log import build_txn_action, commit_append, commit_overwrite
-from sessionlake.delta.folders.parquet import WrittenFile, read_sql_column_types, write_with_arrow, write_with_spark
+from sessionlake.delta.folders.log import build_txn_action, commit_appended_files, commit_files_with_other_rows
+from sessionlake.delta.folders.parquet import (
+    WrittenFile,
+    read_sql_column_types,
+    write_files_with_arrow,
+    write_files_with_spark,
+)
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.writable import WritableTable, open_writable
+from sessionlake.delta.folders.writable import WritableTable, open_writable_table
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -62,10 +67,10 @@ class StagedFiles:
         first. Tables that only get appends need no lock, because only this class commits to them.
         """
         place, action = self._place, build_txn_action(txn.build_delta_app_id(self._place.table), txn.version)
-        known = open_writable(self._delta)
+        known = open_writable_table(self._delta)
         waits = APPEND_ONLY not in known.configuration or known.uses_vectors
-        with place.commit_lock(place.table) if waits else nullcontext():
-            self._retry_commit(txn, lambda table: commit_append(table, self._files, action))
+        with place.hold_commit_lock(place.table) if waits else nullcontext():
+            self._retry_until_committed(txn, lambda table: commit_appended_files(table, self._files, action))
 
     def replace_files(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
         """Replaces files of the table by the new files in one commit. A replay of the same transaction changes nothing.
@@ -82,7 +87,7 @@ class StagedFiles:
         place = self._place
         action = None if txn is None else build_txn_action(txn.build_delta_app_id(place.table), txn.version)
 
-        def commit_new_files(table: WritableTable) -> bool:
+        def commit_staged_files(table: WritableTable) -> bool:
             there = {file.full_path: file for file in table.data_files}
             gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
@@ -92,12 +97,12 @@ class StagedFiles:
                     why="The table has the rows of the other process, and none of the new ones",
                     fix="Run the command again",
                 )
-            return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
+            return commit_files_with_other_rows(table, [there[path] for path in gone], self._files, action, metadata)
 
-        with place.commit_lock(place.table):
-            self._retry_commit(txn, commit_new_files)
+        with place.hold_commit_lock(place.table):
+            self._retry_until_committed(txn, commit_staged_files)
 
-    def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
+    def _retry_until_committed(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
         """Calls `write` with the table's latest version, again and again until it succeeds.
 
         Does nothing if the table already has the transaction.
@@ -112,7 +117,7 @@ class StagedFiles:
             if txn is not None and has_commit(delta, place.table, txn):
                 return
             self._after = delta.version() if self._after is None else self._after
-            if write(open_writable(delta)):
+            if write(open_writable_table(delta)):
                 self._files = []
                 return
         raise LakeError(
@@ -122,13 +127,13 @@ class StagedFiles:
             fix="Run the command again",
         )
 
-    def discard_files(self) -> None:
+    def delete_staged_files(self) -> None:
         """Deletes the new files, unless they were committed."""
         delete_uncommitted_files(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @contextmanager
-def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
+def write_rows_to_staged_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
     """Writes rows to new files in the table's folder, so that the block can commit them.
 
     Files that are not committed when the block ends are deleted.
@@ -141,8 +146,8 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
     Raises:
         LakeError: the rows have a column that the table lacks, or only Spark may write to the table.
     """
-    table = open_writable(delta)
-    writer = table.open_writer()
+    table = open_writable_table(delta)
+    writer = table.create_data_file_writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
             raise LakeError(
@@ -152,14 +157,14 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
             )
         files = writer.write_files(rows.to_batches())
     elif isinstance(rows, UnappliedMap):
-        files = write_with_arrow(rows, writer)
+        files = write_files_with_arrow(rows, writer)
     else:
-        files = write_with_spark(rows, read_sql_column_types(table.delta), writer)
+        files = write_files_with_spark(rows, read_sql_column_types(table.delta), writer)
     staged = StagedFiles(location, files, delta)
     try:
         yield staged
     finally:
-        staged.discard_files()
+        staged.delete_staged_files()
 
 
 @dataclass(frozen=True)
@@ -169,12 +174,12 @@ class TableLocation:
     Attributes:
         folder: the table's folder.
         table: the table's two-level name.
-        commit_lock: returns a lock on the table of this name, which excludes other commits.
+        hold_commit_lock: returns a lock on the table of this name, which excludes other commits.
     """
 
     folder: Path
     table: str
-    commit_lock: Callable[[str], AbstractContextManager[None]]
+    hold_commit_lock: Callable[[str], AbstractContextManager[None]]
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:

@@ -80,7 +80,7 @@ class TableFile:
     @property
     def log_key(self) -> tuple[str, str]:
         """The file's key in Delta's log: its path, and the unique id of its deletion vector ("" if it has none)."""
-        return build_file_key(self.add)
+        return build_log_key_of_file(self.add)
 
     @property
     def vector_path(self) -> Path | None:
@@ -96,7 +96,7 @@ class TableFile:
         """Number of rows in the file, including rows that are marked as deleted."""
         return int(self.stats["numRecords"])
 
-    def may_have_keys(self, bounds: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
+    def may_have_values_in_ranges(self, bounds: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
         """Returns False if the file's statistics show that no row has values in all these ranges; otherwise True.
 
         Args:
@@ -106,11 +106,12 @@ class TableFile:
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
         apart = le if between else lt
         return not any(
-            _are_apart(low, high, least.get(name), most.get(name), apart) for name, (low, high) in bounds.items()
+            _are_ranges_disjoint(low, high, least.get(name), most.get(name), apart)
+            for name, (low, high) in bounds.items()
         )
 
 
-def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any], Any]) -> bool:
+def _are_ranges_disjoint(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any], Any]) -> bool:
     """True if a range of values and the range in a file's statistics have no value in common.
 
     Args:
@@ -124,7 +125,7 @@ def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any,
     end = low if high is None else high
     try:
         if isinstance(end, datetime):
-            least, most = (_parse_time(text, end.tzinfo) for text in (least, most))
+            least, most = (_parse_statistics_time(text, end.tzinfo) for text in (least, most))
             most += _CUT
         elif isinstance(end, date):
             least, most = date.fromisoformat(least), date.fromisoformat(most)
@@ -137,14 +138,14 @@ def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any,
     return bool(known and ((high is not None and apart(high, least)) or (low is not None and apart(most, low))))
 
 
-def _parse_time(text: str, zone: tzinfo | None) -> datetime:
+def _parse_statistics_time(text: str, zone: tzinfo | None) -> datetime:
     moment = datetime.fromisoformat(text)
     if zone is None or moment.tzinfo is None:
         return moment.replace(tzinfo=zone)
     return moment
 
 
-def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
+def list_data_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
     """Returns all data files of the opened version of a table.
 
     Args:
@@ -203,18 +204,20 @@ def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
     base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
     if base >= 0:
         held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
-        adds = (_convert_to_json_types(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
-        found = {build_file_key(add): add for add in adds}
+        adds = (
+            _convert_checkpoint_action_to_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None
+        )
+        found = {build_log_key_of_file(add): add for add in adds}
     for number in range(base + 1, version + 1):
         with (log / f"{number:020}.json").open("rb") as lines:
             actions = [decode(line) for line in lines]
         for gone in (action["remove"] for action in actions if "remove" in action):
-            found.pop(build_file_key(gone), None)
-        found |= {build_file_key(action["add"]): action["add"] for action in actions if "add" in action}
+            found.pop(build_log_key_of_file(gone), None)
+        found |= {build_log_key_of_file(action["add"]): action["add"] for action in actions if "add" in action}
     return found.values()
 
 
-def build_file_key(action: Action) -> tuple[str, str]:
+def build_log_key_of_file(action: Action) -> tuple[str, str]:
     """Returns the path and the deletion vector in an `add` or `remove` action of Delta's log.
 
     Together they identify a file. The vector is given as text; empty if there is none.
@@ -223,7 +226,7 @@ def build_file_key(action: Action) -> tuple[str, str]:
     return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
 
 
-def _convert_to_json_types(add: Action) -> Action:
+def _convert_checkpoint_action_to_json(add: Action) -> Action:
     """Converts an `add` action from a checkpoint of Delta's log to the form in which a commit stores it."""
     names = ("path", "size", "modificationTime")
     vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}

@@ -15,7 +15,7 @@ from msgspec.json import decode
 from sessionlake.delta.folders.commits import sync_to_disk, write_log_checkpoint
 from sessionlake.delta.folders.deletion_vectors import build_deletion_vector_path
 from sessionlake.delta.folders.history import read_commit_time
-from sessionlake.delta.folders.table_files import Action, list_live_files, open_table
+from sessionlake.delta.folders.table_files import Action, list_data_files, open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature, may_have_deletion_vectors
 from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
 from sessionlake.local.paths import find_logged_file
@@ -41,17 +41,17 @@ _VACUUM = {
 }
 
 
-def find_lost_files(folder: Path) -> list[str]:
+def find_missing_files(folder: Path) -> list[str]:
     """Returns the files that the table's latest version needs and that do not exist, also those of deletion vectors.
 
     They are given as paths relative to the folder, sorted.
     """
-    files = list_live_files(open_table(folder), read_vectors=False)
+    files = list_data_files(open_table(folder), read_vectors=False)
     named = {path for file in files for path in (file.full_path, file.vector_path) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
-def has_many_removable_versions(folder: Path, retention: HistoryToKeep) -> bool:
+def has_many_versions_to_remove(folder: Path, retention: HistoryToKeep) -> bool:
     """True if more than 100 versions can be removed from the table's log, so that a VACUUM is worth its cost."""
     before = _compute_oldest_log_time_to_keep(retention)
     versions = (file for file in _find_log_folder(folder).glob("*.json") if file.stem.isdigit())
@@ -76,12 +76,14 @@ def vacuum_folder(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vac
     """
     moment = time.time() - kept.file_span.total_seconds()
     needed = None if kept.first_unread is None else read_commit_time(folder, kept.first_unread)
-    freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
+    freed = _delete_files_unneeded_since(
+        spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS)
+    )
     _delete_unneeded_log_files(folder, _compute_oldest_log_time_to_keep(kept), kept.first_unread)
     return freed
 
 
-def _set_removal_times_of_files(folder: Path, before: float) -> None:
+def _set_mtime_to_removal_time(folder: Path, before: float) -> None:
     """Sets the modification time of removed files to the time of the commit that removed them from the table.
 
     VACUUM uses a file's modification time if the log does not name the file. This is so for deletion vectors, which
@@ -119,10 +121,10 @@ def _list_files_removed_by_commit(commit: Path, folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> VacuumResult:
+def _delete_files_unneeded_since(spark: SparkSession, folder: Path, before: float) -> VacuumResult:
     """Deletes the files that are needed by no version that was committed since `before` (seconds since 1970)."""
     unnamed = _delete_incomplete_files(folder, before)
-    _set_removal_times_of_files(folder, before)
+    _set_mtime_to_removal_time(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = open_table(folder)
     if may_have_deletion_vectors(delta) or find_spark_only_feature(
@@ -136,7 +138,7 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> VacuumRes
     else:
         # delta-rs also lists files that were removed long ago with one vector, and only recently with another.
         found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-        freed = _delete_files_before((folder / path for path in found), before)
+        freed = _delete_files_modified_before((folder / path for path in found), before)
     return VacuumResult(unnamed.files + freed.files, unnamed.freed + freed.freed)
 
 
@@ -151,10 +153,10 @@ def _delete_incomplete_files(folder: Path, before: float) -> VacuumResult:
     for parent, _, names in os.walk(folder):  # does not fail if files are deleted meanwhile
         of_task = _OF_TASKS in Path(parent).relative_to(folder).parts
         found += (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name))
-    return _delete_files_before(found, before)
+    return _delete_files_modified_before(found, before)
 
 
-def _delete_files_before(found: Iterable[Path], before: float) -> VacuumResult:
+def _delete_files_modified_before(found: Iterable[Path], before: float) -> VacuumResult:
     """Deletes those of the files that were last modified before a time (seconds since 1970)."""
     files = size = 0
     for file in found:
@@ -177,7 +179,7 @@ def purge_history(spark: SparkSession, folder: Path, since: int | None) -> Vacuu
     for version in sorted({open_table(folder).version()} | ({since} if since is not None else set())):
         if read_commit_time(folder, version) is not None:  # a stream may wait for a version that does not exist yet
             write_log_checkpoint(open_table(folder, version=version))
-    freed = _vacuum_files(spark, folder, time.time() + _HOUR)
+    freed = _delete_files_unneeded_since(spark, folder, time.time() + _HOUR)
     _delete_unneeded_log_files(folder, time.time() + _HOUR, since)
     return freed
 

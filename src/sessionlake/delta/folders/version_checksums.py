@@ -48,7 +48,7 @@ class _VersionSummary:
     files: int = 0
     size: int = 0
 
-    def apply_action(self, action: Action) -> _VersionSummary:
+    def add_action_to_summary(self, action: Action) -> _VersionSummary:
         """Returns what the checksum contains after one more action of a commit."""
         if file := action.get("add"):
             return replace(self, files=self.files + 1, size=self.size + file["size"])
@@ -59,7 +59,7 @@ class _VersionSummary:
         )
 
 
-def write_checksum(folder: Path, version: int) -> None:
+def write_version_checksum_file(folder: Path, version: int) -> None:
     """Writes the checksum file of a committed version of a table.
 
     Writes none if an error occurs, if no earlier checksum is near, or if the table has unknown features. This is
@@ -72,17 +72,21 @@ def write_checksum(folder: Path, version: int) -> None:
             return
         for number in range(at + 1, version + 1):
             actions = [decode(line) for line in (log / f"{number:020}.json").read_bytes().splitlines()]
-            before = reduce(_VersionSummary.apply_action, actions, before)
-            if _may_add_known_files(actions):
+            before = reduce(_VersionSummary.add_action_to_summary, actions, before)
+            if _may_add_existing_files_again(actions):
                 sizes = [add["size"] for add in read_add_actions(folder, number)]
                 before = replace(before, files=len(sizes), size=sum(sizes))
-        if before.metadata is not None and before.protocol is not None and _has_known_features(before.protocol):
+        if (
+            before.metadata is not None
+            and before.protocol is not None
+            and _has_supported_checksum_features(before.protocol)
+        ):
             _write_checksum_file(log, version, before)
     except (OSError, ValueError, KeyError, TypeError) as error:  # as if a commit does not have a file's size
         _LOG.debug("%s: version %s is left without a checksum: %s", folder, version, error)
 
 
-def _may_add_known_files(actions: Iterable[Action]) -> bool:
+def _may_add_existing_files_again(actions: Iterable[Action]) -> bool:
     """True if a commit may add files that the table already has, as commits with corrected statistics do.
 
     Args:
@@ -112,7 +116,7 @@ def _read_last_summary_before(log: Path, version: int) -> tuple[_VersionSummary 
     return (_VersionSummary(), -1) if version < _FARTHEST else (None, -1)
 
 
-def _has_known_features(protocol: Action) -> bool:
+def _has_supported_checksum_features(protocol: Action) -> bool:
     return _KNOWN.issuperset(protocol.get("writerFeatures") or ())
 
 

@@ -1,6 +1,6 @@
 """Decides which tables this package may commit to, and opens them for a commit.
 
-Only Spark may write to tables with features that this package does not support. `open_writable` refuses them.
+Only Spark may write to tables with features that this package does not support. `open_writable_table` refuses them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.folders.parquet import FAST_CODEC, FileWriter
-from sessionlake.delta.folders.table_files import TableFile, find_table_folder, list_live_files
+from sessionlake.delta.folders.table_files import TableFile, find_table_folder, list_data_files
 from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, STATISTICS_COLUMNS, split_names
 from sessionlake.errors import LakeError
 
@@ -74,7 +74,7 @@ class WritableTable:
         Raises:
             LakeError: a deletion vector has another number of rows than the log says.
         """
-        return list_live_files(self.delta)
+        return list_data_files(self.delta)
 
     @property
     def table_version(self) -> int:
@@ -91,7 +91,7 @@ class WritableTable:
         """True if commits to the table must record which rows they change, for its change feed."""
         return self.configuration.get(CHANGE_FEED) == "true"
 
-    def open_writer(self, codec: str = FAST_CODEC) -> FileWriter:
+    def create_data_file_writer(self, codec: str = FAST_CODEC) -> FileWriter:
         """Returns a writer that writes new data files into the table's folder.
 
         Args:
@@ -106,7 +106,7 @@ class WritableTable:
         return tuple(flat[:_INDEXED])
 
 
-def open_writable(delta: DeltaTable) -> WritableTable:
+def open_writable_table(delta: DeltaTable) -> WritableTable:
     """Returns the table for a commit without Spark, after checking that this is allowed.
 
     Raises:
@@ -132,9 +132,9 @@ def find_spark_only_feature(delta: DeltaTable) -> str | None:
     protocol = delta.protocol()
     if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
         return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
-    if unknown := list_features(delta) - _KNOWN - _UNUSED.keys():
+    if unknown := list_protocol_features(delta) - _KNOWN - _UNUSED.keys():
         return f"the table feature {', '.join(sorted(unknown))}"
-    if used := _find_features_in_use(delta):
+    if used := _list_features_used_by_metadata(delta):
         return f"the table feature {', '.join(sorted(used))} in use"
     return "partition columns" if delta.metadata().partition_columns else None
 
@@ -145,16 +145,18 @@ def needs_delta_reader(delta: DeltaTable) -> bool:
     This is so with mapped or partition columns, and with features for readers that sessionlake does not support.
     """
     asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
-    return bool(asked or "columnMapping" in _find_features_in_use(delta) or delta.metadata().partition_columns)
+    return bool(
+        asked or "columnMapping" in _list_features_used_by_metadata(delta) or delta.metadata().partition_columns
+    )
 
 
-def _find_features_in_use(delta: DeltaTable) -> set[str]:
+def _list_features_used_by_metadata(delta: DeltaTable) -> set[str]:
     """Returns the features that the table's metadata shows to be in use, of those that protocols often only list."""
     said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
     return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
 
 
-def list_features(delta: DeltaTable) -> set[str]:
+def list_protocol_features(delta: DeltaTable) -> set[str]:
     """Returns the names of all features that the table's protocol lists or implies."""
     protocol = delta.protocol()
     if protocol.min_writer_version >= _LISTED:
@@ -167,7 +169,9 @@ def list_used_features(delta: DeltaTable) -> set[str]:
 
     Features that its protocol only lists are left out.
     """
-    return {feature for feature in list_features(delta) if feature not in _UNUSED} | _find_features_in_use(delta)
+    return {
+        feature for feature in list_protocol_features(delta) if feature not in _UNUSED
+    } | _list_features_used_by_metadata(delta)
 
 
 def may_have_deletion_vectors(delta: DeltaTable) -> bool:

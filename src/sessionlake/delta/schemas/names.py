@@ -72,7 +72,7 @@ ERASURES = "bronze.erasures"
 RETENTION_CLAIM = "retention"
 FORGET_CLAIM = "forget"
 CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
-"""For each claim, the tables that only its holder may change, with functions like `replace_rows_of_claimed_table`."""
+"""For each claim, the tables that only its holder may change, with functions like `replace_rows_as_claim_holder`."""
 
 BRONZE = "bronze"
 SILVER = "silver"

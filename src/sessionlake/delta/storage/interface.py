@@ -78,19 +78,19 @@ class TableStorage(ABC):
         """Returns the table's full, quoted name in SQL."""
 
     @abstractmethod
-    def sql_name(self, table: str) -> str:
+    def get_sql_name_in_query_command(self, table: str) -> str:
         """Returns the name of a table, view or function in SQL of `sessionlake query`, given its two-level name."""
 
     @abstractmethod
-    def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
+    def build_create_function_target(self, schema: str, name: str) -> tuple[str, str]:
         """Returns two parts of the SQL that creates a function: `FUNCTION` or `TEMPORARY FUNCTION`, and the name."""
 
     @abstractmethod
-    def prepare_view(self, spark: SparkSession, name: str) -> str:
+    def create_view_schema_and_get_name(self, spark: SparkSession, name: str) -> str:
         """Creates the schema of a view if it is missing, and returns the view's name for `CREATE VIEW`."""
 
     @abstractmethod
-    def require_writable(self) -> None:
+    def require_writable_storage(self) -> None:
         """Checks that tables can be written. It is called before Spark starts.
 
         Raises:
@@ -98,7 +98,7 @@ class TableStorage(ABC):
         """
 
     @abstractmethod
-    def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+    def hold_exclusive_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds an exclusive claim until the block ends: no other process can hold a claim of this name meanwhile.
 
         Args:
@@ -110,7 +110,7 @@ class TableStorage(ABC):
         """
 
     @abstractmethod
-    def require_claims(self) -> None:
+    def require_claims_still_held(self) -> None:
         """Checks that this process still holds all claims that it has made. It is called before each commit.
 
         Raises:
@@ -125,12 +125,12 @@ class TableStorage(ABC):
         """
 
     @abstractmethod
-    def build_staging_settings(self) -> Settings:
+    def build_staging_table_settings(self) -> Settings:
         """Returns settings for a second set of tables, which a rebuild builds and then copies to the live ones."""
 
     # -- tables
 
-    def cache_reads(self) -> AbstractContextManager[None]:
+    def cache_repeated_reads(self) -> AbstractContextManager[None]:
         """Caches properties of tables and rows of small tables in this thread until the block ends.
 
         Does nothing if the storage reads them without a Spark job.
@@ -166,7 +166,7 @@ class TableStorage(ABC):
         """Removes the table and its history."""
 
     @abstractmethod
-    def register_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def make_tables_queryable_by_sql(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Makes the tables available to SQL in this session under their two-level names."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ class TableStorage(ABC):
         """Returns the table as an object of Delta's Python API, for MERGE and history."""
 
     @abstractmethod
-    def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+    def find_missing_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns the paths of missing files of the table's latest version; empty if the storage cannot list files."""
 
     @abstractmethod
@@ -199,18 +199,18 @@ class TableStorage(ABC):
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property of the table, in a separate commit."""
-        with self.commit_lock(table):
+        with self.hold_commit_lock(table):
             assigned = f"{quote_sql_string(key)} = {quote_sql_string(value)}"
             spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} SET TBLPROPERTIES ({assigned})")
 
-    def set_retention(self, spark: SparkSession, table: str) -> None:
+    def set_history_retention(self, spark: SparkSession, table: str) -> None:
         """Sets the table's Delta properties that say how long history is kept and who removes old log entries.
 
         Does nothing in a catalog, where this would cost a Spark job.
         """
         del spark, table
 
-    def set_changed_properties(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
+    def set_properties_that_differ(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets the Delta properties that are not as wanted. Returns all properties of the table as they were before."""
         present = self.read_properties(spark, table)
         for key in (key for key, value in wanted.items() if present.get(key) != value):
@@ -219,7 +219,7 @@ class TableStorage(ABC):
 
     # -- reading
 
-    def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
+    def choose_commit_order_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
         """Returns options with which a new stream reads the table in the order of its commits; empty if it needs none.
 
         Raises:
@@ -267,7 +267,7 @@ class TableStorage(ABC):
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
-        self.replace_with_spark(
+        self.replace_rows_with_spark(
             to_spark_frame(spark, rows), table, {} if txn is None else txn.build_writer_options(table)
         )
 
@@ -279,11 +279,11 @@ class TableStorage(ABC):
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
         options = {"userMetadata": metadata, "overwriteSchema": columns}
-        self.replace_with_spark(rows, table, txn.build_writer_options(table) | options)
+        self.replace_rows_with_spark(rows, table, txn.build_writer_options(table) | options)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
-        with self.commit_lock(table), use_temporary_spark_conf(spark, txn.build_session_conf(table)):
+        with self.hold_commit_lock(table), use_temporary_spark_conf(spark, txn.build_session_conf(table)):
             self.open_delta_table(spark, table).delete()
 
     @abstractmethod
@@ -297,7 +297,7 @@ class TableStorage(ABC):
             The commit; after a replay, the table's latest one.
         """
 
-    def accumulate_rows(
+    def combine_and_merge_rows(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> TableCommit:
         """Combines rows with the table's rows of the same keys, such as sums, and MERGEs the results in one commit.
@@ -317,27 +317,27 @@ class TableStorage(ABC):
         held = reader.read_arrow_table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge_rows(spark, table, combine(rows, held), upsert, txn)
-        self.require_lease(table)
+        self.require_claims_before_commit(table)
         self.append_rows(spark, table, rows.cast(held.schema), txn)
         return self.read_own_commit(spark, table, rows)
 
-    def require_lease(self, table: str) -> None:
+    def require_claims_before_commit(self, table: str) -> None:
         """Checks that this process still holds all its claims. It is called right before a commit to the table."""
-        self.require_claims()
+        self.require_claims_still_held()
         fault_point(f"sure:{table}")
 
     @abstractmethod
-    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+    def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         """Appends rows to a table in one commit, with Spark's Delta writer and these options of it."""
 
     @abstractmethod
-    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+    def replace_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         """Replaces all rows in one commit, with options of Spark's Delta writer. The clustering keys are removed."""
 
     # -- upkeep
 
     @abstractmethod
-    def commit_lock(self, table: str) -> AbstractContextManager[None]:
+    def hold_commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds a lock that excludes other commits to the table, if the storage cannot detect conflicting commits.
 
         Appends take the lock themselves. The lock is not reentrant.
@@ -366,7 +366,7 @@ class TableStorage(ABC):
         """
 
     @abstractmethod
-    def purge_vectors(self, table: str) -> int:
+    def purge_deletion_vectors(self, table: str) -> int:
         """Rewrites the table's files with deletion vectors, so that readers without that feature can open the table.
 
         Returns:

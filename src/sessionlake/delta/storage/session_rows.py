@@ -125,7 +125,7 @@ class EraseMessages(Protocol):
         stay.
         """
 
-    def erase_messages_of_frame(self, messages: DataFrame) -> DataFrame:
+    def erase_messages_in_spark_frame(self, messages: DataFrame) -> DataFrame:
         """Does the same for a Spark frame."""
 
 
@@ -195,7 +195,7 @@ class MessageRows(PlacedRows):
             "value": F.col("s.value"),
             "headers": F.when(is_shared, F.concat(others, F.array(mark))),
         }
-        return self.eraser.erase_messages_of_frame(own).alias("s"), values
+        return self.eraser.erase_messages_in_spark_frame(own).alias("s"), values
 
     def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the session erased in its messages. Other messages stay as they are."""

@@ -64,7 +64,7 @@ class StagedFrame:
         again, five times in all; then it raises Delta's error.
         """
         options = txn.build_writer_options(self._table)
-        retry_on_conflict(lambda: self._storage.append_with_spark(self._rows, self._table, options))
+        retry_on_conflict(lambda: self._storage.append_rows_with_spark(self._rows, self._table, options))
 
 
 @contextmanager
@@ -106,8 +106,8 @@ def merge_with_spark(
     )
 
     def execute_merge() -> TableCommit:
-        storage.require_lease(table)
-        with storage.commit_lock(table):
+        storage.require_claims_before_commit(table)
+        with storage.hold_commit_lock(table):
             builder = storage.open_delta_table(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
             done = _add_merge_clauses(builder, upsert).execute().collect()
@@ -177,8 +177,8 @@ def rewrite_with_spark(
     """
 
     def purge_and_merge() -> None:
-        storage.require_lease(table)
-        with storage.commit_lock(table):
+        storage.require_claims_before_commit(table)
+        with storage.hold_commit_lock(table):
             if storage.read_properties(spark, table).get(DELETION_VECTORS) == "true":
                 spark.sql(f"REORG TABLE {storage.to_sql_identifier(table)} APPLY (PURGE)").collect()
             merge = (

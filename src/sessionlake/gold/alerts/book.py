@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import create_next_txn, delete_all_rows, replace_rows
+from sessionlake.delta.commit import create_txn_outside_queries, delete_all_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.delta.storage.reading import TableReader
@@ -107,12 +107,12 @@ def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[
 
 def forget_evaluated_rules(spark: SparkSession, lake: Lake) -> None:
     """Deletes gold's records about rules, so that its next batch evaluates all rules over all stored history."""
-    lake.prepare_tables(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
+    lake.create_or_update_tables(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
     if lake.exists(spark, RULE_STATUS):
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
     if lake.exists(spark, RULE_MATCHES):  # new rules search all changes for their events
-        delete_all_rows(spark, lake, RULE_MATCHES, create_next_txn(spark, lake, RULE_MATCHES, "forget"))
+        delete_all_rows(spark, lake, RULE_MATCHES, create_txn_outside_queries(spark, lake, RULE_MATCHES, "forget"))
 
 
 class RuleLoader:
@@ -180,7 +180,7 @@ class RuleLoader:
         Returns:
             The rules that are recorded now. In a replay these are the rules of the first attempt.
         """
-        self._lake.prepare_tables(spark, RULE_RESULTS)
+        self._lake.create_or_update_tables(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
         replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(now), _STATUS), txn)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, create_next_txn, merge_rows, replace_rows
+from sessionlake.delta.commit import append_rows, create_txn_outside_queries, merge_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_TIMES
 from sessionlake.delta.storage.far_times import find_nearest_datetime
@@ -132,7 +132,7 @@ class RuleStep:
         if changed is None:
             return False
         before, now = changed
-        self._lake.prepare_tables(spark, RULE_RESULTS)
+        self._lake.create_or_update_tables(spark, RULE_RESULTS)
         reader = self._lake.reader(spark)
         stored = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)}
         fresh = (
@@ -144,7 +144,7 @@ class RuleStep:
         matches = self._find_and_store_matches_of_new_rules(spark, reader, wider)
         data = RuleBatch(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
         rows = compute_log_rows([], new, data, LakeRuleInputs(self._lake.reader(spark)))
-        self._append_log_rows(spark, rows, create_next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
+        self._append_log_rows(spark, rows, create_txn_outside_queries(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
         self._loader.record_applied_rules(spark, now)
         if now and not stored:
             self._replace_stream_times(spark, times, None)
@@ -167,7 +167,7 @@ class RuleStep:
         conditions = ("_ts", operator.ge, min(wider.values())), ("_batch", operator.le, progress.batch)
         rows = find_pattern_matches(reader, list(wider), self._declared, self._once, *conditions)
         if rows.num_rows:
-            txn = create_next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
+            txn = create_txn_outside_queries(spark, self._lake, RULE_MATCHES, _BETWEEN)
             merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, txn)
         return rows
 

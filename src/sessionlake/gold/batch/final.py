@@ -188,7 +188,7 @@ def rebuild_final_rows(
     until = final.compute_first_open_buckets(times)
     keep = PerBatchFunction(_build_final_row_filter(final, {}, until, batch))
     found = apply_to_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
-    lake.storage.require_lease(final.table_name)
+    lake.storage.require_claims_before_commit(final.table_name)
     lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import accumulate_rows, append_rows, merge_rows
+from sessionlake.delta.commit import append_rows, combine_and_merge_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.far_times import find_nearest_datetime
@@ -122,7 +122,7 @@ class ProductMerger:
         def merge_stored_rows(part: pa.Table, held: pa.Table) -> pa.Table:
             return product.merge_rows(part, held).cast(product.arrow_schema())
 
-        commit = accumulate_rows(
+        commit = combine_and_merge_rows(
             self.spark, self.lake, product.table_name, part, merge_stored_rows, _build_product_upsert(product), self.txn
         )
         return TableOutput(product.table_name, commit.version, part.num_rows)

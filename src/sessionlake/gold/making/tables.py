@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, block_transaction, create_next_txn, delete_rows
+from sessionlake.delta.commit import append_rows, create_txn_outside_queries, delete_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
@@ -60,11 +60,11 @@ def replace_all_rows(spark: SparkSession, lake: Lake, table: str, rows: DataFram
     """
     token = lake.storage.get_fencing_token(GOLD)
     if token:
-        block_transaction(spark, lake, [table], Txn.build_txn_before_lease_holder(_MADE, token))
-    txn = create_next_txn(spark, lake, table, _MADE).add_fencing_token(token)
+        make_delta_skip_transaction(spark, lake, [table], Txn.build_txn_before_lease_holder(_MADE, token))
+    txn = create_txn_outside_queries(spark, lake, table, _MADE).add_fencing_token(token)
     before = lake.last_commit(spark, table)
-    lake.storage.require_lease(table)
-    lake.storage.replace_with_spark(rows, table, txn.build_writer_options(table))
+    lake.storage.require_claims_before_commit(table)
+    lake.storage.replace_rows_with_spark(rows, table, txn.build_writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}, because a process with a higher lease number "
@@ -140,7 +140,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             rows = drop_expired_spark_rows(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
-            rows.count(), _find_first_difference(lake.read_small_in_memory(spark, table), rows, product)
+            rows.count(), _find_first_difference(lake.read_small_table_into_memory(spark, table), rows, product)
         )
         replace_all_rows(spark, lake, table, rows)
         _make_delta_skip_last_batch(spark, lake, settings, table)
@@ -155,7 +155,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             if product.lateness_ms is not None:
                 _make_delta_skip_last_batch(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
-    lake.storage.require_lease(table)
+    lake.storage.require_claims_before_commit(table)
     lake.set_property(spark, table, LOGIC, product.logic_hash)
     return rebuilt
 
@@ -174,7 +174,7 @@ def _ensure_table_with_declared_columns(
     if present is not None and table.table_name != AVERAGES and (empty or present != dict(table.column_types)):
         # File statistics and clustering depend on the table's definition, so the table is created again.
         lake.drop_table(spark, table.table_name)
-    lake.prepare_tables(spark, [table.table_name])
+    lake.create_or_update_tables(spark, [table.table_name])
 
 
 def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
@@ -186,7 +186,7 @@ def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Setti
     if app_id is not None:
         last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.txn_of_second_write):
-            block_transaction(spark, lake, [table], txn)
+            make_delta_skip_transaction(spark, lake, [table], txn)
 
 
 def _compute_all_rows(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append_rows, block_transaction, merge_rows
+from sessionlake.delta.commit import append_rows, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
@@ -180,7 +180,7 @@ class AppliedRows:
     def mark_corrections_finished(self, spark: SparkSession, reference: ReferenceTable) -> None:
         """Marks all recorded corrections of a reference table as finished: all enriched rows are updated for them."""
         number = self._lake.latest_version(spark, reference.applied_table)
-        self._lake.storage.require_lease(reference.applied_table)
+        self._lake.storage.require_claims_before_commit(reference.applied_table)
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
@@ -189,7 +189,7 @@ def create_txn_for_reference_commit(spark: SparkSession, lake: Lake, table: str)
 
     Such commits correct enriched rows after their reference data changed, or store rows that were looked up.
     """
-    return commit.create_next_txn(spark, lake, table, "references")
+    return commit.create_txn_outside_queries(spark, lake, table, "references")
 
 
 def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
@@ -201,7 +201,7 @@ def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str]
     """
     token = lake.storage.get_fencing_token(GOLD)
     if token:
-        block_transaction(spark, lake, tables, Txn.build_txn_before_lease_holder(app_id, token))
+        make_delta_skip_transaction(spark, lake, tables, Txn.build_txn_before_lease_holder(app_id, token))
 
 
 def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:

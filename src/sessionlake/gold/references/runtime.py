@@ -38,9 +38,9 @@ def prepare_reference_tables(spark: SparkSession, lake: Lake, settings: Settings
     for one in list_declared_references(settings):
         if lake.exists(spark, one.table_name):
             lake.add_missing_columns(spark, one.table_name)  # others write this table, so their further columns stay
-            lake.storage.set_retention(spark, one.table_name)
+            lake.storage.set_history_retention(spark, one.table_name)
         else:
-            lake.prepare_tables(spark, [one.table_name])
+            lake.create_or_update_tables(spark, [one.table_name])
         exists = lake.exists(spark, one.applied_table)
         if not exists or lake.storage.read_column_types(spark, one.applied_table) != dict(list_applied_columns(one)):
             dependent = [table for table, _ in find_joins(tables, one)]
@@ -49,7 +49,7 @@ def prepare_reference_tables(spark: SparkSession, lake: Lake, settings: Settings
                 mark_incomplete(spark, lake, table)
             if exists:
                 lake.drop_table(spark, one.applied_table)
-        lake.prepare_tables(spark, [one.applied_table])
+        lake.create_or_update_tables(spark, [one.applied_table])
 
 
 class ReferenceRuntime:
@@ -101,7 +101,7 @@ def _create_lookup_runners(
     for one in list_declared_references(settings):
         lookup = declared[one.name]
         if lookup is not None and find_joins(tables, one):
-            lake.prepare_tables(spark, [LOOKUP_FAILURES])
+            lake.create_or_update_tables(spark, [LOOKUP_FAILURES])
             client = create_lookup(lookup, f"gold.references.{one.name}")
             found.append(LookupRunner(create_separate_session(spark), lake, one, lookup, client, tables))
     return found

@@ -66,7 +66,7 @@ def write_reference_rows(
         LakeError: the table is missing, has other columns or types, or is too large.
         UsageError: the rows of a key cannot be written. Nothing is written then.
     """
-    with lake.storage.hold_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
+    with lake.storage.hold_exclusive_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
         current = read_reference(lake, lake.reader(spark), reference)
         plan = plan_upsert(reference, current, rows, convert_time_to_micros(now))
         if plan.refused and not skip_refused:

@@ -114,7 +114,7 @@ def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
         return
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
     read += [*(tier.table_name for tier in TIERS), RETAINED]
-    lake.prepare_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
+    lake.create_or_update_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
     create_data_quality_since(spark, lake)
     create_metrics_between(spark, lake)

@@ -234,7 +234,7 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         view = DEFINITIONS[name]
         columns = ", ".join(f"{column} COMMENT {quote_sql_string(said)}" for column, said in view.columns.items())
         spark.sql(
-            f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({columns}) "
+            f"CREATE OR REPLACE VIEW {lake.storage.create_view_schema_and_get_name(spark, name)} ({columns}) "
             f"COMMENT {quote_sql_string(view.comment)} AS {_build_view_sql(spark, lake, view, _EVER)}"
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.delta.commit import create_next_txn, delete_rows
+from sessionlake.delta.commit import create_txn_outside_queries, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import find_nearest_datetime
@@ -142,7 +142,7 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
         (_compute_expiry_times_from_limits(known[table]) if table in known else {}) != dict(expiry_times)
         for table in tables
     ):
-        with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
+        with lake.storage.hold_exclusive_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 store_removal_record(spark, lake, _create_retained_entry(table, expiry_times))
             others = {
@@ -213,7 +213,7 @@ class BucketExpiry:
             if not floors and product.table_name not in self._pending:
                 continue
             try:
-                with self._lake.storage.hold_claim(spark, CLAIM, "removes old rows"):
+                with self._lake.storage.hold_exclusive_claim(spark, CLAIM, "removes old rows"):
                     if product.table_name in self._pending:
                         self._remove_expired(spark, product.table_name, {})
                         self._pending.remove(product.table_name)
@@ -237,7 +237,7 @@ class BucketExpiry:
         if count:
             store_removal_record(spark, self._lake, noted)
             self._floors[table] = now
-            txn = create_next_txn(spark, self._lake, table, "expiry")
+            txn = create_txn_outside_queries(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")

@@ -58,8 +58,10 @@ def verify_restatements(
         since = (F.col("table") == series.table_name) & (
             F.col("_batch") > read_last_batch_of_rebuild(spark, lake, series)
         )
-        restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
-        found = find_inconsistencies(series, lake.read_small_in_memory(spark, series.table_name), restatements, points)
+        restatements = lake.read_small_table_into_memory(spark, RESTATEMENTS).where(since)
+        found = find_inconsistencies(
+            series, lake.read_small_table_into_memory(spark, series.table_name), restatements, points
+        )
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
         rows, different = rows + restatements.count(), different + broken
         if first is None and one is not None:

@@ -68,7 +68,10 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
-    log, begins = _read_logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), read_first_bucket_times(reader)
+    log, begins = (
+        _read_logged_alerts(lake.read_small_table_into_memory(spark, RULE_EVENTS)),
+        read_first_bucket_times(reader),
+    )
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compare_alerts(log, truth, part, begins) for part in parts]
     first = next((one.first_difference for one in found if one.first_difference is not None), None)

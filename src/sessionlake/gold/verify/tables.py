@@ -75,13 +75,13 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
                 late.append(_compute_expected_late_points(events.where(build_late_filter(table)), table))
-        rows = lake.read_small_in_memory(spark, table.table_name)
+        rows = lake.read_small_table_into_memory(spark, table.table_name)
         found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
-            rows = drop_expired_spark_rows(lake.read_small_in_memory(spark, final.table_name), *gone)
+            rows = drop_expired_spark_rows(lake.read_small_table_into_memory(spark, final.table_name), *gone)
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:

@@ -87,7 +87,7 @@ class MessageEraser:
         values = pa.array(erased.value, pa.binary()), pa.array(erased.is_shared, pa.bool_())
         return pa.RecordBatch.from_arrays([*places, *values], schema=_ERASED)
 
-    def erase_messages_of_frame(self, messages: DataFrame) -> DataFrame:
+    def erase_messages_in_spark_frame(self, messages: DataFrame) -> DataFrame:
         """Does the same for a Spark frame of messages."""
         return messages.select(*self.columns).mapInArrow(self._erase_batches, _ERASED_DDL)
 

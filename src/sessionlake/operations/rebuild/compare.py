@@ -79,7 +79,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     recorded = expand_to_tables_removed_together(cut)
 
     def compute_remaining_rows(source: Lake, table: str) -> DataFrame:
-        rows = source.read_small_in_memory(spark, table)
+        rows = source.read_small_table_into_memory(spark, table)
         if table not in recorded:
             return rows
         up_to = read_limits_as_frame(spark, lake, recorded[table].table).alias("s")

@@ -7,7 +7,7 @@ from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import block_transaction, build_merge_app_id, delete_all_rows
+from sessionlake.delta.commit import build_merge_app_id, delete_all_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -57,7 +57,7 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
                 Txn.build_txn_before_lease_holder(build_merge_app_id(app_id), token),
             )
             for txn in (last, last.txn_of_second_write, *([merges] if layer == SILVER else [])):
-                block_transaction(spark, lake, (*tables, LEDGER), txn)
+                make_delta_skip_transaction(spark, lake, (*tables, LEDGER), txn)
 
 
 def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:

@@ -169,9 +169,9 @@ class _ProcessorRebuilder:
             TABLES[PROCESSOR_ERRORS],
         )
         self.lake = Lake(settings, {self.processor.output_table: records, self._records: records, self._errors: errors})
-        self.lake.prepare_tables(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+        self.lake.create_or_update_tables(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.processor.output_table):
-            self.lake.prepare_tables(spark, [self.processor.output_table])
+            self.lake.create_or_update_tables(spark, [self.processor.output_table])
         self._staging = self.lake.build_staging_lake()
         self._states: DataFrame | None = None
         self._partitions: list[PartitionCounts] = []
@@ -205,7 +205,7 @@ class _ProcessorRebuilder:
             difference = self.compare_tables()
             plan = self._build_plan(started)
             publishing.prepare_handover(settings, processor.layer, plan, read_states_by_shard(self._states))
-            self.lake.storage.require_claims()
+            self.lake.storage.require_claims_still_held()
         self._publish_tables(Journal.start_journal(settings, self._operation, plan))
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
@@ -221,7 +221,7 @@ class _ProcessorRebuilder:
         require_complete_bronze(self.lake.reader(spark), processor.output_table)
         refuse_restored_tables(spark, self.lake, [MESSAGES, RETAINED])
         self.remove_staging_tables()
-        self._staging.prepare_tables(spark, self._tables.values())
+        self._staging.create_or_update_tables(spark, self._tables.values())
         self._version = version
         what = f"a rebuild of {processor.output_table}"
         unread = (

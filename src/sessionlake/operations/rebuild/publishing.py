@@ -176,7 +176,7 @@ def finish_publishing(
     lake.ensure_version_after(spark, MESSAGES, plan.version)
 
     def replace_layer_states() -> None:
-        lake.storage.require_claims()
+        lake.storage.require_claims_still_held()
         handover.activate_handover(spark, settings, plan.rebuild, layer)
         remove_manifest(settings, layer)
 

@@ -132,7 +132,7 @@ def open_silver_lake(spark: SparkSession, settings: Settings) -> Lake:
         LakeError: The lake has no silver, or its tables do not have the declared columns.
     """
     lake = _open_started_lake(spark, settings)
-    lake.prepare_tables(spark, [*REPLAYED, DECISIONS, LEDGER])
+    lake.create_or_update_tables(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 
@@ -149,7 +149,7 @@ def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake,
     lake = _open_started_lake(spark, settings)
     difference = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if difference is None or not lake.exists(spark, table)]
-    lake.prepare_tables(spark, [*silver, DECISIONS, LEDGER])
+    lake.create_or_update_tables(spark, [*silver, DECISIONS, LEDGER])
     return lake, difference
 
 
@@ -247,7 +247,7 @@ def _empty_staging_tables(spark: SparkSession, staging: Lake) -> None:
     """Drops silver's staging tables, and creates them again without rows."""
     for table in REPLAYED:
         staging.drop_table(spark, table)
-    staging.prepare_tables(spark, REPLAYED)
+    staging.create_or_update_tables(spark, REPLAYED)
 
 
 def _append_slice_rows(
@@ -289,7 +289,7 @@ def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     staging, columns = Lake(settings).build_staging_lake(), settings.capture.declared_columns
-    changes = staging.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
+    changes = staging.read_small_table_into_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count_rows(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleLookup(settings.capture)
@@ -315,7 +315,7 @@ def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
         spark,
         staging,
         SESSIONS,
-        select_newest_progress_frame(staging.read_small_in_memory(spark, PROGRESS)),
+        select_newest_progress_frame(staging.read_small_table_into_memory(spark, PROGRESS)),
         Txn("rebuild", 0),
     )
 
@@ -325,7 +325,7 @@ def _fill_split_events(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     staging = Lake(settings).build_staging_lake()
-    sessions = staging.read_small_in_memory(spark, SESSIONS).select(*SESSION)
+    sessions = staging.read_small_table_into_memory(spark, SESSIONS).select(*SESSION)
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
     if split_sessions.num_rows:

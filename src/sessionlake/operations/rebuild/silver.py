@@ -128,7 +128,7 @@ def rebuild_silver_tables(
             comparison = compare_tables(spark, settings, lake) if compares else None
             plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
             publishing.prepare_handover(settings, LAYER, plan, _read_new_states(spark, settings, replayed, selection))
-            lake.storage.require_claims()  # another process may have changed silver meanwhile
+            lake.storage.require_claims_still_held()  # another process may have changed silver meanwhile
         _publish_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
         return _build_result(plan, comparison, columns)
 
@@ -272,10 +272,12 @@ def _select_rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> D
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
-        return staging.read_small_in_memory(spark, table)
+        return staging.read_small_table_into_memory(spark, table)
     # A session that ever had a late fill needs another way to reconstruct its table at a moment.
-    late_fills = staging.read_small_in_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
-    latest = staging.read_small_in_memory(spark, SESSIONS).join(late_fills, list(SESSION), "left")
+    late_fills = (
+        staging.read_small_table_into_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    )
+    latest = staging.read_small_table_into_memory(spark, SESSIONS).join(late_fills, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 

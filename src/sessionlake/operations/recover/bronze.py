@@ -23,7 +23,7 @@ from sessionlake.bronze.job import (
 )
 from sessionlake.bronze.silences import find_silences_file
 from sessionlake.bronze.subscription import QueryOffsets
-from sessionlake.delta.commit import block_transaction
+from sessionlake.delta.commit import make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
@@ -97,7 +97,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
-    lake.prepare_tables(spark, [MESSAGES, LEDGER])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
@@ -184,7 +184,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, last_known_bat
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
-        block_transaction(spark, lake, [MESSAGES], Txn(app_id, number))
+        make_delta_skip_transaction(spark, lake, [MESSAGES], Txn(app_id, number))
         new_versions = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files by itself commits as well, but not as WRITE.
         commits = lake.storage.latest_commits(spark, MESSAGES, new_versions) if new_versions else []

@@ -104,5 +104,5 @@ def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False
     lake = Lake(settings, build_declared_gold_schemas(settings))
     if not shorten:
         refuse_shorter_table(lake, spark)
-    lake.prepare_tables(spark, [AVERAGES, LEDGER])
+    lake.create_or_update_tables(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

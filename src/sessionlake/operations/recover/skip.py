@@ -98,7 +98,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
             f"bronze skip: {settings.location} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
-    lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
+    lake.create_or_update_tables(spark, [MESSAGES, LEDGER, TOPICS])
     generations = CheckpointGenerations(settings.checkpoint_path(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.update_topics_from_kafka()

@@ -149,7 +149,9 @@ def _prepare_resharding(spark: SparkSession, settings: Settings, shards: int, re
     if not changed:
         return None
     fault_point("before:reshard.journal")
-    Lake(settings).storage.require_claims()  # otherwise another process may have changed the states meanwhile
+    Lake(
+        settings
+    ).storage.require_claims_still_held()  # otherwise another process may have changed the states meanwhile
     return _ReshardPlan(name, shards, changed, former)
 
 
@@ -216,7 +218,7 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
     )
     if begin is not None:
         lake.ensure_version_after(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
-        lake.storage.require_claims()
+        lake.storage.require_claims_still_held()
         handover.activate_handover(spark, settings, plan.name, layer)
     if layer == GOLD:
         delete_owner_files(settings)

@@ -154,7 +154,7 @@ class RetentionRunner:
             return RemovalResult()
         self._last_attempts[table] = now
         try:
-            with self._lake.storage.hold_claim(self._spark, CLAIM, "removes old rows"):
+            with self._lake.storage.hold_exclusive_claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
                 refuse_interrupted_operations(self._settings, SILVER)
                 if table == LEDGER:

@@ -101,7 +101,7 @@ def _create_view(spark: SparkSession, lake: Lake, view: str, table: str, feed: F
         f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
     )
     spark.sql(
-        f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, view)} ({heads}) "
+        f"CREATE OR REPLACE VIEW {lake.storage.create_view_schema_and_get_name(spark, view)} ({heads}) "
         f"COMMENT {quote_sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
     )
 

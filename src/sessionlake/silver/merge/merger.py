@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit, block_transaction, build_merge_app_id, merge_rows
+from sessionlake.delta.commit import append_and_read_commit, build_merge_app_id, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -152,10 +152,10 @@ class TableMerger:
         self._lake = Lake(settings)
         self._ledger = Ledger(self._lake)
         self._settings = settings
-        with self._lake.storage.cache_reads():
-            self._lake.prepare_tables(self._spark, _CREATED)
+        with self._lake.storage.cache_repeated_reads():
+            self._lake.create_or_update_tables(self._spark, _CREATED)
             if self._lake.storage.functions_persist:
-                self._lake.prepare_tables(self._spark, [RETAINED])
+                self._lake.create_or_update_tables(self._spark, [RETAINED])
                 create_session_as_of(self._spark, self._lake)  # for SQL warehouses
                 create_feed_views(self._spark, self._lake)
         self._stop = threading.Event()
@@ -287,7 +287,7 @@ class TableMerger:
         token, pending = self._lake.storage.get_fencing_token(SILVER), self._read_pending_batches()
         if not token or not pending:
             return pending
-        block_transaction(
+        make_delta_skip_transaction(
             self._spark, self._lake, _WRITTEN, Txn.build_txn_before_lease_holder(_build_merge_app_id(pending), token)
         )
         return self._read_pending_batches()
@@ -295,7 +295,7 @@ class TableMerger:
     def _read_pending_batches(self) -> list[PendingBatch]:
         """Returns the batches in the ledger that are not merged yet."""
         reader = self._lake.reader(self._spark)
-        with self._lake.storage.cache_reads():
+        with self._lake.storage.cache_repeated_reads():
             behind = read_entries_after(
                 reader, SILVER, read_last_merged_batch_number(reader), "messages", "outputs", "offsets"
             )
