@@ -219,10 +219,8 @@ class _SessionAsOfQuery:
     def _compute_table_and_its_base_cut(self) -> tuple[pa.Table | None, pa.Table]:
         """Returns the cut from which the table is computed, and the table. The cut is None if all changes are used."""
         self._refuse_moment_after_last_judged_message()
-        cuts = self._moment.select_cuts(
-            self._read_cuts_with_stored_tables(),
-            replace(self._history, reached=self._has_stream_time_certainly_reached),
-        )
+        history = replace(self._history, reached=self._has_stream_time_certainly_reached)
+        cuts = self._moment.select_cuts(self._read_cuts_with_stored_tables(), history)
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
@@ -299,10 +297,8 @@ class _SessionAsOfQuery:
         gone = self._partition_starts_after_retention.get(place)
         if gone is not None and gone.highest_ms >= ts:
             return True
-        silent = (
-            one for one in self._recorded_silences if one.place == place and (until is None or one.behind < until)
-        )
-        if any(one.until >= ts for one in silent):
+        own = (silence for silence in self._recorded_silences if silence.place == place)
+        if any(silence.until >= ts for silence in own if until is None or silence.behind < until):
             return True
         later = self._reader.read_batches(
             MESSAGES,

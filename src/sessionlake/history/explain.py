@@ -234,10 +234,7 @@ def _explain_gold_row(
     logic: str | None,
 ) -> ExplainedGoldRow:
     keys = table.row_keys
-
-    def is_shown_result_column(name: str) -> bool:
-        return name in table.result_columns or not name.startswith("_")
-
+    shown = {name for name in row if name not in keys and (name in table.result_columns or not name.startswith("_"))}
     events = _select_source_events_of_gold_row(changes, table, row)
     found = _collect_rows(events.groupBy("topic", "partition").agg(*_build_offset_range_aggregates()))
     silver_numbers = [one["batch"] for one in _collect_rows(events.select("batch").distinct())]
@@ -248,11 +245,11 @@ def _explain_gold_row(
     return ExplainedGoldRow(
         table=table.table_name,
         key=key,
-        figures={name: value for name, value in row.items() if name not in keys and is_shown_result_column(name)},
+        figures={name: value for name, value in row.items() if name in shown},
         events=made_of,
         offsets=tuple(
-            SourceOffsetSpan(one["topic"], one["partition"], one["first"], one["last"], one["messages"])
-            for one in found
+            SourceOffsetSpan(part["topic"], part["partition"], part["first"], part["last"], part["messages"])
+            for part in found
         ),
         batches=tuple(_read_gold_batches_of_silver_batches(reader, sorted(silver_numbers), changes.renumbered)),
         logic=logic,
@@ -312,9 +309,7 @@ def _select_source_events_of_gold_row(changes: _ChangesReadByGold, table: GoldTa
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events_with_row_key(changes, key, are_numbers=table.source.numbers).where(
-        build_event_filter(table)
-    )
+    events = _select_events_with_row_key(changes, key, numeric=table.source.numbers).where(build_event_filter(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -328,20 +323,20 @@ def _select_points_of_average(changes: _ChangesReadByGold, series: RollingAverag
     from pyspark.sql import functions as F
 
     key = {name: row[name] for name in series.row_keys}
-    events = _select_events_with_row_key(changes, key, are_numbers=True).where(F.col("metric") == row["metric"])
+    events = _select_events_with_row_key(changes, key, numeric=True).where(F.col("metric") == row["metric"])
     order = F.struct(*series.sort_columns)
     place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sort_columns))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _select_events_with_row_key(changes: _ChangesReadByGold, row_key: Row, *, are_numbers: bool) -> DataFrame:
+def _select_events_with_row_key(changes: _ChangesReadByGold, row_key: Row, *, numeric: bool) -> DataFrame:
     """Returns the events that have the same topic, session, row and partition as a row of gold.
 
     Args:
         changes: The changes to search.
         row_key: The key of gold's row. Columns that it lacks are not compared.
-        are_numbers: True for events that are numbers, False for texts.
+        numeric: True for events that are numbers, False for texts.
     """
     from pyspark.sql import functions as F
 
@@ -351,7 +346,7 @@ def _select_events_with_row_key(changes: _ChangesReadByGold, row_key: Row, *, ar
             found = found.where(F.col(name) == F.lit(row_key[name]))
     found = select_changes(found, changes.settings)
     declared = get_value_columns(changes.settings)
-    return add_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=are_numbers))
+    return add_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numeric))
 
 
 def _contains_events_of_message(events: DataFrame, partition_and_offset: tuple[int, int]) -> bool:
