@@ -39,14 +39,14 @@ from typing import Any
 import yaml
 
 from sessionlake.errors import UsageError
-from sessionlake.feeds.cases import Difference, Frame, run_frames
+from sessionlake.feeds.cases import FeedTestDifference, FeedTestMessage, run_feed_test
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.numbers import Digits
 from sessionlake.protocol.reasons import Reason
 from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.model import load_settings
 
-__all__ = ["FeedTest", "check_feeds", "read_feed_test_file", "run_feed_test"]
+__all__ = ["FeedTest", "check_feeds", "read_feed_test_file", "run_feed_test_file"]
 
 _OF_FILE = ("feed", "topic", "frames", "rows")
 _OF_MESSAGE = ("value", "topic", "key", "headers", "timestamp", "partition")
@@ -68,7 +68,7 @@ class FeedTest:
     """
 
     feed: str | None
-    frames: tuple[Frame, ...]
+    frames: tuple[FeedTestMessage, ...]
     rows: dict[str, list[dict[str, Any]]]
 
 
@@ -85,13 +85,13 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         ConfigError: The configuration is invalid.
     """
     feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
-    differences = run_feed_test(feeds, read_feed_test_file(Path(file)), str(file))
+    differences = run_feed_test_file(feeds, read_feed_test_file(Path(file)), str(file))
     if differences:
-        lines = [line for one in differences for line in one.lines()]
+        lines = [line for one in differences for line in one.format_lines()]
         raise AssertionError("\n".join([f"{file}: not as expected", *lines]))
 
 
-def run_feed_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Difference]:
+def run_feed_test_file(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[FeedTestDifference]:
     """Runs a test of feeds, and returns each difference between the expected and the actual results.
 
     Args:
@@ -118,7 +118,7 @@ def run_feed_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list
             why="The topic decides which feed reads the message",
             fix="Add `topic: NAME` or `feed: NAME` at the top of the file",
         )
-    coded = next((feed for feed in ([only] if only else feeds) if feed.needs_payload), None)
+    coded = next((feed for feed in ([only] if only else feeds) if feed.reads_avro_or_protobuf), None)
     if coded is not None:
         raise UsageError(
             f"{file_name}: the feed {coded.name} reads {coded.format.value}, which is bytes, and a file "
@@ -126,8 +126,10 @@ def run_feed_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list
             fix="Test the feed on messages of a topic: `sessionlake feed try --topic NAME`",
         )
     topic = only.name if only is not None else ""
-    frames = [Frame({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames]
-    return list(run_frames(feeds, only, frames, test.rows))
+    frames = [
+        FeedTestMessage({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames
+    ]
+    return list(run_feed_test(feeds, only, frames, test.rows))
 
 
 def read_feed_test_file(file: Path) -> FeedTest:
@@ -169,7 +171,7 @@ def read_feed_test_file(file: Path) -> FeedTest:
     )
 
 
-def _parse_test_frame(frame_content: Any, default_topic: Any, location: str) -> Frame:
+def _parse_test_frame(frame_content: Any, default_topic: Any, location: str) -> FeedTestMessage:
     content = _require_mapping_with_known_keys(frame_content, _OF_FRAME, location)
     if "value" not in content:
         raise UsageError(
@@ -188,7 +190,9 @@ def _parse_test_frame(frame_content: Any, default_topic: Any, location: str) -> 
                 f"{location}: `{name}` is {fields[name]!r}, which has the wrong type",
                 fix="`topic` is a text, `headers` an object, and `timestamp` and `partition` are integers",
             )
-    return Frame(fields, _parse_expected_rows(content.get("rows"), location), refused, content.get("ignored") is True)
+    return FeedTestMessage(
+        fields, _parse_expected_rows(content.get("rows"), location), refused, content.get("ignored") is True
+    )
 
 
 def _require_mapping_with_known_keys(value: Any, known_keys: Sequence[str], location: str) -> Mapping[str, Any]:

@@ -16,17 +16,17 @@ from sessionlake.delta.storage import interface as storage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger import erasures, retained
 from sessionlake.ledger.books import read_stored_sums
-from sessionlake.ledger.erasures import Erasure
+from sessionlake.ledger.erasures import ErasureReceipt
 from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.ledger.progress import read_layer_offsets
-from sessionlake.ledger.retained import RemovalRecord
+from sessionlake.ledger.retained import RetentionRecord
 from sessionlake.operations.retention.ledger import remove_ledger_entries
 from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
 SECONDS = 3.0
-OLD = RemovalRecord(LEDGER, NOON)
-RECEIPT = Erasure("a", "capture.a", "", "00", datetime.now(UTC))
+OLD = RetentionRecord(LEDGER, NOON)
+RECEIPT = ErasureReceipt("a", "capture.a", "", "00", datetime.now(UTC))
 
 
 class Stopped:
@@ -92,7 +92,7 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
         if table == RETAINED:
             retained.store_removal_record(spark, lake, OLD)
         else:
-            erasures.store_receipt(spark, lake, RECEIPT)
+            erasures.store_erasure_receipt(spark, lake, RECEIPT)
 
     def rows() -> int:
         return lake.read(spark, table).count()

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.kafka.clients import require_broker
+from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.local.broker import BrokerStatus, read_broker_status, start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 
@@ -53,7 +53,7 @@ def _read(servers: str, topic: str, partition: int) -> list[tuple[tuple[int, int
 
 def test_a_broker_that_runs_answers_and_up_again_changes_nothing(broker, tmp_path):
     settings = Settings(home=broker.folder.parent, kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
-    require_broker(settings)
+    require_reachable_broker(settings)
     assert start_broker(settings) == broker
     assert read_broker_status(settings) == broker
     elsewhere = Settings(home=tmp_path / "other", kafka=settings.kafka)

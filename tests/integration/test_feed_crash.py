@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.test_crash import DEATHS, SOME
 from sessionlake.delta.lake import Lake
-from sessionlake.kafka.clients import build_client_config
+from sessionlake.kafka.clients import build_librdkafka_client_config
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake_lab.simulate.books import BOOK_FEED, generate_book_messages, make_books
 from support.crash_worker import LAYERS, run_layer
@@ -49,13 +49,13 @@ def configured(folder: Path, broker: Settings, feed: dict[str, Any]) -> Settings
     }
     (folder / "sessionlake.yml").write_text(yaml.safe_dump(content))
     settings = load_settings(folder / "sessionlake.yml")
-    admin = AdminClient(build_client_config(settings))
+    admin = AdminClient(build_librdkafka_client_config(settings))
     admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
     return settings
 
 
 def send(settings: Settings, topic: str, messages: Sequence[Frame]) -> None:
-    producer = Producer(build_client_config(settings) | {"enable.idempotence": True})
+    producer = Producer(build_librdkafka_client_config(settings) | {"enable.idempotence": True})
     for time, value in messages:
         producer.produce(topic, value, partition=0, timestamp=time, headers={"connection": b"c"})
     assert producer.flush(60) == 0

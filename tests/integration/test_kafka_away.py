@@ -173,7 +173,10 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_dele
         reached(live, lambda: (TOPICS[0], 0, offset + 1) in captured(spark, own))
         assert [row.state for row in read_topics(spark, Lake(own))] == [TopicState.ACTIVE] * 2
         hidden_until = float("inf")
-        reached(live, lambda: any(row.state is TopicState.FORGOTTEN for row in read_topics(spark, Lake(own))))
+        reached(
+            live,
+            lambda: any(row.state is TopicState.FORGOTTEN for row in read_topics(spark, Lake(own))),
+        )
     rows = rows_of(spark, Lake(own), "ops.topics", ("topic", eq, TOPICS[1]))
     assert [row["state"] for row in rows] == ["active"]
 

@@ -19,7 +19,7 @@ from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import BrokerError, LakeError
-from sessionlake.kafka.clients import build_client_config
+from sessionlake.kafka.clients import build_librdkafka_client_config
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.protocol.names import DELETE
 from sessionlake.publish.topic import prepare_topic
@@ -180,7 +180,7 @@ def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene
     ],
 )
 def test_a_topic_that_would_lose_rows_is_refused(broker_settings: Settings, tmp_path: Path, config: Any, text: str):
-    admin = AdminClient(build_client_config(broker_settings))
+    admin = AdminClient(build_librdkafka_client_config(broker_settings))
     made(admin, tmp_path.name, config)
     with pytest.raises(BrokerError, match=text):
         prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="")
@@ -191,15 +191,15 @@ def test_a_missing_topic_is_made_compacted_at_first_and_reported_later(broker_se
         prepare_topic(broker_settings, tmp_path.name, is_first_run=False, restart_hint="start over")
     assert prepare_topic(broker_settings, tmp_path.name, is_first_run=True, restart_hint="") == 0
     resource = ConfigResource(ConfigResource.Type.TOPIC, tmp_path.name)
-    admin = AdminClient(build_client_config(broker_settings))
+    admin = AdminClient(build_librdkafka_client_config(broker_settings))
     assert admin.describe_configs([resource])[resource].result(30)["cleanup.policy"].value == "compact"
 
 
 def test_a_topic_that_holds_other_messages_is_refused_at_first_and_gone_on_with_later(
     broker_settings: Settings, tmp_path: Path
 ):
-    producer = Producer(build_client_config(broker_settings))
-    made(AdminClient(build_client_config(broker_settings)), tmp_path.name, {})
+    producer = Producer(build_librdkafka_client_config(broker_settings))
+    made(AdminClient(build_librdkafka_client_config(broker_settings)), tmp_path.name, {})
     producer.produce(tmp_path.name, b"{}", b"{}")
     assert producer.flush(30) == 0
     with pytest.raises(BrokerError, match="could have rows of another publication"):

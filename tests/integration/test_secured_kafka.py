@@ -16,7 +16,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import BrokerError, KafkaAccessError, SessionlakeError
 from sessionlake.history.status import read_kafka_end_offsets
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.kafka.clients import build_client_config, build_spark_kafka_options, require_broker
+from sessionlake.kafka.clients import (
+    build_librdkafka_client_config,
+    build_spark_kafka_options,
+    require_reachable_broker,
+)
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import BronzeSettings, KafkaSecurity, KafkaSettings, Settings
@@ -39,7 +43,7 @@ way_in = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     with secure_broker(tmp_path_factory.mktemp("secured")) as broker:
-        producer = Producer(build_client_config(Settings(kafka=broker.kafka())))
+        producer = Producer(build_librdkafka_client_config(Settings(kafka=broker.kafka())))
         value = {"type": "snapshot", "seq": 0, "ts": 1, "rows": [{"id": "r0", "price": 1.0}]}
         producer.produce(TOPIC, json.dumps(value).encode(), b"s", 0)
         assert producer.flush(30) == 0
@@ -106,7 +110,7 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
 @way_in
 def test_python_s_client_gets_in(way: Way, secured: SecureBroker):
     settings = Settings(kafka=way(secured))
-    require_broker(settings)
+    require_reachable_broker(settings)
     assert (read_kafka_end_offsets(settings) or {})[TOPIC, 0] == 1
 
 
@@ -130,7 +134,7 @@ def test_who_does_not_get_in_is_reported_server_and_setting(
     monkeypatch.setattr("sessionlake.kafka.clients._METADATA_SECONDS", 2.0)
     kafka = way(secured)
     with pytest.raises(kind, match=expected_text) as caught:
-        require_broker(Settings(kafka=kafka))
+        require_reachable_broker(Settings(kafka=kafka))
     assert kafka.bootstrap_servers in str(caught.value)
     assert WRONG not in str(caught.value)
 

@@ -56,7 +56,10 @@ def statuses(world: World) -> Counter[str]:
 def remembered(world: World) -> int:
     """How many sessions the states have."""
     states = read_shard_states(world.spark, world.settings)
-    return sum(len(ShardState.decode(state, world.settings.capture.declared_columns).cursors) for _, state in states)
+    return sum(
+        len(ShardState.decode_shard_state(state, world.settings.capture.declared_columns).cursors)
+        for _, state in states
+    )
 
 
 def list_silences(world: World) -> list[Silence]:
@@ -83,7 +86,7 @@ class _Later:
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """Bronze takes it to be so much later."""
-    monkeypatch.setattr("sessionlake.bronze.silences._read_current_moment", _Later(by))
+    monkeypatch.setattr("sessionlake.bronze.silences._read_clocks_now", _Later(by))
 
 
 @pytest.mark.soak
@@ -133,9 +136,7 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
         assert [one.partition for one, _ in watch.find_silences()] == [0, 1, 2]
         watch.remember_read_offsets([OffsetRange(topic, 0, 3, 3, 1)])
         with monkeypatch.context() as set_forward:
-            set_forward.setattr(
-                "sessionlake.bronze.silences._read_current_moment", _Later(48 * HOUR, steady=2.5 * HOUR)
-            )
+            set_forward.setattr("sessionlake.bronze.silences._read_clocks_now", _Later(48 * HOUR, steady=2.5 * HOUR))
             assert [one.partition for one, _ in watch.find_silences()] == [1, 2]
         world.send("t", 3, 1, partition=1)
         found = watch.find_silences()

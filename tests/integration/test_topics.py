@@ -24,11 +24,16 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.topics import Topic, TopicState, read_topics, select_latest_generations
+from sessionlake.ledger.topics import (
+    TopicGeneration,
+    TopicState,
+    read_topics,
+    select_latest_generations,
+)
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake.streaming.generations import CheckpointGenerations, Generation
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
 from support.lakes import limit, rows_of
 from support.waiting import eventually
 
@@ -95,7 +100,7 @@ class World:
         rows = rows_of(self.spark, Lake(self.settings), "bronze.messages", ("topic", eq, self.name(topic)))
         return sorted(row["offset"] for row in rows)
 
-    def rows(self, topic: str) -> list[Topic]:
+    def rows(self, topic: str) -> list[TopicGeneration]:
         return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
 
     @property
@@ -107,7 +112,7 @@ class World:
         return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
 
     def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Runs bronze, which dies before it writes its messages (`stage_append`) or ledger row (`write_entry`)."""
+        """Runs bronze, which dies before it writes its messages (`_load_batch_rows`) or ledger row (`write_entry`)."""
         with monkeypatch.context() as dying:
             dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
             with pytest.raises(SessionlakeError, match="power cut"):
@@ -146,13 +151,21 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
     world.run(world.under(OnTopicChange.RESTART, topic_pattern=rf"{world.prefix}\.a"))
     assert world.offsets("a") == [0, 0, 1, 1, 2, *range(3, 10)]
     old, new = world.rows("a")
-    assert (old.state, new.state, new.generation, new.offset_shift) == (TopicState.RECREATED, TopicState.ACTIVE, 1, 3)
+    assert (old.state, new.state, new.generation, new.offset_shift) == (
+        TopicState.RECREATED,
+        TopicState.ACTIVE,
+        1,
+        3,
+    )
 
     world.send("b", 10, 1)
     world.send("a", 10, 1)
     world.run(world.under(OnTopicChange.FORGET))
     assert world.offsets("b") == [0, 0, 1, 1, 2]
-    assert [(row.state, row.lost) for row in world.rows("b")] == [(TopicState.RECREATED, 0), (TopicState.FORGOTTEN, 8)]
+    assert [(row.state, row.lost) for row in world.rows("b")] == [
+        (TopicState.RECREATED, 0),
+        (TopicState.FORGOTTEN, 8),
+    ]
     assert world.offsets("a")[-1] == 10
 
     world.run(world.settings, Layer.SILVER)
@@ -167,7 +180,9 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
 
 @pytest.mark.soak
 def test_messages_planned_but_not_captured_when_their_topic_was_made_again_are_recorded_as_lost(world, monkeypatch):
-    world.create_and_read_until(power_cut_before="stage_append", monkeypatch=monkeypatch)  # the messages
+    world.create_and_read_until(
+        power_cut_before="_BronzeBatchWriter._load_batch_rows", monkeypatch=monkeypatch
+    )  # the messages
     world.run(world.under(OnTopicChange.RESTART))
     for topic in ("a", "b"):
         assert world.offsets(topic) == list(range(7))
@@ -208,7 +223,7 @@ def test_a_topic_made_again_is_refused_though_the_process_was_killed_just_behind
 def test_a_planned_batch_that_a_topic_made_again_does_not_reach_to_is_planned_again(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 5)
-    world.dies("stage_append", world.settings, monkeypatch)
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.settings, monkeypatch)
     world.delete("a")
     world.create("a")
     world.send("a", 10, 3)  # it begins at offset 0, as the batch does, and ends before it
@@ -357,11 +372,11 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
         world.send(topic, 0, 3)
     world.run(world.settings)
 
-    def numbers(generation: Generation) -> tuple[int, int | None]:
+    def numbers(generation: CheckpointGeneration) -> tuple[int, int | None]:
         return generation.number, generation.last_planned_batch
 
     world.send("a", 3, 1)
-    world.dies("stage_append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.of("a", "b"), monkeypatch)  # planned, nothing committed
     assert numbers(world.generations.current_generation) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
@@ -373,7 +388,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
     assert numbers(world.generations.current_generation) == (3, 3)
-    world.dies("stage_append", world.settings, monkeypatch)
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.settings, monkeypatch)
     assert numbers(world.generations.current_generation) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
     assert numbers(world.generations.current_generation) == (4, 4)
@@ -389,7 +404,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
 @pytest.mark.soak
 def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
     world.send("a", 0, 3)
-    world.dies("stage_append", world.settings, monkeypatch)
+    world.dies("_BronzeBatchWriter._load_batch_rows", world.settings, monkeypatch)
     world.send("b", 0, 2)
     world.run(world.settings)  # Spark would repeat the batch as it was, and refuses that under `--once`
     world.assert_one_query_read_everything_once(a=3, b=2)
@@ -423,7 +438,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
     for topic in ("goes", "stays"):
         world.create(topic)
         world.send(topic, 0, 2)
-    told, gone = KafkaAdmin.read_offsets, list[str]()
+    told, gone = KafkaAdmin.read_first_and_end_offsets, list[str]()
 
     def offsets(admin: KafkaAdmin, places: Any, **how: Any) -> Any:
         if not gone:
@@ -431,7 +446,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
             world.delete("goes")
         return told(admin, places, **how)
 
-    monkeypatch.setattr(KafkaAdmin, "read_offsets", offsets)
+    monkeypatch.setattr(KafkaAdmin, "read_first_and_end_offsets", offsets)
     world.run(world.under(OnTopicChange.FORGET))
     assert gone
     assert world.offsets("stays") == [0, 1]

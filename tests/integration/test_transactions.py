@@ -24,8 +24,8 @@ from sessionlake.errors import OffsetHoleError
 from sessionlake.history.missing import explain_absent_message
 from sessionlake.history.status import layer_statuses
 from sessionlake.kafka import transactions
-from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsentOffsetFinder, find_missing_offset_runs
+from sessionlake.kafka.transactions import find_intervals_used_by_transactions
+from sessionlake.ledger.absent import AbsentOffsetFinder, find_missing_offset_intervals
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake_lab.simulate.readback import read_all_messages
@@ -188,7 +188,7 @@ def test_only_offsets_that_a_transaction_used_are_without_a_message(written: Tra
         ends()  # messages 0 and 1, marker 2, aborted 3 and 4, marker 5
     runs = [(a, b) for a in range(6) for b in range(a + 1, 7)]
     place = written.topic, 0
-    found = find_runs_of_transactions(written.world.spark, written.settings, {place: runs})
+    found = find_intervals_used_by_transactions(written.world.spark, written.settings, {place: runs})
     assert found == {place: [(a, b) for a, b in runs if a >= 2]}
 
 
@@ -201,17 +201,19 @@ def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
         producer.begin_transaction()
         written.send(producer, number, 1)
         (producer.abort_transaction if number % 3 == 2 else producer.commit_transaction)()
-    one_by_one = transactions._is_run_of_transactions
-    monkeypatch.setattr(transactions, "_is_run_of_transactions", lambda *of: looked_at.append(of) or one_by_one(*of))
+    one_by_one = transactions._is_interval_used_by_transactions
+    monkeypatch.setattr(
+        transactions, "_is_interval_used_by_transactions", lambda *of: looked_at.append(of) or one_by_one(*of)
+    )
     written.run()
     assert written.offsets == [2 * number for number in range(120) if number % 3 != 2]
-    assert len(looked_at) == transactions.FEW_RUNS
+    assert len(looked_at) == transactions.FEW_INTERVALS
 
     # As a batch would show it that had lost the message at offset 200, behind those that are looked at.
     held = np.array([offset for offset in written.offsets if offset != 200])
-    runs = find_missing_offset_runs(held, 0, 240)
+    runs = find_missing_offset_intervals(held, 0, 240)
     lost = next(run for run in runs if run[0] <= 200 < run[1])
-    found = find_runs_of_transactions(written.world.spark, written.settings, {(written.topic, 0): runs})
+    found = find_intervals_used_by_transactions(written.world.spark, written.settings, {(written.topic, 0): runs})
     assert found == {(written.topic, 0): [run for run in runs if run != lost]}
 
 
@@ -232,7 +234,7 @@ def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_tr
     ):
         record_transaction_gaps(spark, written.lake, {place: (2, 6)}, empty, {}, Txn("a", 0))
     record_transaction_gaps(spark, written.lake, {place: (4, 6)}, empty, {}, Txn("a", 0))
-    assert AbsentOffsetFinder(read).find_absent_runs({place: (0, 10)}) == {place: [(4, 6)]}
+    assert AbsentOffsetFinder(read).find_absent_offset_intervals({place: (0, 10)}) == {place: [(4, 6)]}
 
 
 @pytest.mark.soak
@@ -276,9 +278,9 @@ def test_messages_that_compaction_removed_are_not_taken_for_transactions(
     lost = sorted({*range(4)} - {*held()})
     place = name, 0
     runs = [(offset, offset + 1) for offset in range(4)]
-    assert find_runs_of_transactions(spark, written.settings, {place: runs}) == {place: []}
-    monkeypatch.setattr(transactions, "FEW_RUNS", 0)
-    assert find_runs_of_transactions(spark, written.settings, {place: runs}) == {place: []}
+    assert find_intervals_used_by_transactions(spark, written.settings, {place: runs}) == {place: []}
+    monkeypatch.setattr(transactions, "FEW_INTERVALS", 0)
+    assert find_intervals_used_by_transactions(spark, written.settings, {place: runs}) == {place: []}
     only = world.of("compacted")
     expected_text = rf"offsets {lost[0]} to .* not markers of transactions.*allow_offset_gaps"
     with pytest.raises(OffsetHoleError, match=expected_text):

@@ -17,7 +17,7 @@ import pytest
 
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
-from sessionlake.bronze.streamed import _StreamedBatchWriter
+from sessionlake.bronze.streamed import _StreamSourceBatchWriter
 from sessionlake.cli.archive import iterate_bronze_messages
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES
@@ -217,7 +217,7 @@ def test_kinesis_is_read_on_databricks_alone(location):
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):
     lake = Lake(Settings(**location))
     lake.create_or_update_tables(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
-    batch = _StreamedBatchWriter(
+    batch = _StreamSourceBatchWriter(
         lake, lake.settings, sources.KinesisSource(KinesisSettings(streams="a", region="r")), None
     )
     at = datetime(2026, 1, 1, tzinfo=UTC)

@@ -45,7 +45,12 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.history.content import decode_first_message_part
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
+from sessionlake.ledger.erasures import (
+    ErasureReceipt,
+    hash_forgotten_session,
+    read_erasure_receipts,
+    store_erasure_receipt,
+)
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
@@ -130,10 +135,10 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
 
     mine = sum(m.key == GONE.encode() for m in (*first, *second))
     assert found.messages == mine
-    assert found.session_hash == hash_session(found.salt, TOPIC, GONE)
+    assert found.session_hash == hash_forgotten_session(found.salt, TOPIC, GONE)
     assert found.report["tables"][CHANGES]["rows"] > 0
     assert found.report["search"]["found"] == []
-    assert [one.receipt for one in read_receipts(lake.reader(spark))] == [found.receipt]
+    assert [one.receipt for one in read_erasure_receipts(lake.reader(spark))] == [found.receipt]
     assert of_others(spark, lake) == before
     left = rows_of(spark, lake, MESSAGES)
     assert [row["offset"] for row in sorted(left, key=lambda row: row["offset"])] == list(range(len(first + second)))
@@ -156,9 +161,9 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
         Forgetting(spark, settings).forget_session(GONE)
 
 
-def begun() -> Erasure:
+def begun() -> ErasureReceipt:
     """A receipt, before anything is done."""
-    return Erasure("1", TOPIC, "", "", datetime.now(UTC), report={"tables": {}})
+    return ErasureReceipt("1", TOPIC, "", "", datetime.now(UTC), report={"tables": {}})
 
 
 def published(settings: Settings, place: dict[str, Any]) -> None:
@@ -289,7 +294,7 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake = Lake(settings)
     lake.create_or_update_tables(spark, [LEDGER])
     now = datetime.now(UTC)
-    store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
+    store_erasure_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
     assert count_removed_rows_by_table(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
     assert count_removed_rows_by_table(lake.reader(spark)) == {}

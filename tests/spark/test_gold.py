@@ -46,7 +46,12 @@ from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import SourceOffsetSpan, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.retained import LIMITS, RemovalRecord, build_selection_of_expired_rows, store_removal_record
+from sessionlake.ledger.retained import (
+    LIMITS,
+    RetentionRecord,
+    select_rows_removed_by_retention,
+    store_removal_record,
+)
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -655,8 +660,8 @@ def test_what_retention_has_removed_of_a_figure_is_reported_and_of_its_messages_
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
     limits = pa.Table.from_pylist([{"topic": "capture.a", "partition": 0, "session_id": "s", "limit": 1}], LIMITS)
-    remove_rows(feed.spark, feed.lake, CHANGES, build_selection_of_expired_rows(CHANGES, limits))
-    cut = RemovalRecord(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
+    remove_rows(feed.spark, feed.lake, CHANGES, select_rows_removed_by_retention(CHANGES, limits))
+    cut = RetentionRecord(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
     store_removal_record(feed.spark, feed.lake, cut)
 
     def told(table: str, where: str, offset: int) -> tuple[int, bool | None, datetime | None]:

@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
 from sessionlake.errors import DataLossError, LakeError, SessionlakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.ledger.erasures import read_receipts
+from sessionlake.ledger.erasures import read_erasure_receipts
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _ForgetInputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
@@ -170,7 +170,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel_forgetting()
         assert not FORGET.find_journal_file(settings).exists()
-        assert read_receipts(lake.reader(spark)) == []
+        assert read_erasure_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting is unfinished"):
         Forgetting(spark, settings).cancel_forgetting()
@@ -202,7 +202,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).forget_session(GONE)
     assert not FORGET.find_journal_file(settings).exists()
-    assert read_receipts(Lake(settings).reader(spark)) == []
+    assert read_erasure_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
 

@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, ME
 from sessionlake.errors import DataLossError, LakeError, MachineSetupError
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_products
-from sessionlake.ledger.retained import RemovalRecord, store_removal_record
+from sessionlake.ledger.retained import RetentionRecord, store_removal_record
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
@@ -81,7 +81,7 @@ def test_nothing_is_made_again_that_would_begin_later_unless_that_is_asked_for(f
     named(feed).write(points(0, 10)).run()
     left_out(feed).run()
     before = datetime.now(UTC)
-    gone = RemovalRecord(CHANGES, before, 0, 3)
+    gone = RetentionRecord(CHANGES, before, 0, 3)
     store_removal_record(feed.spark, feed.lake, gone)
     shorter = "retention has removed rows of silver.session_changes"
     with pytest.raises(

@@ -20,16 +20,16 @@ from sessionlake.errors import LakeError
 from sessionlake.history import status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.positions import update_ledger_sums, verify_ledger_sums
 from sessionlake.ledger.progress import (
-    find_entry_of_message,
+    find_ledger_entry_of_message,
     has_read_message,
-    read_entries_after,
     read_last_batch_number,
     read_last_merged_batch_number,
+    read_ledger_entries_after_batch,
 )
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.settings.model import Settings
@@ -97,12 +97,14 @@ def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
         "a fresh checkpoint": lambda: refused(spark, lake),
         "the last batch": lambda: read_last_batch_number(reader, "bronze"),
         "what is merged": lambda: read_last_merged_batch_number(reader),
-        "what is to be merged": lambda: [row["batch_id"] for row in read_entries_after(reader, "silver", LAST - 3)],
+        "what is to be merged": lambda: [
+            row["batch_id"] for row in read_ledger_entries_after_batch(reader, "silver", LAST - 3)
+        ],
         "decisions followed": lambda: _read_followed_decisions(reader),
         "status": lambda: [(layer.messages, layer.behind, layer.rows) for layer in layer_statuses(reader, settings)],
         "as of a late batch": lambda: as_of_batch(spark, settings, LAST - 1).versions,
         "whether a message was taken in": lambda: has_read_message(reader, "silver", "capture.a", 0, 17),
-        "who took in a late message": lambda: find_entry_of_message(
+        "who took in a late message": lambda: find_ledger_entry_of_message(
             reader, "silver", "capture.a", 0, LAST * 10, latest()
         ),
     }
@@ -188,7 +190,7 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
     assert written("silver", "d") > second
     current = [
         (row["app_id"], row["batch_id"])
-        for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild(("layer", eq, "gold")))
+        for row in iterate_rows_as_dicts(LedgerReader(reader).read_entries_since_rebuild(("layer", eq, "gold")))
     ]
     assert sorted(current) == [("c", 0), ("c", 1), (f"{REBUILD}1:gold", 0)]
 

@@ -46,20 +46,20 @@ from sessionlake.history.asof import compute_session_table, find_session
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
-from sessionlake.ledger.books import StoredSums
+from sessionlake.ledger.books import StoredLedgerSums
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
 from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    RemovalRecord,
-    build_selection_of_expired_rows,
+    RetentionRecord,
     delete_removal_records,
-    read_last_changed_limits,
     read_last_removed_position,
+    read_limits_changed_by_last_removal,
     read_partition_starts,
     read_removal_records,
     read_removal_records_without_limits,
+    select_rows_removed_by_retention,
     store_removal_record,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
@@ -293,7 +293,7 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
         trace(reader, cut.settings, TOPIC, 0, 12)
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "read_stored_sums", lambda _: StoredSums(None, pa.table({})))
+        patch.setattr(losses, "read_stored_sums", lambda _: StoredLedgerSums(None, pa.table({})))
         with pytest.raises(LakeError, match=r"ops\.positions .*\. Only ops\.positions has the sums"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"retention has removed rows of ops\.ledger that were .*after batch 0"):
@@ -365,7 +365,7 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     place = {"topic": TOPIC, "partition": 0}
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
-    old = build_selection_of_expired_rows(EVENTS, limits, 0)
+    old = select_rows_removed_by_retention(EVENTS, limits, 0)
     assert lake.storage.count_rows(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
@@ -450,9 +450,9 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         die_removing(patch, gone=False)
         with pytest.raises(StoppedError):
             aging.cut(1, CHANGES)
-    (first, *_) = read_last_changed_limits(aging.reader, read_removal_records_without_limits(aging.reader)[CHANGES])[
-        "session_id"
-    ].to_pylist()
+    (first, *_) = read_limits_changed_by_last_removal(
+        aging.reader, read_removal_records_without_limits(aging.reader)[CHANGES]
+    )["session_id"].to_pylist()
     with monkeypatch.context() as patch:
         patch.setattr(
             "sessionlake.operations.forgetting.rows.remove_session_rows", stop
@@ -480,9 +480,9 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
             for row in read_removal_records(lake.reader(spark))[table].limits.to_pylist()
         }
 
-    store_removal_record(spark, lake, RemovalRecord(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
-    store_removal_record(spark, lake, RemovalRecord(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
-    done = RemovalRecord(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
+    store_removal_record(spark, lake, RetentionRecord(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
+    store_removal_record(spark, lake, RetentionRecord(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
+    done = RetentionRecord(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
     store_removal_record(spark, lake, done)
     assert noted() == {"a": 1, "b": 5, "c": 4}
     assert noted(SNAPSHOTS) == {"a": 7}
@@ -491,7 +491,7 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
         table: found.max_missing_rows
         for table, found in read_removal_records_without_limits(lake.reader(spark)).items()
     } == {CHANGES: 9, SNAPSHOTS: 4}
-    last = read_last_changed_limits(lake.reader(spark), done)
+    last = read_limits_changed_by_last_removal(lake.reader(spark), done)
     assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
     delete_removal_records(spark, lake, [SNAPSHOTS, MESSAGES])
     assert [*read_removal_records(lake.reader(spark))] == [CHANGES]
@@ -533,7 +533,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
             found = rules[table](spark, lake, batch)
             assert {tuple(row[key] for key in SESSION): row["limit"] for row in found.to_pylist()} == expected
             assert found.schema == LIMITS
-            store_removal_record(spark, lake, RemovalRecord(table, datetime.now(UTC), batch, limits=found))
+            store_removal_record(spark, lake, RetentionRecord(table, datetime.now(UTC), batch, limits=found))
             noted |= {(table, *name): limit for name, limit in expected.items()}
     assert {table for table, *_ in noted} == {CHANGES, SNAPSHOTS}
 
@@ -567,9 +567,9 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
 ) -> None:
     lake, now = Lake(Settings(**location)), datetime.now(UTC)
     rows = [{"topic": TOPIC, "partition": 0, "session_id": name, "limit": 4} for name in ("somebody", "other")]
-    store_removal_record(spark, lake, RemovalRecord(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
+    store_removal_record(spark, lake, RetentionRecord(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
     places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
-    store_removal_record(spark, lake, RemovalRecord(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
+    store_removal_record(spark, lake, RetentionRecord(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
     lake.set_property(spark, RETAINED, "delta.enableDeletionVectors", "true")
     lake.storage.open_delta_table(spark, RETAINED).update(
         "session_id = 'somebody'", {"limit": "5"}

@@ -89,7 +89,7 @@ def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: 
 
 
 def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    book: Any = SimpleNamespace(list_bronze_ends=lambda: {(TOPIC, 0): 2, (TOPIC, 1): 1})
+    book: Any = SimpleNamespace(list_bronze_end_offsets=lambda: {(TOPIC, 0): 2, (TOPIC, 1): 1})
     told = [(SILENT, 2), (Silence(TOPIC, 1, 0, START + HOUR, HOUR), 1)]
     for number, silence in enumerate(told):  # each by a process of its own
         monkeypatch.setattr("time.time_ns", lambda back=number: (START - back * HOUR) * 1_000_000)

@@ -37,7 +37,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import VARIABLE
-from sessionlake.kafka.clients import build_client_config
+from sessionlake.kafka.clients import build_librdkafka_client_config
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake_lab.truth import KafkaMessage
@@ -78,7 +78,7 @@ class Death(NamedTuple):
 
 def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
     """Sends messages to their partitions. The broker must assign the offsets that the messages have."""
-    producer = Producer(build_client_config(settings) | {"enable.idempotence": True})
+    producer = Producer(build_librdkafka_client_config(settings) | {"enable.idempotence": True})
     for message in messages:
         producer.produce(
             message.topic,
@@ -118,7 +118,7 @@ def configured(file: Path, broker: Settings) -> Settings:
     }
     file.write_text(yaml.safe_dump(content))
     settings = load_settings(file)
-    admin = AdminClient(build_client_config(settings))
+    admin = AdminClient(build_librdkafka_client_config(settings))
     for created in admin.create_topics([NewTopic(topic, num_partitions=len(PARTITIONS)) for topic in names]).values():
         created.result(30)
     return settings

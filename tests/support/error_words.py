@@ -23,7 +23,7 @@ TEXTS = {
     "build_recovery_hint": _RECOVERY_HINT,
     "build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
     "_build_repair_hint": "Run `sessionlake recover LAYER`, which builds the table again, or restore it from a backup",
-    "removal_text": "retention has removed rows of TABLE that were committed before TIME",
+    "removal_description": "retention has removed rows of TABLE that were committed before TIME",
     "describe_partition_start": (
         "topic TOPIC, partition PARTITION: bronze.messages begins at offset OFFSET, by maintain.retention"
     ),

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from sessionlake.cli.publish import publish_changes
 from sessionlake.delta.storage.faults import VARIABLE
-from sessionlake.kafka.clients import build_client_config
+from sessionlake.kafka.clients import build_librdkafka_client_config
 from sessionlake.publish.job import Publication
 from sessionlake.settings.model import load_settings
 from support.attached import COMMAND, open_to_another
@@ -45,7 +45,7 @@ class Outgoing:
 
     @property
     def client(self) -> dict[str, str]:
-        return build_client_config(self.settings)
+        return build_librdkafka_client_config(self.settings)
 
     def publish(self, table: str, topic: str) -> str:
         """Publishes a table once and returns the last line of output."""

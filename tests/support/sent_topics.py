@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.delta.lake import Lake
-from sessionlake.kafka.clients import build_client_config
+from sessionlake.kafka.clients import build_librdkafka_client_config
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
 from sessionlake_lab.truth import KafkaMessage
@@ -37,7 +37,7 @@ class SentTopics:
     """Creates and deletes topics, sends messages, and records them."""
 
     def __init__(self, settings: Settings) -> None:
-        self._client = build_client_config(settings)
+        self._client = build_librdkafka_client_config(settings)
         self._producer = self._new_producer()
         self._topics: dict[str, SentTopic] = {}
 

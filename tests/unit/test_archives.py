@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.archive.files import OpenArchives
+from sessionlake.bronze.archive.files import LastOpenedZip
 from sessionlake.bronze.archive.lines import (
     ArchivedMessage,
     MemberDamage,
@@ -23,12 +23,17 @@ from sessionlake.bronze.archive.lines import (
     encode_header_line,
     parse_message_line,
 )
-from sessionlake.bronze.archive.members import check_members, encode_gzip_member, list_members, read_messages
+from sessionlake.bronze.archive.members import (
+    encode_gzip_member,
+    list_members,
+    read_and_check_members,
+    read_member_messages,
+)
 from sessionlake.bronze.archive.source import (
     STREAM_START,
-    find_next_position,
-    plan_members_of_tasks,
-    read_members_as_batches,
+    find_position_after_next_batch,
+    plan_archive_members_by_task,
+    read_members_as_record_batches,
 )
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.errors import DataLossError, LakeError
@@ -41,14 +46,14 @@ KINDS = pytest.mark.parametrize("kind", ["zip", "gz"])
 def read(path, file=0):
     """All messages of a file, and why members of it cannot be used."""
     found, damages = [], []
-    with OpenArchives() as files:
+    with LastOpenedZip() as files:
         for member in list_members(path, file):
-            for known in check_members(member, files):
+            for known in read_and_check_members(member, files):
                 if known.damage is not None:
                     damages.append(known.damage)
                     continue
                 place = known.header.topic, known.header.partition
-                found += [(place, message) for message in read_messages(known, files)]
+                found += [(place, message) for message in read_member_messages(known, files)]
     return found, damages
 
 
@@ -144,7 +149,7 @@ def test_what_is_wrong_with_a_member_is_reported_and_the_next_one_is_read(kind, 
     found, damages = read(file)
     assert damages == [damage]
     assert [message.offset for _, message in found] == [1, 2]
-    rows = [row for batch in read_members_as_batches(list_members(file, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in read_members_as_record_batches(list_members(file, 0)) for row in batch.to_pylist()]
     assert [(row["damage"], row["offset"]) for row in rows] == [(damage, None), (None, 1), (None, 2)]
 
 
@@ -222,10 +227,10 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
     del body
     (tmp_path / "b.gz").write_bytes(encode_gzip_member(WHOLE))
     assert (
-        sum(batch.num_rows for batch in read_members_as_batches(list_members(tmp_path / "b.gz", 0))) == 2
+        sum(batch.num_rows for batch in read_members_as_record_batches(list_members(tmp_path / "b.gz", 0))) == 2
     )  # what is imported is
     tracemalloc.start()
-    count = sum(batch.num_rows for batch in read_members_as_batches(list_members(tmp_path / "a.gz", 0)))
+    count = sum(batch.num_rows for batch in read_members_as_record_batches(list_members(tmp_path / "a.gz", 0)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 25_000
@@ -234,7 +239,7 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
 
 def rows(file):
     """What bronze gets of a file, as rows."""
-    return [row for batch in read_members_as_batches(list_members(file, 0)) for row in batch.to_pylist()]
+    return [row for batch in read_members_as_record_batches(list_members(file, 0)) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -292,7 +297,7 @@ def without_name(data):
 def test_a_file_whose_name_is_no_text_is_read_and_its_damage_is_reported(tmp_path):
     file = tmp_path / os.fsdecode(b"caf\xe9.gz")
     file.write_bytes(encode_gzip_member(WHOLE) + encode_gzip_member(WHOLE[:-5]))
-    rows = [row for batch in read_members_as_batches(list_members(file, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in read_members_as_record_batches(list_members(file, 0)) for row in batch.to_pylist()]
     assert {row["file"] for row in rows} == {f"{tmp_path}/caf\\udce9.gz"}
     assert sum(row["damage"] is not None for row in rows) == 1
 
@@ -314,11 +319,11 @@ def test_what_is_no_regular_file_is_unreadable_and_a_link_to_one_is_read(tmp_pat
     (tmp_path / "e.gz").symlink_to(tmp_path / "e.gz")
     (tmp_path / "whole").write_bytes(encode_gzip_member(WHOLE))
     (tmp_path / "f.gz").symlink_to(tmp_path / "whole")
-    end = find_next_position(tmp_path, STREAM_START, ALL)
+    end = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
     found = [
         row
-        for task in plan_members_of_tasks(tmp_path, STREAM_START, end)
-        for batch in read_members_as_batches(task)
+        for task in plan_archive_members_by_task(tmp_path, STREAM_START, end)
+        for batch in read_members_as_record_batches(task)
         for row in batch.to_pylist()
     ]
     assert [(row["file"][-4:], row["damage"], row["offset"]) for row in found] == [
@@ -336,9 +341,9 @@ def test_a_zip_of_many_members_is_opened_once_for_each_task(tmp_path, monkeypatc
     opened = []
     real = zipfile.ZipFile.__init__
     monkeypatch.setattr(zipfile.ZipFile, "__init__", lambda *args, **more: opened.append(1) or real(*args, **more))
-    end = find_next_position(tmp_path, STREAM_START, ALL)
-    tasks = plan_members_of_tasks(tmp_path, STREAM_START, end)
-    assert sum(batch.num_rows for task in tasks for batch in read_members_as_batches(task)) == 1000
+    end = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
+    tasks = plan_archive_members_by_task(tmp_path, STREAM_START, end)
+    assert sum(batch.num_rows for task in tasks for batch in read_members_as_record_batches(task)) == 1000
     assert len(opened) == 1 + len(tasks)
 
 
@@ -383,69 +388,75 @@ def test_a_long_line_costs_time_as_its_length(tmp_path):
 def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_not(tmp_path):
     for name in ("b.zip", "a.gz", ".c.zip.partial", "_d.zip", "e.txt"):
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
-    first = find_next_position(tmp_path, STREAM_START, ALL)
+    first = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
     assert first == {"files": 2, "last": "b.zip", "there": 2}
-    numbers = [(m.path[-4:], m.file) for task in plan_members_of_tasks(tmp_path, STREAM_START, first) for m in task]
+    numbers = [
+        (m.path[-4:], m.file) for task in plan_archive_members_by_task(tmp_path, STREAM_START, first) for m in task
+    ]
     assert numbers == [("a.gz", 0), (".zip", 1)]
     (tmp_path / "c.gz").write_bytes(encode_gzip_member(WHOLE))
     (tmp_path / "a.gz").unlink()  # it was taken
-    [[member]] = plan_members_of_tasks(tmp_path, first, find_next_position(tmp_path, first, ALL))
+    [[member]] = plan_archive_members_by_task(tmp_path, first, find_position_after_next_batch(tmp_path, first, ALL))
     assert (member.path[-4:], member.file) == ("c.gz", 2)
     assert json.loads(json.dumps(first)) == first
 
 
 def test_a_file_that_comes_under_an_earlier_name_is_reported_and_not_passed_over(tmp_path):
     (tmp_path / "b.gz").write_bytes(encode_gzip_member(WHOLE))
-    first = find_next_position(tmp_path, STREAM_START, ALL)
+    first = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
     with pytest.raises(LakeError, match="with a name that sorts before"):
-        find_next_position(tmp_path, first, ALL)
+        find_position_after_next_batch(tmp_path, first, ALL)
 
 
 def test_a_late_file_is_reported_where_others_that_were_taken_are_gone_too(tmp_path):
     for name in ("b.gz", "c.gz"):
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
-    first = find_next_position(tmp_path, STREAM_START, ALL)
+    first = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").unlink()
     (tmp_path / "d.gz").write_bytes(encode_gzip_member(WHOLE))
-    second = find_next_position(tmp_path, first, ALL)
+    second = find_position_after_next_batch(tmp_path, first, ALL)
     assert second == {"files": 3, "last": "d.gz", "there": 2}
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
     with pytest.raises(LakeError, match="files up to that name: 2 before, 3 now"):
-        find_next_position(tmp_path, second, ALL)
+        find_position_after_next_batch(tmp_path, second, ALL)
 
 
 def test_a_file_that_is_gone_before_it_was_captured_is_reported(tmp_path):
     (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
-    end = find_next_position(tmp_path, STREAM_START, ALL)
+    end = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").unlink()
     with pytest.raises(DataLossError, match=r"with 1 files .* there are 0\. .* an empty file with its name and \.skip"):
-        plan_members_of_tasks(tmp_path, STREAM_START, end)
+        plan_archive_members_by_task(tmp_path, STREAM_START, end)
 
 
 def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and_no_other(tmp_path):
     for name in ("a.gz", "b.gz", "c.gz"):
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
-    end = find_next_position(tmp_path, STREAM_START, ALL)
+    end = find_position_after_next_batch(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").rename(tmp_path / "b.gz.skip")
-    [[first, last]] = plan_members_of_tasks(tmp_path, STREAM_START, end)
+    [[first, last]] = plan_archive_members_by_task(tmp_path, STREAM_START, end)
     assert (first.path[-4:], last.path[-4:]) == ("a.gz", "c.gz")
-    assert find_next_position(tmp_path, end, ALL) == end
+    assert find_position_after_next_batch(tmp_path, end, ALL) == end
     (tmp_path / "d.gz.skip").touch()  # of a later batch
     (tmp_path / "c.gz").unlink()
     with pytest.raises(DataLossError, match=r"with 3 files .* there are 1\."):
-        plan_members_of_tasks(tmp_path, STREAM_START, end)
+        plan_archive_members_by_task(tmp_path, STREAM_START, end)
 
 
 def test_a_batch_has_files_of_about_so_many_bytes_and_one_at_least(tmp_path):
     size = len(encode_gzip_member(WHOLE))
     for name in ("a.gz", "b.gz", "c.gz"):
         (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
-    assert find_next_position(tmp_path, STREAM_START, 1) == {"files": 1, "last": "a.gz", "there": 1}
-    assert find_next_position(tmp_path, STREAM_START, size) == {"files": 1, "last": "a.gz", "there": 1}
-    assert find_next_position(tmp_path, STREAM_START, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
-    assert find_next_position(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {"files": 3, "last": "c.gz", "there": 3}
-    assert find_next_position(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
+    assert find_position_after_next_batch(tmp_path, STREAM_START, 1) == {"files": 1, "last": "a.gz", "there": 1}
+    assert find_position_after_next_batch(tmp_path, STREAM_START, size) == {"files": 1, "last": "a.gz", "there": 1}
+    assert find_position_after_next_batch(tmp_path, STREAM_START, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
+    assert find_position_after_next_batch(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {
+        "files": 3,
+        "last": "c.gz",
+        "there": 3,
+    }
+    assert find_position_after_next_batch(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
 
 
 @KINDS

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.bronze import query
 from sessionlake.bronze.query import BronzeQuery
 from sessionlake.errors import BrokerError, KafkaAccessError, OffsetHoleError, SessionlakeError, TopicChangedError
-from sessionlake.streaming.generations import CheckpointGenerations, Generation
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
 from sessionlake.streaming.query import LayerQuery
 
 FOREVER = 10**6
@@ -31,7 +31,7 @@ class Book:
     def needs_new_subscription(self) -> bool:
         return bool(self.excluded_topics)
 
-    def require_kafka_answer(self) -> None:
+    def raise_if_kafka_unreachable(self) -> None:
         self.asked += 1
         if self.unanswered:
             self.unanswered -= 1
@@ -121,16 +121,16 @@ def test_a_batch_that_another_generation_plans_again_is_given_up_first_and_count
         def would_resume_at(self, *_: Any, **__: Any) -> bool:
             return False
 
-    monkeypatch.setattr(query, "QueryOffsets", Elsewhere)
+    monkeypatch.setattr(query, "CheckpointOffsets", Elsewhere)
     (tmp_path / "bronze").mkdir()
     (tmp_path / "bronze" / "metadata").write_text('{"id": "q"}')
     came, seen = False, []
 
-    def record_planned(generation: Generation) -> bool:
+    def record_planned(generation: CheckpointGeneration) -> bool:
         seen.append(("settle", generation.number))
         return came and generation.number == 0
 
-    def reject_planned(generation: Generation) -> None:
+    def reject_planned(generation: CheckpointGeneration) -> None:
         nonlocal came
         seen.append(("give up", generation.number))
         came = True  # behind the first look, and before it was given up
@@ -199,7 +199,7 @@ def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, start
     if error is not None:
         fails(error)
         monkeypatch.setattr(LayerQuery, "is_active", False)
-    monkeypatch.setattr(book, "require_kafka_answer", refuses)
+    monkeypatch.setattr(book, "raise_if_kafka_unreachable", refuses)
     with pytest.raises(KafkaAccessError, match="wrong password"):
         running.check()
     assert (len(starts), book.open) == (1, False)

@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, EVENTS, QUARANTINE
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.integrity.state import ShardState
-from sessionlake.ledger.erasures import hash_session
+from sessionlake.ledger.erasures import hash_forgotten_session
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import find_topics_of_session
 from sessionlake.operations.forgetting.search import SearchMatch, search_folder
@@ -131,7 +131,7 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
         {("t", 0): 5}, {build_session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
     left = remove_session_from_state(
-        join_state_parts(ShardState().encode(()), memory.encode_memory("p", 4)), (), ("t", "a")
+        join_state_parts(ShardState().encode_shard_state(()), memory.encode_memory("p", 4)), (), ("t", "a")
     )
     _, found = split_state_parts(left)
     assert ProcessorMemory.decode_memory(found) == ProcessorMemory(
@@ -181,15 +181,15 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
     assert (
         len(
             {
-                hash_session(salt, "t", "ab"),
-                hash_session(salt, "ta", "b"),
-                hash_session("00fe", "t", "ab"),
-                hash_session(salt, "t", "a"),
+                hash_forgotten_session(salt, "t", "ab"),
+                hash_forgotten_session(salt, "ta", "b"),
+                hash_forgotten_session("00fe", "t", "ab"),
+                hash_forgotten_session(salt, "t", "a"),
             }
         )
         == 4
     )
-    assert np.unique([hash_session(salt, "t", "ab")] * 2).size == 1
+    assert np.unique([hash_forgotten_session(salt, "t", "ab")] * 2).size == 1
 
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.kafka.clients import (
-    build_client_config,
-    build_consumer_config,
     build_java_client_options,
+    build_librdkafka_client_config,
+    build_librdkafka_consumer_config,
     build_spark_kafka_options,
     build_spark_source_options,
-    require_broker,
+    require_reachable_broker,
 )
 from sessionlake.local.probe import is_loopback, parse_bootstrap_servers
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
@@ -49,12 +49,12 @@ def test_an_option_cannot_take_the_place_of_bootstrap_servers():
 
 
 def test_librdkafka_gets_no_consumer_tuning_meant_for_spark():
-    assert build_client_config(_settings("a:1", max_poll_records="7")) == {"bootstrap.servers": "a:1"}
+    assert build_librdkafka_client_config(_settings("a:1", max_poll_records="7")) == {"bootstrap.servers": "a:1"}
 
 
 def test_user_and_password_are_read_out_of_a_jaas_configuration():
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p\\"= w";'
-    config = build_client_config(
+    config = build_librdkafka_client_config(
         _settings(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=jaas),
     )
     assert config["sasl.username"] == "u"
@@ -64,18 +64,18 @@ def test_user_and_password_are_read_out_of_a_jaas_configuration():
 
 
 def test_java_s_empty_endpoint_identification_is_librdkafka_s_none():
-    config = build_client_config(_settings(ssl_endpoint_identification_algorithm=""))
+    config = build_librdkafka_client_config(_settings(ssl_endpoint_identification_algorithm=""))
     assert config["ssl.endpoint.identification.algorithm"] == "none"
 
 
 def test_a_pem_trust_store_becomes_the_ca_location():
-    config = build_client_config(_settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM"))
+    config = build_librdkafka_client_config(_settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM"))
     assert config["ssl.ca.location"] == "/ca.pem"
 
 
 def test_a_java_trust_store_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match=r"ssl.truststore.location is of type JKS.*Convert the store to PEM"):
-        build_client_config(_settings(ssl_truststore_location="/trust.jks"))
+        build_librdkafka_client_config(_settings(ssl_truststore_location="/trust.jks"))
 
 
 def test_librdkafka_accepts_every_translated_property():
@@ -88,7 +88,7 @@ def test_librdkafka_accepts_every_translated_property():
         "sasl.jaas.config": 'X required username="u" password="p";',
         "ssl.endpoint.identification.algorithm": "",
     }
-    AdminClient(build_client_config(Settings(kafka=KafkaSettings(options=options))) | {"log_level": 0})
+    AdminClient(build_librdkafka_client_config(Settings(kafka=KafkaSettings(options=options))) | {"log_level": 0})
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_loopback_is_reported_without_a_name_server(host, expected):
 def test_no_broker_on_this_machine_fails_at_once_and_names_the_command(free_port):
     begun = time.monotonic()
     with pytest.raises(BrokerError, match=r"refused.*`sessionlake broker up`, or correct kafka.bootstrap_servers"):
-        require_broker(_settings(f"127.0.0.1:{free_port}"))
+        require_reachable_broker(_settings(f"127.0.0.1:{free_port}"))
     assert time.monotonic() - begun < 2
 
 
 def test_one_reachable_server_among_several_is_enough_to_go_on(free_port, monkeypatch):
     monkeypatch.setattr("sessionlake.kafka.clients.request_metadata", lambda _config, _seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        require_broker(_settings(f"127.0.0.1:{free_port},127.0.0.1:{listening.getsockname()[1]}"))
+        require_reachable_broker(_settings(f"127.0.0.1:{free_port},127.0.0.1:{listening.getsockname()[1]}"))
 
 
 def test_a_port_that_listens_but_speaks_no_kafka_is_no_broker(monkeypatch):
@@ -137,20 +137,20 @@ def test_a_port_that_listens_but_speaks_no_kafka_is_no_broker(monkeypatch):
         socket.create_server(("127.0.0.1", 0)) as listening,
         pytest.raises(BrokerError, match=r"a program listens at .* does not answer as Kafka does"),
     ):
-        require_broker(_settings(f"127.0.0.1:{listening.getsockname()[1]}"))
+        require_reachable_broker(_settings(f"127.0.0.1:{listening.getsockname()[1]}"))
 
 
 def test_a_host_that_does_not_exist_is_named():
     with pytest.raises(
         BrokerError, match=r"answers at no-such-host\.invalid:9092 .*Start the broker, let the network reach it"
     ):
-        require_broker(_settings("no-such-host.invalid:9092"))
+        require_reachable_broker(_settings("no-such-host.invalid:9092"))
 
 
 def test_only_committed_messages_are_read_by_either_client() -> None:
     settings = _settings(isolation_level="read_committed")
     assert build_spark_source_options(settings)["kafka.isolation.level"] == "read_committed"
-    assert build_consumer_config(settings, "test")["isolation.level"] == "read_committed"
+    assert build_librdkafka_consumer_config(settings, "test")["isolation.level"] == "read_committed"
     with pytest.raises(ValidationError, match=r"isolation.level: read_uncommitted.*aborted transactions"):
         _settings(isolation_level="read_uncommitted")
 

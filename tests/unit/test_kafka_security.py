@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sessionlake.errors import ConfigError, KafkaAccessError
 from sessionlake.kafka.clients import (
-    build_client_config,
     build_java_client_options,
+    build_librdkafka_client_config,
     build_spark_kafka_options,
-    create_rejected_error,
+    create_client_rejected_error,
 )
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.kafka.tls import find_tls_fault
@@ -69,7 +69,7 @@ def test_a_service_credential_takes_the_place_of_the_login_for_what_reads_messag
     ids=["scram", "token", "certificate", "plain"],
 )
 def test_librdkafka_takes_every_way_in(security):
-    AdminClient(build_client_config(settings(**security)) | {"log_level": 0})
+    AdminClient(build_librdkafka_client_config(settings(**security)) | {"log_level": 0})
 
 
 def test_certificates_are_files_beside_the_configuration_or_their_text(tmp_path):
@@ -143,7 +143,7 @@ def test_a_file_that_is_missing_or_no_pem_is_named(tmp_path):
 def test_what_a_client_says_is_reported_without_the_secrets_it_was_given():
     own = settings(**TOKEN)
     assert hide_secrets(own, "hush was refused") == "(hidden) was refused"
-    assert "hush" not in str(create_rejected_error(own, "hush was refused"))
+    assert "hush" not in str(create_client_rejected_error(own, "hush was refused"))
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": "X password=hush;"}))
     assert "hush" not in hide_secrets(by_options, "bad value X password=hush; for sasl.jaas.config")
 
@@ -153,7 +153,7 @@ def test_a_secret_is_hidden_however_a_client_was_reported_it():
     login = build_java_client_options(own)["sasl.jaas.config"]
     assert 'username="lake" password="(hidden)"' in hide_secrets(own, login)
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": login}))
-    assert build_client_config(by_options)["sasl.password"] == SCRAM["password"]
+    assert build_librdkafka_client_config(by_options)["sasl.password"] == SCRAM["password"]
     assert hide_secrets(by_options, f"{SCRAM['password']} was refused") == "(hidden) was refused"
 
 

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.history.missing import explain_unjudged_message, explain_unread_message
-from sessionlake.ledger.progress import ReadOffsets
+from sessionlake.ledger.progress import LayerReadOffsets
 from sessionlake.settings.model import Settings
 
 SPANS = [
-    ReadOffsets("bronze", "capture.a", 0, 100, 4711, 4612),
-    ReadOffsets("bronze", "capture.a", 1, 0, 9, 10),
-    ReadOffsets("bronze", "capture.b", 0, 0, 9, 10),
-    ReadOffsets("silver", "capture.a", 0, 100, 4000, 3901),
+    LayerReadOffsets("bronze", "capture.a", 0, 100, 4711, 4612),
+    LayerReadOffsets("bronze", "capture.a", 1, 0, 9, 10),
+    LayerReadOffsets("bronze", "capture.b", 0, 0, 9, 10),
+    LayerReadOffsets("silver", "capture.a", 0, 100, 4000, 3901),
 ]
 
 
@@ -44,7 +44,7 @@ def test_an_empty_lake_is_reported_with_the_way_to_fill_it():
 
 
 def test_of_many_topics_some_are_named_and_the_rest_counted():
-    spans = [ReadOffsets("bronze", f"capture.{number:03}", 0, 0, 9, 10) for number in range(25)]
+    spans = [LayerReadOffsets("bronze", f"capture.{number:03}", 0, 0, 9, 10) for number in range(25)]
     text = explain_unread_message(spans, Settings(), "capture.x", 0, 0)
     assert text.endswith("capture.018, capture.019 and 5 more")
 

@@ -21,18 +21,18 @@ from sessionlake.errors import LakeError
 from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.ledger import books, positions, progress
-from sessionlake.ledger.books import SUMS, VERSIONS, LedgerReader, read_stored_sums, to_dicts
+from sessionlake.ledger.books import SUMS, VERSIONS, LedgerReader, iterate_rows_as_dicts, read_stored_sums
 from sessionlake.ledger.positions import SCHEMA, compute_sums_of_old_entries, sum_ledger_entries, verify_ledger_sums
 from sessionlake.ledger.progress import (
-    find_entry_of_message,
+    find_ledger_entry_of_message,
     read_change_progress,
-    read_entries_after,
     read_last_batch_number,
     read_last_merged_batch_number,
     read_last_offsets,
     read_layer_offsets,
+    read_ledger_entries_after_batch,
 )
-from sessionlake.ledger.retained import RemovalRecord
+from sessionlake.ledger.retained import RetentionRecord
 from sessionlake.operations.retention.ledger import find_end_of_removable_entries
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _read_followed_decisions
@@ -197,7 +197,9 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
         *found,
         [
             row["batch_id"]
-            for row in read_entries_after(reader, "silver", read_last_merged_batch_number(reader), "outputs")
+            for row in read_ledger_entries_after_batch(
+                reader, "silver", read_last_merged_batch_number(reader), "outputs"
+            )
         ],
     ]
 
@@ -224,14 +226,15 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
         found += [read_last_offsets(reader, layer, txn) for txn in sorted(txns, key=str)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
     for batch in range(-1, last + 2, max(1, last // 5)):
-        found.append([row["batch_id"] for row in read_entries_after(reader, "silver", batch, "outputs")])
+        found.append([row["batch_id"] for row in read_ledger_entries_after_batch(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))
         found.append(
             point if isinstance(point, str) else (point.requested_batch, point.batch, point.versions, point.rebuilt)
         )
     for offset, near in ((3, None), (11, NOON + timedelta(hours=5))):
         found += [
-            find_entry_of_message(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)
+            find_ledger_entry_of_message(reader, layer, "a", 0, offset, near)
+            for layer in ("bronze", "silver", PROCESSOR)
         ]
     return found
 
@@ -371,7 +374,7 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
 
 
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
-    cut = {LEDGER: RemovalRecord(LEDGER, NOON)}
+    cut = {LEDGER: RetentionRecord(LEDGER, NOON)}
     patch.setattr(batch_as_of, "read_removal_records_without_limits", lambda _: cut)
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
@@ -424,7 +427,7 @@ def test_a_ledger_is_summed_in_bounded_memory(monkeypatch):
 def test_rows_that_sums_are_of_are_those_that_the_ledger_has():
     rows = Ledger(random.Random(5)).grow(50).table()
     sums = sum_ledger_entries(entries_of(whole(rows)), NOON + timedelta(days=9))
-    assert sum(row["batches"] for row in to_dicts(sums.to_batches())) == rows.num_rows
+    assert sum(row["batches"] for row in iterate_rows_as_dicts(sums.to_batches())) == rows.num_rows
     assert sums.num_rows < rows.num_rows
     assert progress.read_last_batch_number(in_short(rows, sums), "bronze") == progress.read_last_batch_number(
         whole(rows), "bronze"

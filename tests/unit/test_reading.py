@@ -15,7 +15,12 @@ from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.reading import is_in, is_null, starts_with
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.ledger.progress import ReadOffsets, find_entry_of_message, read_last_offsets, read_layer_offsets
+from sessionlake.ledger.progress import (
+    LayerReadOffsets,
+    find_ledger_entry_of_message,
+    read_last_offsets,
+    read_layer_offsets,
+)
 from sessionlake.settings.model import Settings
 from support.lakes import find_table_folder
 
@@ -77,16 +82,16 @@ def lake(settings: Settings) -> Lake:
     ],
 )
 def test_a_batch_covers_its_ranges_first_and_last_offset_and_no_other(lake, place, batch):
-    found = find_entry_of_message(lake.reader(), "bronze", *place)
+    found = find_ledger_entry_of_message(lake.reader(), "bronze", *place)
     assert (found and found["batch_id"]) == batch
 
 
 def test_a_span_reaches_over_all_batches_of_a_layer(lake):
     assert read_layer_offsets(lake.reader()) == [
-        ReadOffsets("bronze", "a", 0, 5, 20, 14),
-        ReadOffsets("bronze", "a", 1, 0, 0, 1),
-        ReadOffsets("bronze", "b", 0, 0, 4, 5),
-        ReadOffsets("silver", "a", 0, 5, 9, 5),
+        LayerReadOffsets("bronze", "a", 0, 5, 20, 14),
+        LayerReadOffsets("bronze", "a", 1, 0, 0, 1),
+        LayerReadOffsets("bronze", "b", 0, 0, 4, 5),
+        LayerReadOffsets("silver", "a", 0, 5, 9, 5),
     ]
 
 
@@ -95,11 +100,11 @@ def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
     reader = lake.reader()
     assert [span for span in read_layer_offsets(reader) if span.layer == "silver"] == [
-        ReadOffsets("silver", "a", 0, 5, 7, 3)
+        LayerReadOffsets("silver", "a", 0, 5, 7, 3)
     ]
     for near in (None, NOON, NOON + timedelta(days=2)):
-        assert find_entry_of_message(reader, "silver", "a", 0, 5, near)["batch_id"] == 1
-    assert find_entry_of_message(reader, "silver", "a", 0, 9) is None
+        assert find_ledger_entry_of_message(reader, "silver", "a", 0, 5, near)["batch_id"] == 1
+    assert find_ledger_entry_of_message(reader, "silver", "a", 0, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(set
     assert (
         list(reader.read_rows(LEDGER)),
         read_layer_offsets(reader),
-        find_entry_of_message(reader, "bronze", "a", 0, 0),
+        find_ledger_entry_of_message(reader, "bronze", "a", 0, 0),
     ) == ([], [], None)
 
 

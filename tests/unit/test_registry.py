@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from sessionlake.errors import ConfigError, SchemaRegistryError
 from sessionlake.kafka import registry as client
-from sessionlake.kafka.registry import RegistrySchemas
+from sessionlake.kafka.registry import SchemaRegistryReader
 from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.payload import Payload, PayloadFormat
 from sessionlake.settings.model import CaptureSettings
@@ -34,8 +34,10 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
         yield found
 
 
-def schemas(registry: Registry, kind: PayloadFormat = PayloadFormat.AVRO, auth: str | None = None) -> RegistrySchemas:
-    return RegistrySchemas(kind, registry.url, auth)
+def schemas(
+    registry: Registry, kind: PayloadFormat = PayloadFormat.AVRO, auth: str | None = None
+) -> SchemaRegistryReader:
+    return SchemaRegistryReader(kind, registry.url, auth)
 
 
 def test_a_schema_is_asked_for_once_and_an_unknown_one_as_well(registry: Registry) -> None:
@@ -219,7 +221,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip, args=(server,), daemon=True)
         thread.start()
-        source = RegistrySchemas(PayloadFormat.AVRO, f"http://127.0.0.1:{server.getsockname()[1]}")
+        source = SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{server.getsockname()[1]}")
         started = time.monotonic()
         with pytest.raises(SchemaRegistryError, match="no answer"):
             source.definitions([1])
@@ -244,7 +246,7 @@ def test_a_schema_beyond_the_bounds_is_as_if_there_were_none_and_stops_nothing(
 def test_a_registry_that_is_away_is_named_after_some_tries(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_PAUSES", (0.0, 0.0))
     with pytest.raises(SchemaRegistryError, match=rf"127.0.0.1:{free_port}: no answer: .*refused"):
-        RegistrySchemas(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
+        SchemaRegistryReader(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
 
 
 # -- from the configuration

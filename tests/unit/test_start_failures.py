@@ -142,7 +142,7 @@ def test_what_keeps_spark_from_starting_is_reported_in_one_text(call, command, w
 @pytest.mark.parametrize("command", BEHIND_THE_BROKER)
 def test_the_same_holds_behind_a_broker_that_answers(call, command, what, monkeypatch):
     for module in ("kafka.clients", "bronze.job", "bronze.sources", "cli.publish", "cli.verify_bronze"):
-        monkeypatch.setattr(f"sessionlake.{module}.require_broker", lambda *_: None)
+        monkeypatch.setattr(f"sessionlake.{module}.require_reachable_broker", lambda *_: None)
     result = call(BEHIND_THE_BROKER[command], what)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.bronze.subscription import QueryOffsets, build_topic_pattern, encode_starting_offsets
+from sessionlake.bronze.subscription import CheckpointOffsets, build_topic_pattern, encode_starting_offsets
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
 
@@ -57,26 +57,32 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_tells_what_is_done_and_what_is_planned(folder):
-    offsets = QueryOffsets(folder)
+    offsets = CheckpointOffsets(folder)
     assert (offsets.has_started, offsets.pending_batch) == (True, 1)
     assert (offsets.read_next_batch_start(), offsets.read_pending_batch_end()) == ({A: 9}, {A: 12, B: 3})
 
 
 def test_a_folder_that_is_not_there_has_not_begun(tmp_path):
-    offsets = QueryOffsets(tmp_path / "none")
+    offsets = CheckpointOffsets(tmp_path / "none")
     assert (offsets.has_started, offsets.pending_batch) == (False, None)
 
 
 def test_before_the_first_batch_a_query_stands_at_its_initial_offsets(folder):
     for file in ("offsets/0", "offsets/1", "commits/0"):
         (folder / file).unlink()
-    assert (QueryOffsets(folder).pending_batch, QueryOffsets(folder).read_next_batch_start()) == (None, {A: 5})
+    assert (
+        CheckpointOffsets(folder).pending_batch,
+        CheckpointOffsets(folder).read_next_batch_start(),
+    ) == (None, {A: 5})
 
 
 def test_a_batch_whose_commit_was_lost_is_pending(folder):
     (folder / "offsets/1").unlink()
     (folder / "commits/0").unlink()
-    assert (QueryOffsets(folder).pending_batch, QueryOffsets(folder).read_next_batch_start()) == (0, {A: 5})
+    assert (
+        CheckpointOffsets(folder).pending_batch,
+        CheckpointOffsets(folder).read_next_batch_start(),
+    ) == (0, {A: 5})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_a_batch_whose_commit_was_lost_is_pending(folder):
     ],
 )
 def test_a_query_goes_on_if_it_reads_on_at_just_the_positions_called_for(folder, positions, settled, goes_on):
-    assert QueryOffsets(folder).would_resume_at(positions, far(positions), is_last_batch_stored=settled) is goes_on
+    assert CheckpointOffsets(folder).would_resume_at(positions, far(positions), is_last_batch_stored=settled) is goes_on
 
 
 def far(positions):
@@ -110,14 +116,14 @@ def far(positions):
     [({A: 12, B: 3}, True), ({A: 13, B: 4}, True), ({A: 11, B: 3}, False), ({A: 12, B: 2}, False)],
 )
 def test_a_planned_batch_is_repeated_only_if_kafka_holds_its_end(folder, ends, goes_on):
-    assert QueryOffsets(folder).would_resume_at({A: 9, B: 0}, ends, is_last_batch_stored=False) is goes_on
+    assert CheckpointOffsets(folder).would_resume_at({A: 9, B: 0}, ends, is_last_batch_stored=False) is goes_on
 
 
 @pytest.mark.parametrize(("positions", "ended"), [({A: 12, B: 3}, True), ({A: 12}, False), ({A: 12, B: 4}, False)])
 def test_a_planned_batch_that_ends_where_reading_is_to_go_on_tells_that_no_topic_changed(folder, positions, ended):
-    assert QueryOffsets(folder).ends_pending_batch_at(positions) is ended
+    assert CheckpointOffsets(folder).ends_pending_batch_at(positions) is ended
     (folder / "commits/1").touch()
-    assert QueryOffsets(folder).ends_pending_batch_at(positions) is False
+    assert CheckpointOffsets(folder).ends_pending_batch_at(positions) is False
 
 
 @pytest.mark.parametrize(
@@ -126,4 +132,4 @@ def test_a_planned_batch_that_ends_where_reading_is_to_go_on_tells_that_no_topic
 )
 def test_without_a_planned_batch_new_topics_that_begin_at_their_beginning_are_no_change(folder, positions, goes_on):
     (folder / "offsets/1").unlink()
-    assert QueryOffsets(folder).would_resume_at(positions, far(positions), is_last_batch_stored=True) is goes_on
+    assert CheckpointOffsets(folder).would_resume_at(positions, far(positions), is_last_batch_stored=True) is goes_on

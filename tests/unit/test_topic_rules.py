@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_topic_update
+from sessionlake.bronze.topic_rules import KafkaTopic, TopicAbsenceCounts, TopicsTableUpdate, decide_topic_update
 from sessionlake.errors import OffsetHoleError
 from sessionlake.ledger.absent import AbsentOffsetFinder
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.topics import (
     PartitionOffsets,
-    Topic,
+    TopicGeneration,
     TopicState,
-    find_unused_offsets,
+    find_offsets_between_generations,
     select_latest_generations,
 )
 from sessionlake.settings.model import OnTopicChange
@@ -29,17 +29,19 @@ WEEK = timedelta(days=7)
 FAIL, FORGET, RESTART = OnTopicChange
 
 
-def topic(*spans: tuple[int, int], **changed: Any) -> Topic:
+def topic(*spans: tuple[int, int], **changed: Any) -> TopicGeneration:
     """A topic `t` with id X, read from first to next in each partition, with a message just now."""
     parts = tuple(PartitionOffsets(number, first, end, end) for number, (first, end) in enumerate(spans))
-    return replace(Topic("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, parts), **changed)
+    return replace(TopicGeneration("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, parts), **changed)
 
 
-def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> SeenTopic:
-    return SeenTopic(topic_id, dict(enumerate(spans)))
+def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> KafkaTopic:
+    return KafkaTopic(topic_id, dict(enumerate(spans)))
 
 
-def after(known: Topic | None, found: SeenTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
+def after(
+    known: TopicGeneration | None, found: KafkaTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW
+) -> TopicsTableUpdate:
     return decide_topic_update(
         {} if known is None else {"t": known},
         {} if found is None else {"t": found},
@@ -49,7 +51,7 @@ def after(known: Topic | None, found: SeenTopic | None, rule: OnTopicChange = FA
     )
 
 
-def states(decision: TopicUpdate) -> list[tuple[int, str, int | None]]:
+def states(decision: TopicsTableUpdate) -> list[tuple[int, str, int | None]]:
     return [(row.generation, str(row.state), row.lost) for row in decision.rows]
 
 
@@ -173,7 +175,7 @@ INCARNATION = st.lists(
 )
 
 
-def read(row: Topic, incarnation: list[tuple[int, int, int]]) -> tuple[Topic, list[OffsetRange]]:
+def read(row: TopicGeneration, incarnation: list[tuple[int, int, int]]) -> tuple[TopicGeneration, list[OffsetRange]]:
     """The topic after some of its messages were taken in, and the ranges that bronze books for that."""
     parts = tuple(replace(p, next_offset=p.first_offset + incarnation[p.partition][2]) for p in row.partitions)
     ranges = [
@@ -184,9 +186,9 @@ def read(row: Topic, incarnation: list[tuple[int, int, int]]) -> tuple[Topic, li
     return replace(row, partitions=parts), ranges
 
 
-def histories(incarnations: list[list[tuple[int, int, int]]]) -> tuple[list[Topic], list[list[OffsetRange]]]:
+def histories(incarnations: list[list[tuple[int, int, int]]]) -> tuple[list[TopicGeneration], list[list[OffsetRange]]]:
     """A topic created anew again and again under `restart`: its rows, and what was booked in each generation."""
-    rows: dict[int, Topic] = {}
+    rows: dict[int, TopicGeneration] = {}
     booked: list[list[OffsetRange]] = []
     for number, incarnation in enumerate(incarnations):
         known = select_latest_generations(rows.values()).get("t")
@@ -210,7 +212,7 @@ def test_a_later_generation_lies_beyond_every_offset_of_the_earlier_ones_in_any_
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.booleans())
 def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(incarnations, together):
     rows, booked = histories(incarnations)
-    log = OffsetLog(absent=AbsentOffsetFinder(unused_offsets=find_unused_offsets(rows)))
+    log = OffsetLog(absent=AbsentOffsetFinder(unused_offsets=find_offsets_between_generations(rows)))
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
@@ -225,7 +227,7 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     if len(ranges) < 3:
         return
     lost = data.draw(st.integers(1, len(ranges) - 2))
-    log = OffsetLog(absent=AbsentOffsetFinder(unused_offsets=find_unused_offsets(rows)))
+    log = OffsetLog(absent=AbsentOffsetFinder(unused_offsets=find_offsets_between_generations(rows)))
     for item in ranges[:lost]:
         log.require_consecutive_ranges([item], allow_gaps=False, layer="silver")
         log.record_committed_ranges([item])
@@ -239,11 +241,11 @@ def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:
     return OffsetRange("t", partition, parts[0].first, parts[-1].last, sum(item.messages for item in parts))
 
 
-def looks(*found: tuple[float, str]) -> TopicAbsences:
+def looks(*found: tuple[float, str]) -> TopicAbsenceCounts:
     """After looks that were answered at these times and had these topics missing."""
-    absences = TopicAbsences()
+    absences = TopicAbsenceCounts()
     for at, missing in found:
-        absences = absences.update_after_check(missing, at)
+        absences = absences.count_topics_missing_in_check(missing, at)
     return absences
 
 
@@ -264,4 +266,4 @@ def test_a_topic_counts_as_deleted_when_five_looks_in_a_row_over_ten_seconds_hav
     found, deleted, unconfirmed
 ):
     absences = looks(*found)
-    assert (absences.deleted_topics, absences.unconfirmed_topics) == (set(deleted), set(unconfirmed))
+    assert (absences.deleted_topics, absences.possibly_deleted_topics) == (set(deleted), set(unconfirmed))

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison, MessageDifference, compare_messages
-from sessionlake.bronze.overlap import KafkaOverlap, find_overlap
-from sessionlake.bronze.topic_rules import SeenTopic
-from sessionlake.bronze.verify import VerifiedBronze, _subtract_removed_messages
+from sessionlake.bronze.overlap import KafkaBronzeOverlap, find_offsets_in_kafka_and_bronze
+from sessionlake.bronze.topic_rules import KafkaTopic
+from sessionlake.bronze.verify import BronzeVerification, _exclude_messages_removed_by_retention
 from sessionlake.cli.verify_bronze import describe_comparison
 from sessionlake.delta.storage.offset_ranges import slice_ranges
-from sessionlake.ledger.progress import ReadOffsets
-from sessionlake.ledger.retained import PartitionStart
-from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
+from sessionlake.ledger.progress import LayerReadOffsets
+from sessionlake.ledger.retained import BronzePartitionStart
+from sessionlake.ledger.topics import PartitionOffsets, TopicGeneration, TopicState
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 NEVER = 2**63 - 1
@@ -114,31 +114,34 @@ def test_slices_add_up_to_the_first_difference_of_all():
     assert sum(parts, MessageComparison()) == MessageComparison(15, 3, early)
 
 
-def topic(**changed: Any) -> Topic:
+def topic(**changed: Any) -> TopicGeneration:
     """A topic `t` with id X, of which bronze has read offsets 0 to 9 of partition 0."""
     return replace(
-        Topic("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, (PartitionOffsets(0, 0, 10, 10),)), **changed
+        TopicGeneration("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, (PartitionOffsets(0, 0, 10, 10),)),
+        **changed,
     )
 
 
-def both(known: Topic | None, kafka: tuple[int, int] | None, *, topic_id: str = "X", last: int = 9) -> KafkaOverlap:
+def both(
+    known: TopicGeneration | None, kafka: tuple[int, int] | None, *, topic_id: str = "X", last: int = 9
+) -> KafkaBronzeOverlap:
     """Of a topic of which bronze has offsets up to `last`, and Kafka those from the first to before the second."""
-    return find_overlap(
-        [ReadOffsets("bronze", "t", 0, 0, last, last + 1)],
+    return find_offsets_in_kafka_and_bronze(
+        [LayerReadOffsets("bronze", "t", 0, 0, last, last + 1)],
         {} if known is None else {"t": known},
-        {} if kafka is None else {"t": SeenTopic(topic_id, {0: kafka})},
+        {} if kafka is None else {"t": KafkaTopic(topic_id, {0: kafka})},
     )
 
 
 @pytest.mark.parametrize(
     ("kafka", "expected"),
     [
-        ((0, 10), KafkaOverlap({("t", 0): (0, 9)}, 0, (), ())),
-        ((4, 12), KafkaOverlap({("t", 0): (4, 9)}, 2, (), ())),
-        ((9, 10), KafkaOverlap({("t", 0): (9, 9)}, 0, (), ())),
-        ((10, 10), KafkaOverlap({}, 0, (), ())),
-        ((14, 20), KafkaOverlap({}, 6, (), ())),  # cut before it was read
-        (None, KafkaOverlap({}, 0, ("t",), ())),
+        ((0, 10), KafkaBronzeOverlap({("t", 0): (0, 9)}, 0, (), ())),
+        ((4, 12), KafkaBronzeOverlap({("t", 0): (4, 9)}, 2, (), ())),
+        ((9, 10), KafkaBronzeOverlap({("t", 0): (9, 9)}, 0, (), ())),
+        ((10, 10), KafkaBronzeOverlap({}, 0, (), ())),
+        ((14, 20), KafkaBronzeOverlap({}, 6, (), ())),  # cut before it was read
+        (None, KafkaBronzeOverlap({}, 0, ("t",), ())),
     ],
 )
 def test_compared_is_from_the_later_first_to_the_earlier_last_offset(kafka, expected):
@@ -146,25 +149,25 @@ def test_compared_is_from_the_later_first_to_the_earlier_last_offset(kafka, expe
 
 
 def test_a_topic_that_was_made_again_is_compared_once_bronze_has_begun_to_read_it():
-    assert both(topic(), (0, 10), topic_id="Y") == KafkaOverlap({}, 0, (), ("t",))
+    assert both(topic(), (0, 10), topic_id="Y") == KafkaBronzeOverlap({}, 0, (), ("t",))
     next_one = topic(generation=1, topic_id="Y", offset_shift=10, partitions=(PartitionOffsets(0, 10, 10, 13),))
-    assert both(next_one, (0, 3), topic_id="Y") == KafkaOverlap({}, 3, (), ())
-    assert both(next_one, (0, 3), topic_id="Y", last=11) == KafkaOverlap({("t", 0): (10, 11)}, 1, (), ())
+    assert both(next_one, (0, 3), topic_id="Y") == KafkaBronzeOverlap({}, 3, (), ())
+    assert both(next_one, (0, 3), topic_id="Y", last=11) == KafkaBronzeOverlap({("t", 0): (10, 11)}, 1, (), ())
 
 
 def test_a_forgotten_topic_is_compared_as_long_as_it_is_the_same():
     forgotten = topic(state=TopicState.FORGOTTEN)
-    assert both(forgotten, (4, 12)) == KafkaOverlap({("t", 0): (4, 9)}, 2, (), ())
-    assert both(forgotten, None) == KafkaOverlap({}, 0, ("t",), ())
+    assert both(forgotten, (4, 12)) == KafkaBronzeOverlap({("t", 0): (4, 9)}, 2, (), ())
+    assert both(forgotten, None) == KafkaBronzeOverlap({}, 0, ("t",), ())
 
 
 def test_topics_and_partitions_that_bronze_has_not_begun_to_read_are_unread():
-    found = find_overlap(
+    found = find_offsets_in_kafka_and_bronze(
         [],
         {"t": topic(partitions=())},
-        {"t": SeenTopic("X", {0: (2, 5), 1: (0, 4)}), "new": SeenTopic("Z", {0: (0, 1)})},
+        {"t": KafkaTopic("X", {0: (2, 5), 1: (0, 4)}), "new": KafkaTopic("Z", {0: (0, 1)})},
     )
-    assert found == KafkaOverlap({}, 8, (), ())
+    assert found == KafkaBronzeOverlap({}, 8, (), ())
 
 
 @given(
@@ -185,19 +188,21 @@ def test_slices_hold_every_offset_once_and_in_order_and_are_of_a_size(spans, num
 
 
 def test_what_retention_has_removed_is_not_compared():
-    taken = [ReadOffsets("bronze", "t", 0, 0, 9, 10), ReadOffsets("bronze", "t", 1, 4, 9, 6)]
-    left = _subtract_removed_messages(taken, {("t", 0): PartitionStart(6, NOW), ("t", 1): PartitionStart(2, NOW)})
-    seen = {"t": SeenTopic("id", {0: (5, 12), 1: (0, 10)})}
-    found = find_overlap(left, {}, seen)
+    taken = [LayerReadOffsets("bronze", "t", 0, 0, 9, 10), LayerReadOffsets("bronze", "t", 1, 4, 9, 6)]
+    left = _exclude_messages_removed_by_retention(
+        taken, {("t", 0): BronzePartitionStart(6, NOW), ("t", 1): BronzePartitionStart(2, NOW)}
+    )
+    seen = {"t": KafkaTopic("id", {0: (5, 12), 1: (0, 10)})}
+    found = find_offsets_in_kafka_and_bronze(left, {}, seen)
     assert (found.ranges, found.unread) == ({("t", 0): (7, 9), ("t", 1): (4, 9)}, 2)
 
 
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
-    exact = VerifiedBronze(MessageComparison(12, 0, None), KafkaOverlap({("t", 0): (0, 11)}, 0, (), ()), 0)
+    exact = BronzeVerification(MessageComparison(12, 0, None), KafkaBronzeOverlap({("t", 0): (0, 11)}, 0, (), ()), 0)
     assert list(describe_comparison(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
-    wrong = VerifiedBronze(
+    wrong = BronzeVerification(
         MessageComparison(12, 2, MessageDifference("t", 0, 3, "is …")),
-        KafkaOverlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)),
+        KafkaBronzeOverlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)),
         5,
     )
     assert list(describe_comparison(wrong)) == [
@@ -207,9 +212,11 @@ def test_the_answer_says_what_was_compared_and_what_could_not_be():
         "  of topics that were recreated, and not read since: c",
         "not compared: 3 offsets in Kafka that bronze has not read",
     ]
-    cut = VerifiedBronze(MessageComparison(12, 0, None), KafkaOverlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
+    cut = BronzeVerification(
+        MessageComparison(12, 0, None), KafkaBronzeOverlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3
+    )
     assert list(describe_comparison(cut))[1:] == [
         "not compared: 3 messages that maintain.retention has removed from bronze"
     ]
-    nothing = VerifiedBronze(MessageComparison(0, 0, None), KafkaOverlap({}, 0, ("a",), ()), 5)
+    nothing = BronzeVerification(MessageComparison(0, 0, None), KafkaBronzeOverlap({}, 0, ("a",), ()), 5)
     assert next(describe_comparison(nothing)) == "nothing to compare: Kafka no longer holds any message that bronze has"

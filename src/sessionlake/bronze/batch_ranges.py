@@ -12,7 +12,7 @@ from sessionlake.delta.storage.offset_ranges import build_offsets_condition
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.silences import drop_silences
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.generations import Generation
+from sessionlake.streaming.generations import CheckpointGeneration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +21,9 @@ PlannedOffsets = dict[TopicPartition, tuple[int, int]]
 """The offsets that a batch covers: by topic-partition, the first one and the one after the last."""
 
 
-def read_planned_offsets(generation: Generation, batch: int, offset_shifts: Mapping[str, int]) -> PlannedOffsets:
+def read_planned_offsets(
+    generation: CheckpointGeneration, batch: int, offset_shifts: Mapping[str, int]
+) -> PlannedOffsets:
     """Returns the offsets that Spark planned for a batch, by topic-partition, numbered as in `bronze.messages`.
 
     Args:

@@ -81,9 +81,9 @@ def compare_messages(
         kafka, bronze = (side.join(erased, list(OFFSET_COLUMNS), join_type="left anti") for side in (kafka, bronze))
         return compare_messages(kafka, bronze, complete_from) + MessageComparison(erased=erased.num_rows)
     sides = _join_kafka_and_bronze(kafka, bronze, complete_from)
-    different = sides.filter(_build_any_true_condition(_find_differences(sides)))
+    different = sides.filter(_mask_any_true(_mask_differences(sides)))
     first = different.sort_by([(name, "ascending") for name in OFFSET_COLUMNS]).slice(0, 1).to_pylist()
-    return MessageComparison(sides.num_rows, different.num_rows, _convert_to_difference(first[0]) if first else None)
+    return MessageComparison(sides.num_rows, different.num_rows, _describe_difference(first[0]) if first else None)
 
 
 def _join_kafka_and_bronze(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> pa.Table:
@@ -110,7 +110,7 @@ def _join_kafka_and_bronze(kafka: pa.Table, bronze: pa.Table, complete_from: Map
     return sides.filter(pc.field("in_kafka").is_valid() | (pc.field("offset") >= pc.field("complete_from")))
 
 
-def _find_differences(sides: pa.Table) -> list[pa.ChunkedArray]:
+def _mask_differences(sides: pa.Table) -> list[pa.ChunkedArray]:
     """Returns a boolean column for each way in which a message can differ: true for rows that differ in this way.
 
     Args:
@@ -121,11 +121,11 @@ def _find_differences(sides: pa.Table) -> list[pa.ChunkedArray]:
     return [pc.fill_null(column, fill_value=False) for column in (*presence, *fields)]
 
 
-def _build_any_true_condition(columns: list[pa.ChunkedArray]) -> Any:
+def _mask_any_true(columns: list[pa.ChunkedArray]) -> Any:
     return reduce(pc.or_, columns)
 
 
-def _convert_to_difference(row: Row) -> MessageDifference:
+def _describe_difference(row: Row) -> MessageDifference:
     return MessageDifference(row["topic"], row["partition"], row["offset"], _describe_message_difference(row))
 
 

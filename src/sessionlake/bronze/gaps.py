@@ -13,8 +13,13 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.kafka.transactions import find_runs_of_transactions
-from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_offset_runs, record_absent_offsets
+from sessionlake.kafka.transactions import find_intervals_used_by_transactions
+from sessionlake.ledger.absent import (
+    AbsentOffsetReason,
+    OffsetInterval,
+    find_missing_offset_intervals,
+    record_absent_offsets,
+)
 from sessionlake.ledger.offset_log import GAP_FIX
 from sessionlake.protocol.types import TopicPartition
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 def record_transaction_gaps(
     spark: SparkSession,
     lake: Lake,
-    planned: Mapping[TopicPartition, OffsetRun],
+    planned: Mapping[TopicPartition, OffsetInterval],
     read_offsets: pa.Table,
     offset_shifts: Mapping[str, int],
     txn: Txn,
@@ -44,7 +49,7 @@ def record_transaction_gaps(
         OffsetHoleError: An offset has no message, and no transaction explains it.
         BrokerError: Kafka does not answer.
     """
-    gaps = _find_gaps(planned, read_offsets)
+    gaps = _find_offset_gaps(planned, read_offsets)
     if not gaps:
         return
     asked = {
@@ -53,7 +58,7 @@ def record_transaction_gaps(
         ]
         for (topic, partition), runs in gaps.items()
     }
-    proven = find_runs_of_transactions(spark, lake.settings, asked)
+    proven = find_intervals_used_by_transactions(spark, lake.settings, asked)
     for place, runs in asked.items():
         lost = next((run for run in runs if run not in proven[place]), None)
         if lost is not None:
@@ -65,13 +70,13 @@ def record_transaction_gaps(
                 "was committed",
                 fix=GAP_FIX,
             )
-    record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
+    record_absent_offsets(spark, lake, gaps, txn, reason=AbsentOffsetReason.TRANSACTION)
 
 
-def _find_gaps(
-    planned: Mapping[TopicPartition, OffsetRun], read_offsets: pa.Table
-) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns the runs of planned offsets that have no message, each as `(first, end)`, by topic-partition.
+def _find_offset_gaps(
+    planned: Mapping[TopicPartition, OffsetInterval], read_offsets: pa.Table
+) -> dict[TopicPartition, list[OffsetInterval]]:
+    """Returns the intervals of planned offsets that have no message, each as `(first, end)`, by topic-partition.
 
     Args:
         planned: Offsets `(first, end)` of a batch by topic-partition.
@@ -80,7 +85,7 @@ def _find_gaps(
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read_offsets.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = find_missing_offset_runs(np.sort(messages["offset"].to_numpy()), first, end)
+        runs = find_missing_offset_intervals(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
             gaps[topic, partition] = runs
     return gaps

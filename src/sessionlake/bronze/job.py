@@ -21,20 +21,20 @@ from sessionlake.bronze.batch_ranges import (
 from sessionlake.bronze.compare import OFFSET_COLUMNS
 from sessionlake.bronze.gaps import record_transaction_gaps
 from sessionlake.bronze.offsets import wait_for_planned_batch_files
-from sessionlake.bronze.polls import choose_poll_bytes
-from sessionlake.bronze.query import BronzeQuery, StartPlan
+from sessionlake.bronze.polls import choose_max_bytes_per_poll
+from sessionlake.bronze.query import BronzeQuery, QueryStartPlan
 from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.subscription import build_topic_pattern
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import build_unreadable_message_error
-from sessionlake.delta.commit import make_delta_skip_transaction, stage_append
+from sessionlake.delta.commit import commit_staged_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import DataLossError, SessionlakeError
-from sessionlake.kafka.clients import build_spark_source_options, require_broker
+from sessionlake.kafka.clients import build_spark_source_options, require_reachable_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
-from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts_to_apply
+from sessionlake.ledger.erasures import ErasureReceipt, erase_forgotten_messages, read_erasure_receipts_to_apply
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.topics import read_topics, select_latest_generations
@@ -42,7 +42,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import build_recovery_hint
-from sessionlake.streaming.generations import CheckpointGenerations, Generation
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.losses import refuse_lost_tables
@@ -82,8 +82,8 @@ def start_kafka_job(
         TopicChangedError: A topic was deleted, created again or cut, and `kafka.on_topic_change` is `fail`.
     """
     lake = Lake(settings)
-    _prepare_tables(spark, lake)
-    book, forgotten = TopicRegister(spark, lake, settings), read_receipts_to_apply(lake, spark)
+    _create_bronze_tables(spark, lake)
+    book, forgotten = TopicRegister(spark, lake, settings), read_erasure_receipts_to_apply(lake, spark)
     silences = SilenceWriter(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
@@ -93,7 +93,7 @@ def start_kafka_job(
             _read_kafka_stream(spark, settings, start, book, forgotten),
             _BronzeBatchWriter(lake, settings, book, silences, start.generation, on_batch),
         ),
-        record_planned=lambda generation: _record_last_planned_batch(spark, lake, settings, generation),
+        record_planned=lambda generation: _record_last_batch(spark, lake, settings, generation),
         reject_planned=lambda generation: _reject_last_planned_batch(spark, lake, generation),
         trigger=settings.bronze.trigger,
         once=once,
@@ -104,11 +104,11 @@ def start_kafka_job(
     ).start_query()
 
 
-def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
+def _create_bronze_tables(spark: SparkSession, lake: Lake) -> None:
     """Creates bronze's tables if they do not exist. Raises LakeError if the checkpoint does not fit them."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
-    require_broker(settings)
+    require_reachable_broker(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
     lake.create_or_update_tables(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
@@ -117,13 +117,13 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
 def _read_kafka_stream(
     spark: SparkSession,
     settings: Settings,
-    start: StartPlan,
+    start: QueryStartPlan,
     book: TopicRegister,
-    forgotten: Sequence[Erasure],
+    forgotten: Sequence[ErasureReceipt],
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**build_spark_source_options(settings, choose_poll_bytes(start.generation, book)))
+        .options(**build_spark_source_options(settings, choose_max_bytes_per_poll(start.generation, book)))
         .option("subscribePattern", build_topic_pattern(settings.kafka.topic_pattern, start.excluded_topics))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -178,7 +178,7 @@ class _BronzeBatchWriter:
         settings: Settings,
         book: TopicRegister,
         silences: SilenceWriter,
-        generation: Generation,
+        generation: CheckpointGeneration,
         on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self._lake = lake
@@ -224,25 +224,25 @@ class _BronzeBatchWriter:
         wait_for_planned_batch_files(self._generation.folder, self._generation.to_spark_batch_id(txn.version))
         planned = read_planned_offsets(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
-        other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
+        other_versions = read_forget_and_retention_versions(spark, lake) if self._log is None else ()
         self._log = self._log or OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
         before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
             without_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
-            stage_append(spark, lake, MESSAGES, self._load_batch_rows(rows, expected), txn) as written,
+            lake.storage.stage_rows(spark, MESSAGES, self._load_batch_rows(rows, expected)) as staged,
         ):
             self._book.record_topics_of_batch(
                 topics
             )  # after the rows were read, and before any of them is in the table
-            if written.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
-                record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
-        commit = lake.last_commit(spark, MESSAGES)
+            if staged.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
+                record_transaction_gaps(spark, lake, planned, staged.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
+            commit = commit_staged_rows(lake, MESSAGES, staged, txn)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = list_planned_ranges(planned) if is_first_write else read_stored_ranges_of_batch(spark, lake, planned)
         self._log.require_consecutive_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
-        other_outputs = (*self._book.take_unrecorded_topics_version(), *other_versions)
-        entry = build_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
+        others = (*self._book.take_topics_output_for_ledger(), *other_versions)
+        entry = build_bronze_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=others)
         self._ledger.write_entry(spark, entry)
         self._log.record_committed_ranges(ranges)
         # The silences come first: another thread that sees the new position must also see the time of its last message.
@@ -279,10 +279,10 @@ def _read_rows_if_small(rows: DataFrame, max_row_bytes: int) -> pa.Table | None:
     """
     from pyspark.sql import functions as F
 
-    def add_header_bytes(total: Column, header: Column) -> Column:
+    def add_bytes_of_header(total: Column, header: Column) -> Column:
         return total + F.length(header["key"]) + F.coalesce(F.length(header["value"]), F.lit(0))
 
-    headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), add_header_bytes))
+    headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), add_bytes_of_header))
     size = sum((F.coalesce(part, F.lit(0)) for part in (F.length("key"), F.length("value"), headers)), F.lit(0))
     is_small = size <= max_row_bytes
     kept = {name: F.when(is_small, F.col(name)) for name in ("key", "value", "headers")}
@@ -290,7 +290,7 @@ def _read_rows_if_small(rows: DataFrame, max_row_bytes: int) -> pa.Table | None:
     return read.drop_columns("is_small") if pc.all(read["is_small"]).as_py() is not False else None
 
 
-def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
+def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: CheckpointGeneration) -> bool:
     """Returns True if the messages of the last planned batch are in `bronze.messages`.
 
     Writes its ledger row if that is missing.
@@ -320,11 +320,11 @@ def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settin
     log = OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
     log.require_consecutive_ranges(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.latest_version(spark, MESSAGES)
-    Ledger(lake).write_entry(spark, build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
+    Ledger(lake).write_entry(spark, build_bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 
-def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
+def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: CheckpointGeneration) -> int | None:
     """Checks that the ledger has no batch that is later than the last one in the checkpoint.
 
     Returns:
@@ -345,7 +345,7 @@ def refuse_outdated_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
     return recorded
 
 
-def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Generation) -> None:
+def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: CheckpointGeneration) -> None:
     """Makes `bronze.messages` reject the last planned batch, because its messages are planned again in another batch.
 
     A process that has lost its lease may still have the batch in memory and try to commit it. If the generation has no
@@ -356,7 +356,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
         make_delta_skip_transaction(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
-def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
+def read_forget_and_retention_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
     """Returns the current versions of `bronze.erasures` and `ops.retained`, which `forget` and retention write.
 
     The first ledger entry after a start records them, so that an older copy of these tables is noticed later.
@@ -365,7 +365,7 @@ def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[Tab
     return tuple(TableOutput(table, lake.latest_version(spark, table), 0) for table in existing)
 
 
-def build_ledger_entry(
+def build_bronze_ledger_entry(
     settings: Settings,
     txn: Txn,
     ranges: tuple[OffsetRange, ...],

@@ -24,7 +24,7 @@ TIME_COLUMNS = ("timestamp", "ingested_at")
 """The columns of `bronze.messages` that decide a message's time."""
 
 
-def build_counted_time_column(settings: Settings, messages: str = "") -> Column:
+def build_valid_kafka_time_column(settings: Settings, messages: str = "") -> Column:
     """Returns a Spark column with the Kafka timestamp of each row of `bronze.messages`, in milliseconds since 1970.
 
     It is null if the timestamp does not count for stream time: it is missing or too far in the future.
@@ -41,7 +41,7 @@ def build_counted_time_column(settings: Settings, messages: str = "") -> Column:
     return F.when((kafka_ts != F.lit(NO_KAFKA_TIME)) & believed, kafka_ts)
 
 
-def compute_counted_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
+def compute_valid_kafka_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
     """Returns the Kafka timestamp of each row of `bronze.messages`, in milliseconds since 1970.
 
     It is `NOT_COUNTED` if the timestamp does not count for stream time: it is missing or too far in the future.

@@ -50,15 +50,15 @@ def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str
         DataLossError: The checkpoint lacks the batch, or its file cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
-    ends = read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id))
-    starts = read_offsets_file(Path(checkpoint) / INITIAL_OFFSETS_FILE)
+    ends = read_kafka_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id))
+    starts = read_kafka_offsets_file(Path(checkpoint) / INITIAL_OFFSETS_FILE)
     if batch_id:
-        starts |= read_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
+        starts |= read_kafka_offsets_file(Path(checkpoint) / _build_planned_batch_path(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
 
-def read_offsets_file(file: Path) -> Offsets:
+def read_kafka_offsets_file(file: Path) -> Offsets:
     """Reads Kafka offsets by topic-partition from one of Spark's files in a checkpoint.
 
     The file has the offsets at which a batch ends, or those at which the query started. It has a version line, for

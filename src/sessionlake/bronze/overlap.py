@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sessionlake.bronze.topic_rules import SeenTopic, find_topic_change
+from sessionlake.bronze.topic_rules import KafkaTopic, find_topic_change
 from sessionlake.delta.storage.offset_ranges import OffsetRanges
-from sessionlake.ledger.progress import ReadOffsets
-from sessionlake.ledger.topics import Topic, TopicState
+from sessionlake.ledger.progress import LayerReadOffsets
+from sessionlake.ledger.topics import TopicGeneration, TopicState
 from sessionlake.protocol.types import TopicPartition
 
 
 @dataclass(frozen=True)
-class KafkaOverlap:
+class KafkaBronzeOverlap:
     """The offsets that both bronze and Kafka should have, and what cannot be compared.
 
     Attributes:
@@ -31,9 +31,11 @@ class KafkaOverlap:
     recreated_topics: tuple[str, ...]
 
 
-def find_overlap(
-    bronze_ranges: Iterable[ReadOffsets], known_topics: Mapping[str, Topic], kafka_topics: Mapping[str, SeenTopic]
-) -> KafkaOverlap:
+def find_offsets_in_kafka_and_bronze(
+    bronze_ranges: Iterable[LayerReadOffsets],
+    known_topics: Mapping[str, TopicGeneration],
+    kafka_topics: Mapping[str, KafkaTopic],
+) -> KafkaBronzeOverlap:
     """Returns the offsets that both bronze and Kafka should have, so that their messages can be compared.
 
     In each topic-partition, they start at the higher of the two first offsets and end at the lower of the two last
@@ -62,9 +64,11 @@ def find_overlap(
             if both[0] <= both[1]:
                 ranges[name, number] = both
             unread += max(0, end - max(first, taken_last + 1))
-    return KafkaOverlap(ranges, unread, tuple(name for name in ours if name not in kafka_topics), recreated_topics)
+    return KafkaBronzeOverlap(
+        ranges, unread, tuple(name for name in ours if name not in kafka_topics), recreated_topics
+    )
 
 
-def _was_topic_recreated(topic: Topic | None, seen_topic: SeenTopic) -> bool:
-    change = None if topic is None else find_topic_change(topic, seen_topic)
+def _was_topic_recreated(topic: TopicGeneration | None, kafka_topic: KafkaTopic) -> bool:
+    change = None if topic is None else find_topic_change(topic, kafka_topic)
     return change is not None and change.state is TopicState.RECREATED

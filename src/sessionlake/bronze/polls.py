@@ -11,13 +11,13 @@ from sessionlake.kafka.clients import (
     POLLED_BYTES_OF_MANY,
 )
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
-from sessionlake.streaming.generations import Generation
+from sessionlake.streaming.generations import CheckpointGeneration
 
 _FEW_MESSAGES = 20_000
 """With at most this many pending messages, small polls cost less than a tenth of a second."""
 
 
-def choose_poll_bytes(generation: Generation, topic_register: TopicRegister) -> int:
+def choose_max_bytes_per_poll(generation: CheckpointGeneration, topic_register: TopicRegister) -> int:
     """Returns how many bytes a Kafka consumer may fetch in one poll (one request for messages).
 
     The limit is lower if the last batch was not finished, because it may not have fit into memory. Each topic-partition

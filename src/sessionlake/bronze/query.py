@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from sessionlake.bronze.offsets import Offsets
-from sessionlake.bronze.subscription import QueryOffsets, encode_starting_offsets
+from sessionlake.bronze.subscription import CheckpointOffsets, encode_starting_offsets
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, OffsetHoleError, SessionlakeError
-from sessionlake.streaming.generations import CheckpointGenerations, Generation
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class BatchCommitter(Protocol):
 
 
 @dataclass(frozen=True)
-class StartPlan:
+class QueryStartPlan:
     """With which checkpoint, topics and offsets bronze's query starts.
 
     Attributes:
@@ -57,7 +57,7 @@ class StartPlan:
         positions: Kafka offsets to start from, by topic-partition; None if the checkpoint already has its own.
     """
 
-    generation: Generation
+    generation: CheckpointGeneration
     excluded_topics: frozenset[str]
     positions: Offsets | None
 
@@ -68,7 +68,7 @@ class StartPlan:
         explicit = self.generation.number and self.positions is not None
         return encode_starting_offsets(self.positions or {}) if explicit else "earliest"
 
-    def differs_from_start(self, previous: StartPlan) -> bool:
+    def differs_from_previous_start(self, previous: QueryStartPlan) -> bool:
         """Returns True if another generation of the checkpoint, other topics or other offsets are used than before."""
         if self.positions is not None and self.positions != previous.positions:
             return True
@@ -76,7 +76,7 @@ class StartPlan:
 
 
 @dataclass
-class Interruption:
+class QueryInterruption:
     """Why and when bronze's query ended, while it waits to be restarted.
 
     Attributes:
@@ -111,7 +111,7 @@ class BronzeQuery(LayerQuery):
         layer: Name of the layer, for texts.
         generations: The current and former generations of bronze's checkpoint.
         topic_register: State, ids and offsets of bronze's topics.
-        source: Returns for a `StartPlan` the Spark stream to read, and the function that commits its batches.
+        source: Returns for a `QueryStartPlan` the Spark stream to read, and the function that commits its batches.
         record_planned: Called with a generation. Returns True if the messages of its last planned batch are in the
             tables, and then writes the batch's ledger row if it is missing.
         reject_planned: Called with a generation whose last planned batch is not in the tables. Makes the tables reject
@@ -129,13 +129,13 @@ class BronzeQuery(LayerQuery):
         generations: CheckpointGenerations,
         topic_register: TopicRegister,
         *,
-        source: Callable[[StartPlan], tuple[DataFrame, BatchCommitter]],
-        record_planned: Callable[[Generation], bool],
-        reject_planned: Callable[[Generation], None],
+        source: Callable[[QueryStartPlan], tuple[DataFrame, BatchCommitter]],
+        record_planned: Callable[[CheckpointGeneration], bool],
+        reject_planned: Callable[[CheckpointGeneration], None],
         trigger: timedelta,
         once: bool,
         on_wait: Callable[[str], None],
-        find_unreadable: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
+        find_unreadable: Callable[[BaseException, CheckpointGeneration], SessionlakeError | None] = lambda *_: None,
     ) -> None:
         super().__init__(layer, str(generations.current_generation.folder))
         self._generations = generations
@@ -148,8 +148,8 @@ class BronzeQuery(LayerQuery):
         self._find_unreadable = find_unreadable
         self._is_unreachable = False
         self._batches: BatchCommitter | None = None
-        self._planned_start: StartPlan | None = None
-        self._interruption: Interruption | None = None
+        self._planned_start: QueryStartPlan | None = None
+        self._interruption: QueryInterruption | None = None
         self._attempts = 0
         self._last_attempt: tuple[int, int | None] | None = None
         self._stopped = False
@@ -178,7 +178,7 @@ class BronzeQuery(LayerQuery):
         """
         if self._interruption is None and self.is_active and self.needs_restart_for_topics():
             super().stop()
-            self._interruption = Interruption()
+            self._interruption = QueryInterruption()
         if self._interruption is None:
             super().check()
             self._write_silences_if_due()
@@ -201,7 +201,7 @@ class BronzeQuery(LayerQuery):
                 except SessionlakeError as error:
                     if self._stopped:
                         raise
-                    self._interruption = Interruption(error)
+                    self._interruption = QueryInterruption(error)
                 else:
                     if ended:
                         self._write_silences_if_due(at_end=True)
@@ -250,7 +250,7 @@ class BronzeQuery(LayerQuery):
         try:
             needs_restart = self._book.needs_new_subscription()
         except BrokerError as unanswered:
-            self._report_unreachable(unanswered)
+            self._report_kafka_unreachable(unanswered)
             return False
         if not self._book.is_kafka_unreachable:
             self._report_that_kafka_answers_again()
@@ -261,7 +261,7 @@ class BronzeQuery(LayerQuery):
             with suppress(BrokerError):  # the next check tries again
                 self._batches.write_silences_if_due(at_end=at_end)
 
-    def _try_restart(self, interruption: Interruption) -> None:
+    def _try_restart(self, interruption: QueryInterruption) -> None:
         """Restarts bronze's query if Kafka answers and the topics allow it. Asks Kafka once a second at most.
 
         Args:
@@ -285,7 +285,7 @@ class BronzeQuery(LayerQuery):
         self._report_that_kafka_answers_again()
         self._start_planned_query()
 
-    def _can_restart_now(self, interruption: Interruption) -> bool:
+    def _can_restart_now(self, interruption: QueryInterruption) -> bool:
         """Returns True if bronze's query can restart now, False if Kafka does not answer.
 
         Args:
@@ -296,7 +296,7 @@ class BronzeQuery(LayerQuery):
         """
         failed = self._planned_start
         try:
-            self._book.require_kafka_answer()
+            self._book.raise_if_kafka_unreachable()
             again = self._plan_next_start() or (interruption.is_temporary and interruption.has_waited)
             if not again and self._should_retry_failed_start(interruption, failed):
                 time.sleep(_PAUSE_SECONDS)
@@ -305,7 +305,7 @@ class BronzeQuery(LayerQuery):
         except BrokerError as unanswered:
             if interruption.error is not None and not interruption.is_temporary:
                 raise interruption.error from None
-            self._report_unreachable(unanswered)
+            self._report_kafka_unreachable(unanswered)
             interruption.has_waited = True
             if self._once and time.monotonic() - interruption.ended_at > _ONCE_WAIT_SECONDS:
                 raise
@@ -314,7 +314,7 @@ class BronzeQuery(LayerQuery):
             raise interruption.error
         return True
 
-    def _should_retry_failed_start(self, interruption: Interruption, failed_start: StartPlan | None) -> bool:
+    def _should_retry_failed_start(self, interruption: QueryInterruption, failed_start: QueryStartPlan | None) -> bool:
         """Returns True if a failed start is worth another attempt, although neither topics nor checkpoint changed.
 
         Brokers learn of topics at different times, so the one that Spark asked may not have known all of them. Spark
@@ -336,7 +336,7 @@ class BronzeQuery(LayerQuery):
         self._last_attempt = at
         return self._attempts <= _MAX_ATTEMPTS
 
-    def _report_unreachable(self, unanswered: BrokerError) -> None:
+    def _report_kafka_unreachable(self, unanswered: BrokerError) -> None:
         if not self._is_unreachable:
             self._is_unreachable = True
             self._on_wait(f"{self.layer} waits for Kafka: {unanswered}")
@@ -359,7 +359,7 @@ class BronzeQuery(LayerQuery):
         settled = self._record_planned(generation)
         self._book.update_topics_from_kafka()
         excluded_topics, positions = self._book.list_topics_to_exclude(), self._book.list_next_offsets()
-        offsets = QueryOffsets(generation.folder)
+        offsets = CheckpointOffsets(generation.folder)
         has_started, is_unchanged = offsets.has_started, False
         if not has_started and generation.number:
             self._reject_planned(generation)  # the process that began the generation may have died before this step
@@ -373,8 +373,8 @@ class BronzeQuery(LayerQuery):
                 if self._record_planned(previous):  # another process has committed it meanwhile
                     return self._plan_next_start()
         before = self._planned_start
-        self._planned_start = StartPlan(generation, excluded_topics, None if has_started else positions)
-        return before is None or (not is_unchanged and self._planned_start.differs_from_start(before))
+        self._planned_start = QueryStartPlan(generation, excluded_topics, None if has_started else positions)
+        return before is None or (not is_unchanged and self._planned_start.differs_from_previous_start(before))
 
     def _start_planned_query(self) -> None:
         if self._planned_start is None:

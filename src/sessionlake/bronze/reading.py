@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.subscription import encode_starting_offsets
 from sessionlake.kafka.clients import build_spark_source_options
-from sessionlake.ledger.absent import OffsetRun
+from sessionlake.ledger.absent import OffsetInterval
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_kafka_messages(
-    spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, OffsetRun], *, fail_on_loss: bool
+    spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, OffsetInterval], *, fail_on_loss: bool
 ) -> DataFrame:
     """Returns the messages at these Kafka offsets, as a frame with the columns of Spark's Kafka source.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import build_counted_time_column
+from sessionlake.bronze.kafka_times import build_valid_kafka_time_column
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.delta.catalog.clocks import ClockReading
 from sessionlake.delta.commit import append_rows
@@ -87,7 +87,7 @@ class SilenceWriter:
         Args:
             ranges: The offset ranges of the batch.
         """
-        now = _read_current_moment()
+        now = _read_clocks_now()
         with self._lock:
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
@@ -102,16 +102,16 @@ class SilenceWriter:
         self._looked_at = time.monotonic()
         if self._after is None:
             return []
-        now = _read_current_moment()
-        ends = self._book.list_bronze_ends()
+        now = _read_clocks_now()
+        ends = self._book.list_bronze_end_offsets()
         # A clock that was set forward must not look like a silence, so the shorter of two measured times counts.
         last_moments = self._find_read_times_of_last_messages(now, self._after, ends)
         lasting = {place: now.compute_shortest_time_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_silence_due(place, ends[place], lasted)]
-        silent = self._book.select_fully_read(due) if due else set()
+        silent = self._book.select_fully_read_partitions(due) if due else set()
         new: list[tuple[Silence, int]] = []
-        for places in _split_into_groups(sorted(silent)):
-            last_messages = self._read_times_of_last_messages({place: ends[place] for place in places})
+        for places in _split_partitions_into_groups(sorted(silent)):
+            last_messages = self._read_ends_of_partitions({place: ends[place] for place in places})
             for place, (last_offset, highest, has_kafka_time) in last_messages.items():
                 self._last_offsets[place] = ends[place], last_offset
                 if self._is_silence_due(place, ends[place], lasting[place]):
@@ -131,12 +131,12 @@ class SilenceWriter:
         Args:
             silences: Silences, each with the offset that the topic-partition's next message would have.
         """
-        ends = self._book.list_bronze_ends()
+        ends = self._book.list_bronze_end_offsets()
         silent = [silence for silence, end in silences if ends.get(silence.place) == end]
         if not silent:
             return
-        values = [encode_silences(group) for group in _split_into_groups(silent)]
-        written = _read_current_moment()
+        values = [encode_silences(group) for group in _split_partitions_into_groups(silent)]
+        written = _read_clocks_now()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
         )
@@ -174,7 +174,7 @@ class SilenceWriter:
             reader = self._lake.reader(self._spark)
             long_ago = now.wall_time - 3 * after
             before = dict.fromkeys(ends, long_ago) | read_last_commits_since(reader, BRONZE, long_ago)
-            noted = sorted(self._load_last_silences(reader), key=attrgetter("behind", "lasted"))
+            noted = sorted(self._load_last_silence_by_partition(reader), key=attrgetter("behind", "lasted"))
             self._noted = {silence.place: silence for silence in noted}
             self._save_last_silences()
             with self._lock:
@@ -185,7 +185,7 @@ class SilenceWriter:
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 
-    def _load_last_silences(self, reader: TableReader) -> Iterable[Silence]:
+    def _load_last_silence_by_partition(self, reader: TableReader) -> Iterable[Silence]:
         """Returns the last silence of each topic-partition, from a file beside the checkpoint.
 
         If the file is missing or damaged, returns all silences in bronze.
@@ -223,7 +223,7 @@ class SilenceWriter:
         after = self._after or lasted
         return written <= after < lasted or written <= 2 * after < lasted
 
-    def _read_times_of_last_messages(
+    def _read_ends_of_partitions(
         self, end_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, tuple[int, int, bool]]:
         """Returns for each topic-partition the offset of its last message, a time in ms since 1970, and a flag.
@@ -240,7 +240,7 @@ class SilenceWriter:
         last = messages.where(
             build_offsets_condition({place: (end - _LAST, end - 1) for place, end in end_offsets.items()})
         )
-        said, read = F.max(build_counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
+        said, read = F.max(build_valid_kafka_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}
 
@@ -253,9 +253,9 @@ def find_silences_file(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint_path(BRONZE)}.silences.json")
 
 
-def _read_current_moment() -> ClockReading:
+def _read_clocks_now() -> ClockReading:
     return ClockReading.read_clocks()
 
 
-def _split_into_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _split_partitions_into_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

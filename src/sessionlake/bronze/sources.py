@@ -13,7 +13,7 @@ from sessionlake.bronze.streamed import StreamSource
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import ConfigError, DataLossError
-from sessionlake.kafka.clients import require_broker
+from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
@@ -36,7 +36,7 @@ def require_readable_source(settings: Settings) -> None:
     """
     source = _build_stream_source(settings)
     if source is None:
-        require_broker(settings)
+        require_reachable_broker(settings)
     else:
         source.require_reachable()
 
@@ -66,7 +66,7 @@ def start_bronze(
     if source is None:
         return job.start_kafka_job(spark, settings, once=once, on_batch=on_batch, on_wait=on_wait)
     source.require_reachable()
-    return streamed.start_streamed_source(spark, settings, source, once=once, on_batch=on_batch)
+    return streamed.start_bronze_from_stream_source(spark, settings, source, once=once, on_batch=on_batch)
 
 
 def _build_stream_source(settings: Settings) -> StreamSource | None:
@@ -119,7 +119,7 @@ class ArchiveSource:
     def has_unread_messages(self, checkpoint: Path) -> bool:
         """Returns True if the folder of archives has files after the last one that the checkpoint has read."""
         before = _read_checkpoint_position(checkpoint)
-        return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
+        return archives.find_position_after_next_batch(Path(self._path), before, self._max_bytes) != before
 
     def convert_batch_to_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows of an archive stream unchanged: they already have the columns of `bronze.messages`."""

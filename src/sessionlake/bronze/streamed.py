@@ -17,8 +17,8 @@ from sessionlake.bronze.archive.source import SKIP
 from sessionlake.bronze.batch_ranges import read_stored_ranges_after_offsets
 from sessionlake.bronze.job import (
     LAYER,
-    build_ledger_entry,
-    read_operations_table_versions,
+    build_bronze_ledger_entry,
+    read_forget_and_retention_versions,
 )
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts_to_apply
+from sessionlake.ledger.erasures import ErasureReceipt, erase_forgotten_messages, read_erasure_receipts_to_apply
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
@@ -83,7 +83,7 @@ class StreamSource(Protocol):
         """
 
 
-def start_streamed_source(
+def start_bronze_from_stream_source(
     spark: SparkSession,
     settings: Settings,
     source: StreamSource,
@@ -109,19 +109,25 @@ def start_streamed_source(
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.create_or_update_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    return _StreamedQuery(
-        spark, settings, source, _StreamedBatchWriter(lake, settings, source, on_batch), once=once
+    return _StreamSourceQuery(
+        spark, settings, source, _StreamSourceBatchWriter(lake, settings, source, on_batch), once=once
     ).start_query()
 
 
-class _StreamedQuery(LayerQuery):
+class _StreamSourceQuery(LayerQuery):
     """Bronze's streaming query on a source other than Kafka.
 
     Under `--once`, Spark runs one batch per start. So the query restarts until nothing is left to read.
     """
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _StreamedBatchWriter, *, once: bool
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        source: StreamSource,
+        batch: _StreamSourceBatchWriter,
+        *,
+        once: bool,
     ) -> None:
         super().__init__(LAYER, settings.checkpoint_path(LAYER))
         self._spark, self._source, self._commit = spark, source, batch
@@ -185,7 +191,7 @@ def refuse_messages_of_other_source(spark: SparkSession, lake: Lake, name: str) 
         )
 
 
-class _StreamedBatchWriter:
+class _StreamSourceBatchWriter:
     """Commits bronze's micro-batches: first the damaged members of archives, then the messages, then the ledger row.
 
     Args:
@@ -202,24 +208,24 @@ class _StreamedBatchWriter:
         self._ledger = Ledger(lake)
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
-        self._forgotten: list[Erasure] = []
+        self._forgotten: list[ErasureReceipt] = []
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         from pyspark.sql import functions as F
 
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
+        other_versions = read_forget_and_retention_versions(spark, lake) if self._log is None else ()
         if self._log is None:  # read once: forgetting a session requires that bronze has stopped
             self._log, self._forgotten = (
                 OffsetLog.load_from_ledger(spark, lake, LAYER, txn),
-                read_receipts_to_apply(lake, spark),
+                read_erasure_receipts_to_apply(lake, spark),
             )
         log = self._log
         with stored_on_disk(self._source.convert_batch_to_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
-            extents = _list_offset_extents(sound)
+            extents = _list_partition_offset_bounds(sound)
             _refuse_repeated_offsets(sound, extents, log.last_offsets)
-            ranges = _merge_extents_into_ranges(extents)
+            ranges = _merge_offset_bounds_into_ranges(extents)
             log.require_consecutive_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
@@ -229,12 +235,11 @@ class _StreamedBatchWriter:
             before = lake.latest_version(spark, MESSAGES)
             # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
-            append_rows(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
-        commit = lake.last_commit(spark, MESSAGES)
+            commit = append_rows(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.
             ranges = read_stored_ranges_after_offsets(spark, lake, log.last_offsets)
-        entry = build_ledger_entry(
+        entry = build_bronze_ledger_entry(
             self._settings,
             txn,
             ranges,
@@ -256,7 +261,7 @@ def _select_damaged_rows(rows: DataFrame) -> DataFrame:
     return rows.select(*columns, F.current_timestamp().alias("found_at")).coalesce(1)
 
 
-class _OffsetExtent(NamedTuple):
+class _PartitionOffsetBounds(NamedTuple):
     """The offsets of a topic-partition in one member of an archive file, as far as a batch has read it.
 
     If the source has no files, they are the offsets of a topic-partition in the batch, and `file` and `member` are
@@ -281,7 +286,7 @@ class _OffsetExtent(NamedTuple):
     member: str | None
 
 
-def _list_offset_extents(undamaged_rows: DataFrame) -> list[_OffsetExtent]:
+def _list_partition_offset_bounds(undamaged_rows: DataFrame) -> list[_PartitionOffsetBounds]:
     """Returns the first and last offset of each topic-partition in each archive member of a batch.
 
     They are sorted by topic, partition, file name and first offset.
@@ -294,13 +299,14 @@ def _list_offset_extents(undamaged_rows: DataFrame) -> list[_OffsetExtent]:
     found = undamaged_rows.groupBy("topic", "partition", "file", "member").agg(
         F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("messages")
     )
-    rows = found.select(*_OffsetExtent._fields).collect()
+    rows = found.select(*_PartitionOffsetBounds._fields).collect()
     return sorted(
-        (_OffsetExtent(*row) for row in rows), key=lambda extent: (*extent[:2], extent.file or "", extent.first)
+        (_PartitionOffsetBounds(*row) for row in rows),
+        key=lambda extent: (*extent[:2], extent.file or "", extent.first),
     )
 
 
-def _merge_extents_into_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ...]:
+def _merge_offset_bounds_into_ranges(extents: Iterable[_PartitionOffsetBounds]) -> tuple[OffsetRange, ...]:
     found: dict[TopicPartition, OffsetRange] = {}
     for extent in extents:
         known = found.get(extent[:2], OffsetRange(*extent[:4], 0))
@@ -310,7 +316,7 @@ def _merge_extents_into_ranges(extents: Iterable[_OffsetExtent]) -> tuple[Offset
 
 
 def _refuse_repeated_offsets(
-    undamaged_rows: DataFrame, extents: Iterable[_OffsetExtent], last_offsets: Mapping[TopicPartition, int]
+    undamaged_rows: DataFrame, extents: Iterable[_PartitionOffsetBounds], last_offsets: Mapping[TopicPartition, int]
 ) -> None:
     """Checks that the offsets of each topic-partition rise from file to file, and that bronze has none of them yet.
 
@@ -341,7 +347,7 @@ def _refuse_repeated_offsets(
             )
 
 
-def _has_repeated_offset(undamaged_rows: DataFrame, extent: _OffsetExtent) -> bool:
+def _has_repeated_offset(undamaged_rows: DataFrame, extent: _PartitionOffsetBounds) -> bool:
     """Returns True if an offset occurs twice in the batch, the second time in the file of `extent`.
 
     The offsets of two members can overlap although none is repeated, such as 1, 3, 5 and 2, 4, 6.

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sessionlake.bronze.offsets import INITIAL_OFFSETS_FILE, Offsets, read_offsets_file
+from sessionlake.bronze.offsets import INITIAL_OFFSETS_FILE, Offsets, read_kafka_offsets_file
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 
@@ -40,7 +40,7 @@ def encode_starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
     return json.dumps(topics, separators=(",", ":"))
 
 
-class QueryOffsets:
+class CheckpointOffsets:
     """Reads the Kafka offsets in the checkpoint of a query that is not running. Changes nothing in it.
 
     Args:
@@ -67,14 +67,16 @@ class QueryOffsets:
         The next batch is one that was planned and not finished, or else the batch that Spark will plan next.
         """
         done = read_last_committed_batch(self._folder)
-        return read_offsets_file(self._folder / (INITIAL_OFFSETS_FILE if done is None else Path("offsets", str(done))))
+        return read_kafka_offsets_file(
+            self._folder / (INITIAL_OFFSETS_FILE if done is None else Path("offsets", str(done)))
+        )
 
     def read_pending_batch_end(self) -> Offsets:
         """Returns one past the last Kafka offset of the batch that is planned but not finished, by topic-partition.
 
         There must be such a batch.
         """
-        return read_offsets_file(self._folder / "offsets" / str(self.pending_batch))
+        return read_kafka_offsets_file(self._folder / "offsets" / str(self.pending_batch))
 
     def would_resume_at(
         self,

@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING
 from sessionlake.bronze.topic_rules import (
     MAY_BE_ABSENT,
     SUBSCRIBED,
-    SeenTopic,
-    TopicAbsences,
-    TopicUpdate,
-    advance_topic,
+    KafkaTopic,
+    TopicAbsenceCounts,
+    TopicsTableUpdate,
     decide_topic_update,
-    is_other_topic,
+    has_other_topic_id,
+    update_topic_after_read,
 )
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, find_offset_after_runs, read_absent_runs
+from sessionlake.ledger.absent import NO_END, find_offset_after_intervals, read_absent_offset_intervals
 from sessionlake.ledger.entries import OffsetRange, TableOutput
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.ledger.topics import (
     PartitionOffsets,
-    Topic,
+    TopicGeneration,
     TopicState,
     read_topics,
     select_latest_generations,
@@ -77,10 +77,10 @@ class TopicRegister:
         self._is_version_recorded = False
         self._excluded: frozenset[str] = frozenset()
         self._refresh = settings.bronze.topic_refresh.total_seconds()
-        self._absences = TopicAbsences()
+        self._absences = TopicAbsenceCounts()
 
     @property
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, TopicGeneration]:
         """The last generation of every topic in `ops.topics`, by name."""
         return select_latest_generations(self._rows.values())
 
@@ -109,7 +109,7 @@ class TopicRegister:
         """
         return self._admin.read_last_stable_offsets(place for place, _, _ in self._list_subscribed_partitions())
 
-    def list_bronze_ends(self) -> dict[TopicPartition, int]:
+    def list_bronze_end_offsets(self) -> dict[TopicPartition, int]:
         """Returns one past the last offset in bronze, for each topic-partition that has messages there.
 
         The messages may be of an earlier topic with the same name.
@@ -126,7 +126,7 @@ class TopicRegister:
         """Returns True if bronze first saw at least one topic before the moment."""
         return any(row.first_seen < moment for row in self._rows.values())
 
-    def select_fully_read(self, topic_partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+    def select_fully_read_partitions(self, topic_partitions: Collection[TopicPartition]) -> set[TopicPartition]:
         """Returns the topic-partitions among `topic_partitions` of which bronze has read every message that Kafka has.
 
         Raises:
@@ -136,7 +136,7 @@ class TopicRegister:
         lasting = [row for name, row in known.items() if row.state not in MAY_BE_ABSENT and self._matches(name)]
         read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
         asked = [place for place in topic_partitions if place in read]  # without topic-partitions of deleted topics
-        held = self._admin.read_offsets(asked) if asked else {}
+        held = self._admin.read_first_and_end_offsets(asked) if asked else {}
         waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
         return {*topic_partitions} - waiting
 
@@ -145,7 +145,7 @@ class TopicRegister:
         """True if Kafka did not answer the last request."""
         return self._admin.away
 
-    def require_kafka_answer(self) -> None:
+    def raise_if_kafka_unreachable(self) -> None:
         """Checks that Kafka answers.
 
         Raises:
@@ -166,7 +166,7 @@ class TopicRegister:
             TopicChangedError: A topic was deleted, created again or cut, and the rule is `fail`.
         """
         with self._lock:
-            self._apply_ledger_offsets()
+            self._update_offsets_from_ledger()
             decision = self._decide_topic_update()
             self._apply_topic_update(decision)
             self.save_topics()
@@ -179,7 +179,7 @@ class TopicRegister:
                 "beginning. Messages that were not read are lost either way",
             )
 
-    def _decide_topic_update(self) -> TopicUpdate:
+    def _decide_topic_update(self) -> TopicsTableUpdate:
         """Asks Kafka about all topics, and returns how the rows of `ops.topics` change.
 
         If a topic vanishes between two requests, asks again.
@@ -187,7 +187,7 @@ class TopicRegister:
         left = _MAX_LOOKS
         while True:
             ids = self._read_topic_ids()
-            while self._absences.unconfirmed_topics:
+            while self._absences.possibly_deleted_topics:
                 time.sleep(_RECHECK_SECONDS)
                 ids = self._read_topic_ids()
             try:
@@ -211,24 +211,24 @@ class TopicRegister:
         """
         now = time.monotonic()
         if now - self._looked_at < (
-            min(_RECHECK_SECONDS, self._refresh) if self._absences.unconfirmed_topics else self._refresh
+            min(_RECHECK_SECONDS, self._refresh) if self._absences.possibly_deleted_topics else self._refresh
         ):
             return False
         self._looked_at = now
         with self._lock:
             ids, known = self._read_topic_ids(), self.topics
             mine = {name for name in ids if self._matches(name)}
-            is_any_recreated = any(is_other_topic(known[name], ids[name]) for name in mine & known.keys())
+            is_any_recreated = any(has_other_topic_id(known[name], ids[name]) for name in mine & known.keys())
             if self._absences.deleted_topics or is_any_recreated:
                 # A restart needs this answer. Without it, the query keeps running.
-                read_seen_topics(self._admin, mine, ids)
+                read_kafka_topics(self._admin, mine, ids)
                 return True
             self._apply_topic_update(self._decide_update_of_topics(mine - known.keys(), ids))
             if now - self._saved_at < _IDLE_CHECK_SECONDS:
                 return False
             decision = self._decide_update_of_topics(mine & self._find_topics_without_messages(), ids)
-            if any(self._is_restart_required(row) for row in decision.rows):
-                read_seen_topics(self._admin, mine, ids)
+            if any(self._needs_restart_for_topic(row) for row in decision.rows):
+                read_kafka_topics(self._admin, mine, ids)
                 return True
             self._apply_topic_update(decision)
             self.save_topics()
@@ -255,14 +255,14 @@ class TopicRegister:
                     )
                 if name not in known:
                     self._apply_topic_update(self._decide_update_of_topics([name], ids))
-                elif is_other_topic(known[name], ids[name]):
+                elif has_other_topic_id(known[name], ids[name]):
                     raise TopicChangedError(
                         f"bronze: topic {name} was created again while bronze read it", fix=_RUN_AGAIN
                     )
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 
-    def take_unrecorded_topics_version(self) -> tuple[TableOutput, ...]:
+    def take_topics_output_for_ledger(self) -> tuple[TableOutput, ...]:
         """Returns the version of `ops.topics` for the next ledger entry, as a tuple.
 
         The tuple is empty if the ledger has it.
@@ -281,7 +281,7 @@ class TopicRegister:
         with self._lock:
             known, now = self.topics, datetime.now(UTC)
             for item in ranges:
-                row = advance_topic(known[item.topic], item.partition, item.first, item.last + 1, now)
+                row = update_topic_after_read(known[item.topic], item.partition, item.first, item.last + 1, now)
                 known[item.topic] = self._rows[row.topic, row.generation] = row
 
     def save_topics(self) -> None:
@@ -326,10 +326,10 @@ class TopicRegister:
         try:
             ids = self._admin.read_topic_ids()
         except BrokerError:
-            self._absences = TopicAbsences()  # the broker that answers next may have just started
+            self._absences = TopicAbsenceCounts()  # the broker that answers next may have just started
             raise
         known = {name for name, row in self.topics.items() if row.state not in MAY_BE_ABSENT and self._matches(name)}
-        self._absences = self._absences.update_after_check(known - ids.keys(), time.monotonic())
+        self._absences = self._absences.count_topics_missing_in_check(known - ids.keys(), time.monotonic())
         return ids
 
     def _find_topics_without_messages(self) -> set[str]:
@@ -339,7 +339,7 @@ class TopicRegister:
         states = {TopicState.ACTIVE, TopicState.INACTIVE}
         return {row.topic for row in rows if row.state in states and (row.last_message_at or row.first_seen) <= since}
 
-    def _is_restart_required(self, row: Topic) -> bool:
+    def _needs_restart_for_topic(self, row: TopicGeneration) -> bool:
         """Returns True if the running query lacks a topic that it must read, or reads one that it must not.
 
         Args:
@@ -347,40 +347,40 @@ class TopicRegister:
         """
         return row.topic in self._excluded if row.state in SUBSCRIBED else row.state is not TopicState.INACTIVE
 
-    def _decide_update_of_topics(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
+    def _decide_update_of_topics(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicsTableUpdate:
         looked, kafka = set(names), self._kafka
         return decide_topic_update(
             {name: row for name, row in self.topics.items() if name in looked},
-            read_seen_topics(self._admin, looked & ids.keys(), ids),
+            read_kafka_topics(self._admin, looked & ids.keys(), ids),
             rule=kafka.on_topic_change,
             now=datetime.now(UTC),
             inactive_after=kafka.inactive_after,
         )
 
-    def _apply_topic_update(self, decision: TopicUpdate) -> None:
+    def _apply_topic_update(self, decision: TopicsTableUpdate) -> None:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
-    def _apply_ledger_offsets(self) -> None:
+    def _update_offsets_from_ledger(self) -> None:
         """Updates how far bronze has read each topic-partition, from the ledger and recorded gaps in offsets."""
-        known, now = self.topics, datetime.now(UTC)
-        reader = self._lake.reader(self._spark)
+        known, now, reader = self.topics, datetime.now(UTC), self._lake.reader(self._spark)
         taken = read_layer_offsets(reader, BRONZE)
         refuse_unknown_topics(known, (span.topic for span in taken))
-        absent = read_absent_runs(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
+        after = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
+        absent = read_absent_offset_intervals(reader, after)
         for span in taken:
-            end = find_offset_after_runs(absent.get((span.topic, span.partition), ()), span.last + 1)
-            row = advance_topic(known[span.topic], span.partition, span.first, end, now)
+            end = find_offset_after_intervals(absent.get((span.topic, span.partition), ()), span.last + 1)
+            row = update_topic_after_read(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
 
 
-def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
+def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], TopicGeneration]) -> list[TopicGeneration]:
     """Returns the rows of `ops.topics` with `last_seen` rounded down to the full hour."""
     return [replace(row, last_seen=row.last_seen.replace(minute=0, second=0, microsecond=0)) for row in rows.values()]
 
 
-def read_seen_topics(
+def read_kafka_topics(
     admin: KafkaAdmin, topic_names: Iterable[str], ids: Mapping[str, str | None], *, only_stable: bool = False
-) -> dict[str, SeenTopic]:
+) -> dict[str, KafkaTopic]:
     """Asks Kafka for the partitions and offsets of topics.
 
     Args:
@@ -394,7 +394,7 @@ def read_seen_topics(
     """
     asked = sorted(topic_names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
-    if asked:
-        for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), only_stable=only_stable).items():
-            spans[topic][number] = span
-    return {name: SeenTopic(ids[name], offsets) for name, offsets in spans.items()}
+    found = admin.read_first_and_end_offsets(admin.list_partitions(asked), only_stable=only_stable) if asked else {}
+    for (topic, number), span in found.items():
+        spans[topic][number] = span
+    return {name: KafkaTopic(ids[name], offsets) for name, offsets in spans.items()}

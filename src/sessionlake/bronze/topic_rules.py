@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
+from sessionlake.ledger.topics import PartitionOffsets, TopicGeneration, TopicState
 from sessionlake.settings.model import OnTopicChange
 
 SUBSCRIBED = frozenset({TopicState.ACTIVE})
@@ -32,7 +32,7 @@ _DELETED_AFTER_LOOKS = 5
 
 
 @dataclass(frozen=True)
-class SeenTopic:
+class KafkaTopic:
     """A topic as it is in Kafka now.
 
     Attributes:
@@ -45,7 +45,7 @@ class SeenTopic:
 
 
 @dataclass(frozen=True)
-class TopicAbsences:
+class TopicAbsenceCounts:
     """Counts for each topic how often in a row Kafka has not listed it.
 
     A broker that has just started may not know every topic yet. So a topic counts as deleted only after several checks
@@ -59,7 +59,7 @@ class TopicAbsences:
     looked_at: float = 0.0
     missing: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def update_after_check(self, missing: Iterable[str], now: float) -> TopicAbsences:
+    def count_topics_missing_in_check(self, missing: Iterable[str], now: float) -> TopicAbsenceCounts:
         """Returns the counts after one more check.
 
         Args:
@@ -67,7 +67,7 @@ class TopicAbsences:
             now: When the check was answered, in seconds of the monotonic clock.
         """
         before = {name: self.missing.get(name, (now, 0)) for name in missing}
-        return TopicAbsences(now, {name: (since, looks + 1) for name, (since, looks) in before.items()})
+        return TopicAbsenceCounts(now, {name: (since, looks + 1) for name, (since, looks) in before.items()})
 
     @property
     def deleted_topics(self) -> frozenset[str]:
@@ -79,7 +79,7 @@ class TopicAbsences:
         )
 
     @property
-    def unconfirmed_topics(self) -> frozenset[str]:
+    def possibly_deleted_topics(self) -> frozenset[str]:
         """Topics that Kafka did not list, but not yet often enough to count as deleted."""
         return frozenset(self.missing) - self.deleted_topics
 
@@ -98,7 +98,7 @@ class TopicChange:
 
 
 @dataclass(frozen=True)
-class TopicUpdate:
+class TopicsTableUpdate:
     """How `ops.topics` changes after all topics were compared with Kafka, and whether bronze must stop.
 
     Attributes:
@@ -106,31 +106,31 @@ class TopicUpdate:
         refusals: Texts that say why bronze must stop, one per topic; empty if bronze may continue.
     """
 
-    rows: tuple[Topic, ...]
+    rows: tuple[TopicGeneration, ...]
     refusals: tuple[str, ...] = ()
 
 
 def decide_topic_update(
-    known_topics: Mapping[str, Topic],
-    seen_topics: Mapping[str, SeenTopic],
+    known_topics: Mapping[str, TopicGeneration],
+    kafka_topics: Mapping[str, KafkaTopic],
     *,
     rule: OnTopicChange,
     now: datetime,
     inactive_after: timedelta,
-) -> TopicUpdate:
+) -> TopicsTableUpdate:
     """Compares the topics in `ops.topics` with Kafka's, and applies `kafka.on_topic_change` to those that changed.
 
     Args:
         known_topics: Last generation of each topic in `ops.topics`, by name. Each `next_offset` must be up to date.
-        seen_topics: Topics that Kafka has now, by name, including new ones.
+        kafka_topics: Topics that Kafka has now, by name, including new ones.
         rule: The setting `kafka.on_topic_change`.
         now: Time to record in the rows.
         inactive_after: A topic without a message for this time becomes inactive.
     """
-    rows: list[Topic] = []
+    rows: list[TopicGeneration] = []
     refusals: list[str] = []
-    for name in sorted(known_topics.keys() | seen_topics.keys()):
-        topic, found = known_topics.get(name), seen_topics.get(name)
+    for name in sorted(known_topics.keys() | kafka_topics.keys()):
+        topic, found = known_topics.get(name), kafka_topics.get(name)
         if topic is None:
             if found is not None:
                 rows.append(_build_new_topic(name, found, now))
@@ -143,117 +143,125 @@ def decide_topic_update(
             refusals.append(f"topic {name} {change.what}; {_describe_read_offsets(topic)}")
         else:
             rows.extend(_update_changed_topic(topic, found, change, rule, now))
-    return TopicUpdate(tuple(rows), tuple(refusals))
+    return TopicsTableUpdate(tuple(rows), tuple(refusals))
 
 
-def find_topic_change(topic: Topic, seen_topic: SeenTopic | None) -> TopicChange | None:
+def find_topic_change(topic: TopicGeneration, kafka_topic: KafkaTopic | None) -> TopicChange | None:
     """Returns how a topic has changed in Kafka.
 
     Returns None if it has not changed, or if the change was decided before.
 
     Args:
         topic: Last generation of the topic in `ops.topics`.
-        seen_topic: The topic as Kafka has it now; None if Kafka does not have it.
+        kafka_topic: The topic as Kafka has it now; None if Kafka does not have it.
     """
-    if seen_topic is None:
+    if kafka_topic is None:
         gone = TopicChange(TopicState.DELETED, "was deleted, or this client may no longer see it")
         return None if topic.state is TopicState.FORGOTTEN else gone
-    if None not in {topic.topic_id, seen_topic.topic_id} and topic.topic_id != seen_topic.topic_id:
+    if None not in {topic.topic_id, kafka_topic.topic_id} and topic.topic_id != kafka_topic.topic_id:
         return TopicChange(TopicState.RECREATED, "was deleted and created again")
     if topic.state is TopicState.FORGOTTEN:
         return None
     if topic.state is TopicState.RECREATED:  # refused before; its offsets may look right again by now
         return TopicChange(TopicState.RECREATED, "was deleted and created again")
-    if topic.state is TopicState.DELETED and None in {topic.topic_id, seen_topic.topic_id}:
+    if topic.state is TopicState.DELETED and None in {topic.topic_id, kafka_topic.topic_id}:
         # Without ids it may be another topic. Reading it again costs duplicates; resuming could lose messages.
         return TopicChange(TopicState.RECREATED, "was gone and has come back")
     return next(
         (
             change
             for part in topic.partitions
-            for change in _find_partition_changes(part, topic.offset_shift, seen_topic)
+            for change in _find_partition_changes(part, topic.offset_shift, kafka_topic)
         ),
         None,
     )
 
 
-def _find_partition_changes(partition: PartitionOffsets, shift: int, seen_topic: SeenTopic) -> Iterator[TopicChange]:
+def _find_partition_changes(
+    partition: PartitionOffsets, offset_shift: int, kafka_topic: KafkaTopic
+) -> Iterator[TopicChange]:
     number, at = partition.partition, partition.next_offset
-    first, end = seen_topic.partitions.get(number, (0, -1))
-    if end + shift < at:
+    first, end = kafka_topic.partitions.get(number, (0, -1))
+    if end + offset_shift < at:
         yield TopicChange(TopicState.RECREATED, f"ends below the offset up to which its partition {number} was read")
-    elif first + shift > at:
-        lost = f"offsets {at} to {first + shift - 1} of its partition {number}"
+    elif first + offset_shift > at:
+        lost = f"offsets {at} to {first + offset_shift - 1} of its partition {number}"
         yield TopicChange(TopicState.CUT, f"was cut by Kafka's retention: {lost} are gone")
 
 
-def _build_new_topic(name: str, seen_topic: SeenTopic, now: datetime) -> Topic:
+def _build_new_topic(name: str, kafka_topic: KafkaTopic, now: datetime) -> TopicGeneration:
     parts = tuple(
-        PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(seen_topic.partitions.items())
+        PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(kafka_topic.partitions.items())
     )
-    return Topic(name, 0, TopicState.ACTIVE, seen_topic.topic_id, now, now, partitions=parts)
+    return TopicGeneration(name, 0, TopicState.ACTIVE, kafka_topic.topic_id, now, now, partitions=parts)
 
 
-def _update_unchanged_topic(topic: Topic, seen_topic: SeenTopic, now: datetime, inactive_after: timedelta) -> Topic:
-    parts = tuple(_update_partitions(topic, seen_topic))
+def _update_unchanged_topic(
+    topic: TopicGeneration, kafka_topic: KafkaTopic, now: datetime, inactive_after: timedelta
+) -> TopicGeneration:
+    parts = tuple(_update_partitions(topic, kafka_topic))
     waiting = any(part.end_offset > part.next_offset for part in parts)
     quiet = now - (topic.last_message_at or topic.first_seen) >= inactive_after
     state = TopicState.INACTIVE if quiet and not waiting else TopicState.ACTIVE
     if topic.state is TopicState.FORGOTTEN:
         state, parts = topic.state, topic.partitions
-    return replace(topic, state=state, topic_id=topic.topic_id or seen_topic.topic_id, last_seen=now, partitions=parts)
+    return replace(topic, state=state, topic_id=topic.topic_id or kafka_topic.topic_id, last_seen=now, partitions=parts)
 
 
-def _update_partitions(topic: Topic, seen_topic: SeenTopic) -> Iterator[PartitionOffsets]:
+def _update_partitions(topic: TopicGeneration, kafka_topic: KafkaTopic) -> Iterator[PartitionOffsets]:
     """Yields the offsets of each partition that Kafka has now: known ones with the new end, and new ones.
 
     Args:
         topic: The topic's row in `ops.topics`.
-        seen_topic: The topic as Kafka has it now.
+        kafka_topic: The topic as Kafka has it now.
     """
-    known, shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
-    for number, (first, end) in sorted(seen_topic.partitions.items()):
+    known, offset_shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
+    for number, (first, end) in sorted(kafka_topic.partitions.items()):
         if number in known:
-            yield replace(known[number], end_offset=end + shift)
+            yield replace(known[number], end_offset=end + offset_shift)
         else:
-            yield PartitionOffsets(number, first + shift, first + shift, end + shift)
+            yield PartitionOffsets(number, first + offset_shift, first + offset_shift, end + offset_shift)
 
 
 def _update_changed_topic(
-    topic: Topic, seen_topic: SeenTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
-) -> Iterator[Topic]:
+    topic: TopicGeneration, kafka_topic: KafkaTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
+) -> Iterator[TopicGeneration]:
     """Yields the rows of `ops.topics` for a changed topic: its ended generation, and the next one if there is one.
 
     Args:
         topic: Last generation of the topic in `ops.topics`.
-        seen_topic: The topic as Kafka has it now; None if Kafka does not have it.
+        kafka_topic: The topic as Kafka has it now; None if Kafka does not have it.
         change: How the topic changed.
         rule: `forget` or `restart`, the setting `kafka.on_topic_change`.
         now: Time to record in the rows.
     """
     forgets = rule is OnTopicChange.FORGET
-    if seen_topic is None or (forgets and change.state is TopicState.CUT):
+    if kafka_topic is None or (forgets and change.state is TopicState.CUT):
         ends = (
-            {} if seen_topic is None else {n: end + topic.offset_shift for n, (_, end) in seen_topic.partitions.items()}
+            {}
+            if kafka_topic is None
+            else {n: end + topic.offset_shift for n, (_, end) in kafka_topic.partitions.items()}
         )
         yield _end_topic_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
-    shift = topic.offset_shift if cut else topic.first_free_offset
+    offset_shift = topic.offset_shift if cut else topic.first_free_offset
     parts = tuple(
-        PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
-        for number, (first, end) in sorted(seen_topic.partitions.items())
+        PartitionOffsets(number, max(first + offset_shift, after), max(first + offset_shift, after), end + offset_shift)
+        for number, (first, end) in sorted(kafka_topic.partitions.items())
         for after in [_find_next_offset_of_partition(topic, number) if cut else 0]
     )
     starts = {part.partition: part.first_offset for part in parts} if cut else {}
     if topic.state is not TopicState.FORGOTTEN:
         yield _end_topic_generation(topic, change.state, starts)
     state = TopicState.FORGOTTEN if forgets else TopicState.ACTIVE
-    fresh = Topic(topic.topic, topic.generation + 1, state, seen_topic.topic_id, now, now, None, shift, parts)
+    fresh = TopicGeneration(
+        topic.topic, topic.generation + 1, state, kafka_topic.topic_id, now, now, None, offset_shift, parts
+    )
     yield replace(fresh, lost=_count_unread_offsets(parts)) if forgets else fresh
 
 
-def _end_topic_generation(topic: Topic, state: TopicState, end_offsets: Mapping[int, int]) -> Topic:
+def _end_topic_generation(topic: TopicGeneration, state: TopicState, end_offsets: Mapping[int, int]) -> TopicGeneration:
     parts = tuple(
         replace(part, end_offset=max(part.next_offset, end_offsets.get(part.partition, part.end_offset)))
         for part in topic.partitions
@@ -265,11 +273,11 @@ def _count_unread_offsets(partitions: tuple[PartitionOffsets, ...]) -> int:
     return sum(part.end_offset - part.next_offset for part in partitions)
 
 
-def _find_next_offset_of_partition(topic: Topic, partition: int) -> int:
+def _find_next_offset_of_partition(topic: TopicGeneration, partition: int) -> int:
     return next((part.next_offset for part in topic.partitions if part.partition == partition), 0)
 
 
-def _describe_read_offsets(topic: Topic) -> str:
+def _describe_read_offsets(topic: TopicGeneration) -> str:
     read = [
         f"partition {part.partition} up to offset {part.next_offset - 1}"
         + (f" (Kafka last had {part.end_offset - 1})" if part.end_offset > part.next_offset else "")
@@ -279,7 +287,9 @@ def _describe_read_offsets(topic: Topic) -> str:
     return f"read of it: {', '.join(read)}" if read else "nothing of it had been read"
 
 
-def advance_topic(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
+def update_topic_after_read(
+    row: TopicGeneration, partition: int, first: int, end: int, now: datetime
+) -> TopicGeneration:
     """Returns the topic's row of `ops.topics` after bronze has read offsets `first` to `end` - 1 of a partition.
 
     Offsets of earlier generations of the topic are ignored.
@@ -301,7 +311,7 @@ def advance_topic(row: Topic, partition: int, first: int, end: int, now: datetim
     return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
 
 
-def is_other_topic(row: Topic, present_id: str | None) -> bool:
+def has_other_topic_id(row: TopicGeneration, present_id: str | None) -> bool:
     """Returns True if a topic with Kafka's present id is not the same topic as the row of `ops.topics`.
 
     It is also True if the row says that its topic was deleted.

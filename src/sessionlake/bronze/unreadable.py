@@ -16,17 +16,17 @@ from sessionlake.bronze.offsets import read_planned_ranges
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, UnreadableMessageError
-from sessionlake.ledger.absent import OffsetRun
+from sessionlake.ledger.absent import OffsetInterval
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import KnownFailure, parse_failure
 from sessionlake.streaming import manifest
-from sessionlake.streaming.generations import Generation
+from sessionlake.streaming.generations import CheckpointGeneration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Ranges = Mapping[TopicPartition, OffsetRun]
+OffsetIntervals = Mapping[TopicPartition, OffsetInterval]
 _UNREADABLE = KnownFailure(
     LakeError,
     "a message cannot be read",
@@ -75,7 +75,7 @@ def build_unreadable_message_error(
     spark: SparkSession,
     settings: Settings,
     error: BaseException,
-    generation: Generation,
+    generation: CheckpointGeneration,
     offset_shifts: Mapping[str, int],
 ) -> UnreadableMessageError | None:
     """Returns an error that names the message which Spark could not read; None if the query failed for another reason.
@@ -91,7 +91,7 @@ def build_unreadable_message_error(
     if batch is None or not is_about_unreadable_message(error):
         return None
 
-    def fails(ranges: Ranges) -> bool:
+    def fails(ranges: OffsetIntervals) -> bool:
         try:
             read_kafka_messages(spark, settings, ranges, fail_on_loss=False).selectExpr("max(timestamp)").collect()
         except Exception as again:
@@ -117,7 +117,9 @@ def is_about_unreadable_message(error: BaseException) -> bool:
     return _UNREADABLE.matches_failure(failure) and not _NO_CONSUMER.matches_failure(failure)
 
 
-def find_first_unreadable_offset(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
+def find_first_unreadable_offset(
+    fails: Callable[[OffsetIntervals], bool], ranges: OffsetIntervals
+) -> tuple[TopicPartition, int] | None:
     """Finds the first offset that Spark cannot read, by reading smaller and smaller ranges.
 
     Args:

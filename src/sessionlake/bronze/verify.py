@@ -18,18 +18,28 @@ import pyarrow as pa
 
 from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison, compare_messages
 from sessionlake.bronze.job import convert_to_bronze_columns
-from sessionlake.bronze.overlap import KafkaOverlap, find_overlap
+from sessionlake.bronze.overlap import KafkaBronzeOverlap, find_offsets_in_kafka_and_bronze
 from sessionlake.bronze.reading import read_kafka_messages
-from sessionlake.bronze.topic_book import read_seen_topics
+from sessionlake.bronze.topic_book import read_kafka_topics
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, build_offsets_condition, slice_ranges, subtract_runs
+from sessionlake.delta.storage.offset_ranges import (
+    OffsetRanges,
+    build_offsets_condition,
+    slice_ranges,
+    subtract_offset_intervals,
+)
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, AbsenceReason, count_offsets_in_runs, read_absent_runs
-from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
-from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removal_records_without_limits
+from sessionlake.ledger.absent import (
+    NO_END,
+    AbsentOffsetReason,
+    count_offsets_in_intervals,
+    read_absent_offset_intervals,
+)
+from sessionlake.ledger.progress import LayerReadOffsets, read_layer_offsets
+from sessionlake.ledger.retained import BronzePartitionStart, read_partition_starts, read_removal_records_without_limits
 from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.erased import ERASED_KEY, PARTS_ERASED_HEADER
 from sessionlake.protocol.types import TopicPartition
@@ -45,7 +55,7 @@ _NEVER = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class VerifiedBronze:
+class BronzeVerification:
     """The result of comparing `bronze.messages` with Kafka.
 
     Attributes:
@@ -56,12 +66,12 @@ class VerifiedBronze:
     """
 
     comparison: MessageComparison
-    overlap: KafkaOverlap
+    overlap: KafkaBronzeOverlap
     removed: int
     gone: int = 0
 
 
-def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronze:
+def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> BronzeVerification:
     """Compares bronze with Kafka: bronze must have each message of Kafka once and unchanged.
 
     A message that Kafka no longer holds, because of its retention, is counted but is not a difference.
@@ -80,30 +90,32 @@ def compare_bronze_with_kafka(spark: SparkSession, settings: Settings) -> Verifi
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
     cut = read_removal_records_without_limits(lake.reader(spark)).get(MESSAGES)
-    taken = _subtract_removed_messages(taken, read_partition_starts(lake.reader(spark)))
+    taken = _exclude_messages_removed_by_retention(taken, read_partition_starts(lake.reader(spark)))
     known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
         ids = admin.read_topic_ids()
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
-        both = find_overlap(taken, known, read_seen_topics(admin, names & ids.keys(), ids, only_stable=True))
+        both = find_offsets_in_kafka_and_bronze(
+            taken, known, read_kafka_topics(admin, names & ids.keys(), ids, only_stable=True)
+        )
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
         absent = _count_absent_offsets_after_ranges(lake.reader(spark), taken)
         sides = _KafkaBronzeComparison(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
-        skipped = read_absent_runs(
-            lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, AbsenceReason.SKIPPED
+        skipped = read_absent_offset_intervals(
+            lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, AbsentOffsetReason.SKIPPED
         )
         parts = chain.from_iterable(
-            subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
+            subtract_offset_intervals(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
         comparison = sum((sides.compare_messages_of_ranges(part) for part in parts if part), MessageComparison())
     gone = 0 if cut is None else cut.max_missing_rows
     removed = max(0, sum(span.messages for span in taken) - gone - comparison.messages - comparison.erased)
-    return VerifiedBronze(comparison, replace(both, unread=both.unread - absent), removed, gone)
+    return BronzeVerification(comparison, replace(both, unread=both.unread - absent), removed, gone)
 
 
-def _count_absent_offsets_after_ranges(reader: TableReader, bronze_ranges: Iterable[ReadOffsets]) -> int:
+def _count_absent_offsets_after_ranges(reader: TableReader, bronze_ranges: Iterable[LayerReadOffsets]) -> int:
     """Returns the number of offsets after the last message of each range that are recorded as having no message.
 
     Args:
@@ -111,12 +123,15 @@ def _count_absent_offsets_after_ranges(reader: TableReader, bronze_ranges: Itera
         bronze_ranges: First and last offset that bronze has read, per topic-partition.
     """
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in bronze_ranges}
-    return sum(count_offsets_in_runs(runs, *behind[place]) for place, runs in read_absent_runs(reader, behind).items())
+    return sum(
+        count_offsets_in_intervals(runs, *behind[place])
+        for place, runs in read_absent_offset_intervals(reader, behind).items()
+    )
 
 
-def _subtract_removed_messages(
-    bronze_ranges: Iterable[ReadOffsets], partition_starts: Mapping[TopicPartition, PartitionStart]
-) -> list[ReadOffsets]:
+def _exclude_messages_removed_by_retention(
+    bronze_ranges: Iterable[LayerReadOffsets], partition_starts: Mapping[TopicPartition, BronzePartitionStart]
+) -> list[LayerReadOffsets]:
     """Returns bronze's offset ranges without the messages that retention has removed from bronze.
 
     Args:
@@ -127,7 +142,7 @@ def _subtract_removed_messages(
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in bronze_ranges]
 
 
-def hash_messages(messages: DataFrame) -> DataFrame:
+def hash_message_fields(messages: DataFrame) -> DataFrame:
     """Returns the columns `topic, partition, offset` of each message, and a hash of each of its other fields.
 
     Headers are hashed as JSON with nulls, because hashing a struct skips its nulls.
@@ -174,7 +189,7 @@ class _KafkaBronzeComparison:
         has_erased_parts = F.exists(F.coalesce("headers", F.array()), lambda one: one["key"] == PARTS_ERASED_HEADER)
         erased = held.where(is_placeholder | has_erased_parts)
         return compare_messages(
-            kafka, hash_messages(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()
+            kafka, hash_message_fields(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()
         )
 
     def _read_kafka_hashes(self, offset_ranges: OffsetRanges) -> pa.Table:
@@ -183,15 +198,15 @@ class _KafkaBronzeComparison:
 
         read = {
             place: (
-                first - self._find_shift_of_topic_partition(place),
-                last + 1 - self._find_shift_of_topic_partition(place),
+                first - self._find_offset_shift(place),
+                last + 1 - self._find_offset_shift(place),
             )
             for place, (first, last) in offset_ranges.items()
         }
         # Kafka's retention may remove messages during the read.
         frame = read_kafka_messages(self.spark, self.lake.settings, read, fail_on_loss=False)
         try:
-            return hash_messages(convert_to_bronze_columns(frame, self.shifts)).toArrow()
+            return hash_message_fields(convert_to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(
                 f"verify bronze: Kafka's messages could not be read: {parse_failure(error)}",
@@ -212,9 +227,9 @@ class _KafkaBronzeComparison:
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
             return dict.fromkeys(offset_ranges, _NEVER)
         return {
-            place: first + self._find_shift_of_topic_partition(place)
-            for place, (first, _) in self.admin.read_offsets(offset_ranges).items()
+            place: first + self._find_offset_shift(place)
+            for place, (first, _) in self.admin.read_first_and_end_offsets(offset_ranges).items()
         }
 
-    def _find_shift_of_topic_partition(self, topic_partition: TopicPartition) -> int:
+    def _find_offset_shift(self, topic_partition: TopicPartition) -> int:
         return self.shifts.get(topic_partition[0], 0)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sessionlake.bronze.archive.lines import ArchivedMessage
-    from sessionlake.bronze.archive.writer import WrittenArchive
+    from sessionlake.bronze.archive.writer import WrittenArchiveCounts
     from sessionlake.protocol.types import TopicPartition
     from sessionlake.settings.model import Settings
 
@@ -62,7 +62,7 @@ def archive(
             fix="Fill it with `sessionlake run bronze`, or name another home with SESSIONLAKE_HOME",
         )
 
-    def write_messages(spark: SparkSession) -> WrittenArchive:
+    def write_messages(spark: SparkSession) -> WrittenArchiveCounts:
         return write_archives(folder, iterate_bronze_messages(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, write_messages)

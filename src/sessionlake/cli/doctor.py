@@ -26,8 +26,8 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, DataLossError, LakeError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
-from sessionlake.integrity.outcome import EventKind
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.integrity.outcome import IntegrityEventKind
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
@@ -215,13 +215,13 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
         _run_check("tables", lambda: _check_row_counts(spark, lake)),
         _run_check("versions", lambda: _check_versions(spark, lake)),
         _run_check("layers", lambda: _check_layers(lake.reader(spark), settings)),
-        _run_check("messages", lambda: _check_messages(settings)),
+        _run_check("messages", lambda: _check_member_messages(settings)),
         _check_topics(spark, lake),
         _check_session_ids(lake.reader(spark)),
     ]
 
 
-def _check_messages(settings: Settings) -> str:
+def _check_member_messages(settings: Settings) -> str:
     from sessionlake.bronze.unreadable import read_stopping_message
 
     if stopped := read_stopping_message(settings):
@@ -307,7 +307,7 @@ def _read_query_id(settings: Settings, layer: str) -> str | None:
 def _check_layers(reader: TableReader, settings: Settings) -> str:
     ran = {
         row["layer"]
-        for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
+        for row in iterate_rows_as_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
     lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
@@ -347,7 +347,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
 
 def _check_session_ids(reader: TableReader) -> CheckResult:
     """Returns a warning if session ids occur in several partitions of a topic."""
-    recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
+    recorded: Condition = ("event", eq, str(IntegrityEventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
         return CheckResult(CheckSeverity.OK, "session ids", "each in one partition of its topic")
@@ -357,7 +357,7 @@ def _check_session_ids(reader: TableReader) -> CheckResult:
         "session ids",
         f"{len(split)} of {_shorten_list_of_names(topics)} occur in several partitions. Each partition's messages are "
         "judged as a separate session. Were partitions added, or do producers choose them differently? "
-        f"{EVENTS} lists the ids as event {EventKind.SPLIT_SESSION}",
+        f"{EVENTS} lists the ids as event {IntegrityEventKind.SPLIT_SESSION}",
     )
 
 

@@ -17,7 +17,7 @@ from sessionlake.visible import to_json_line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.ledger.erasures import Erasure
+    from sessionlake.ledger.erasures import ErasureReceipt
     from sessionlake.settings.model import Settings
 
 
@@ -81,7 +81,7 @@ def forget_session(
     wait: float,
     *,
     shorten: bool = False,
-) -> Erasure:
+) -> ErasureReceipt:
     """Erases a session while all layers are paused, and returns a report of what was erased.
 
     Args:
@@ -111,7 +111,7 @@ def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> s
         return Forgetting(spark, settings).cancel_forgetting()
 
 
-def create_receipt(erasure: Erasure) -> dict[str, Any]:
+def create_receipt(erasure: ErasureReceipt) -> dict[str, Any]:
     """Returns the receipt of an erasure: the values of a row of `bronze.erasures`, and of its report, by name."""
     row = asdict(erasure)
     times = {name: row[name].isoformat() for name in ("begun_at", "done_at")}

@@ -106,7 +106,7 @@ def bronze_skip(
     settings = load_config(config)
     from sessionlake.cli.resolve import current_user
     from sessionlake.errors import UsageError
-    from sessionlake.kafka.clients import require_broker
+    from sessionlake.kafka.clients import require_reachable_broker
     from sessionlake.ledger.retained import CLAIM
     from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
     from sessionlake.operations.pipeline import Layer, claim_layers
@@ -116,7 +116,7 @@ def bronze_skip(
     last = offset if to is None else to
     if last < offset:
         raise UsageError(f"--to {last} is below the first offset to skip, {offset}", fix="Give --to a higher offset")
-    require_broker(settings)
+    require_reachable_broker(settings)
 
     def skip_and_report(spark: SparkSession) -> None:
         with claim_layers(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):

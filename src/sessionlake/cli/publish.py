@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.kafka.clients import require_broker
+from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.publish.job import Publication, start
 from sessionlake.settings.model import Settings
@@ -36,7 +36,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
             f"publish: {publication.table} does not exist yet in {settings.location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
-    require_broker(settings)
+    require_reachable_broker(settings)
 
 
 def publish_changes(

@@ -12,7 +12,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import drop_sums_of_layers
+from sessionlake.ledger.positions import drop_ledger_sums_of_layers
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -182,7 +182,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
                 why=f"Without these tables, {LEDGER} cannot be computed again",
                 fix=f"Restore {LEDGER} from a backup",
             ) from None
-    drop_sums_of_layers(spark, lake, (SILVER, SILVER_TABLES, GOLD))
+    drop_ledger_sums_of_layers(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.latest_version(spark, LEDGER))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.verify import VerifiedBronze, compare_bronze_with_kafka
+from sessionlake.bronze.verify import BronzeVerification, compare_bronze_with_kafka
 from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake, create_storage
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError
-from sessionlake.kafka.clients import require_broker
+from sessionlake.kafka.clients import require_reachable_broker
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
@@ -39,7 +39,7 @@ def check_before_spark(settings: Settings) -> None:
             "can be compared with their source",
             fix="Use `sessionlake doctor`, which checks that no offsets are missing in bronze",
         )
-    require_broker(settings)
+    require_reachable_broker(settings)
 
 
 def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
@@ -54,7 +54,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     return result.comparison.first_difference is None
 
 
-def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
+def describe_comparison(result: BronzeVerification) -> Iterator[str]:
     """Yields lines of text that tell the result of a comparison of bronze with Kafka."""
     comparison, overlap = result.comparison, result.overlap
     if comparison.first_difference is not None:

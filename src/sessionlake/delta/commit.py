@@ -10,8 +10,7 @@ Some functions need a claim: an exclusive right that one process at a time holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -44,41 +43,38 @@ def build_merge_app_id(app_id: str) -> str:
     return f"{app_id}:{SILVER_TABLES}"
 
 
-def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
-    """Appends rows to a table in one commit; a replay of the same transaction appends nothing."""
-    fault_point(f"before:{table}")
-    lake.storage.require_claims_before_commit(table)
-    lake.storage.append_rows(spark, table, rows, txn)
-    fault_point(f"after:{table}")
-
-
-def append_and_read_commit(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> TableCommit:
-    """Appends rows in one commit, as `append_rows` does.
-
-    For rows in memory, that takes no Spark job after the commit.
+def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> TableCommit:
+    """Appends rows to a table in one commit; a replay of the same transaction appends nothing.
 
     Args:
-        spark: a session in which no other write runs at the same time, such as the batch's own session.
+        spark: a session in which no other write runs at the same time, such as the batch's own session. None if the
+            tables are in folders.
+        lake: the lake that has the table.
+        table: the table's two-level name.
+        rows: the rows.
+        txn: the transaction.
 
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    append_rows(spark, lake, table, rows, txn)
-    return lake.storage.read_own_commit(spark, table, rows)
+    fault_point(f"before:{table}")
+    lake.storage.require_claims_before_commit(table)
+    commit = lake.storage.append_rows(spark, table, rows, txn)
+    fault_point(f"after:{table}")
+    return commit
 
 
-@contextmanager
-def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[StagedRows]:
-    """Writes rows to files, runs the block, and then adds the files to the table in one commit.
+def commit_staged_rows(lake: Lake, table: str, staged: StagedRows, txn: Txn) -> TableCommit:
+    """Appends rows that `Storage.stage_rows` has computed, in one commit; a replay of the transaction appends nothing.
 
-    If the block fails, nothing is added. A replay of the same transaction adds nothing.
+    Returns:
+        The commit; after a replay, the table's latest one.
     """
-    with lake.storage.stage_rows(spark, table, rows) as written:
-        yield written
-        fault_point(f"before:{table}")
-        lake.storage.require_claims_before_commit(table)
-        written.commit_rows(txn)
-        fault_point(f"after:{table}")
+    fault_point(f"before:{table}")
+    lake.storage.require_claims_before_commit(table)
+    commit = staged.commit_rows(txn)
+    fault_point(f"after:{table}")
+    return commit
 
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:

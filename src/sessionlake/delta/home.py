@@ -248,12 +248,13 @@ class FolderStorage(TableStorage):
     def _table_location(self, table: str) -> TableLocation:
         return TableLocation(self.path(table), table, self.hold_commit_lock)
 
-    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> TableCommit:
         """Appends rows to the table. If the transaction is already committed, the rows are not even computed."""
         delta = open_table(self.path(table))
-        if not has_commit(delta, table, txn):
-            with self._stage_rows(spark, table, rows, delta) as staged:
-                staged.commit_rows(txn)
+        if has_commit(delta, table, txn):
+            return history.read_last_commit(self.path(table))
+        with self._stage_rows(spark, table, rows, delta) as staged:
+            return staged.commit_rows(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
         return has_commit(open_table(self.path(table)), table, txn)

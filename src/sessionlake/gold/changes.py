@@ -228,7 +228,9 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     """
     found = read_removal_records_without_limits(lake.reader(spark)).get(CHANGES)
     if found is not None and found.max_missing_rows:
-        raise LakeError(f"{found.removal_text}", why="Gold cannot compute again what it had computed from these rows")
+        raise LakeError(
+            f"{found.removal_description}", why="Gold cannot compute again what it had computed from these rows"
+        )
 
 
 def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:

@@ -13,17 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
+from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_valid_kafka_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.far_times import convert_ms_to_time, convert_time_to_ms, format_time
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.progress import read_last_merged_batch_number, read_last_offsets
 from sessionlake.ledger.retained import (
-    PartitionStart,
+    BronzePartitionStart,
     describe_partition_start,
     read_last_removed_position,
     read_partition_starts,
@@ -202,7 +202,7 @@ class _SessionAsOfQuery:
             ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
-        has_seqs = RuleLookup(settings.capture).find_rules(session.topic).integrity is not Integrity.NONE
+        has_seqs = JudgingRuleLookup(settings.capture).find_judging_rules(session.topic).integrity is not Integrity.NONE
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_stream_time_reached)
 
     def compute_table_at_moment(self) -> pa.Table:
@@ -308,7 +308,7 @@ class _SessionAsOfQuery:
             ("timestamp", operator.ge, convert_ms_to_time(ts)),
             columns=TIME_COLUMNS,
         )
-        return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)
+        return any(bool((compute_valid_kafka_times(batch, self._settings) >= ts).any()) for batch in later)
 
     def _explain_why_stream_time_unknown(self, offset: int | None) -> str | None:
         """Returns a text that says why the stream time at an offset is unknown; None if it is known."""
@@ -320,8 +320,8 @@ class _SessionAsOfQuery:
 
     def _read_stream_time_after_offset(self, judged_offset: int) -> int:
         """Returns the stream time in ms that silver stored after it had judged the offset. Silences are included."""
-        place = self._session.topic, self._session.partition
-        (time,), _ = open_stored_times(self._settings, SILVER).read_times_before([place], np.array([judged_offset + 1]))
+        partitions, offsets = [(self._session.topic, self._session.partition)], np.array([judged_offset + 1])
+        (time,), _ = open_stored_times(self._settings, SILVER).read_stream_times_before(partitions, offsets)
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property
@@ -329,7 +329,7 @@ class _SessionAsOfQuery:
         return read_silences(self._reader)
 
     @cached_property
-    def _partition_starts_after_retention(self) -> Mapping[TopicPartition, PartitionStart]:
+    def _partition_starts_after_retention(self) -> Mapping[TopicPartition, BronzePartitionStart]:
         return read_partition_starts(self._reader)
 
     # -- checks that the table at the moment is known

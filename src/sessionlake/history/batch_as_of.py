@@ -35,8 +35,8 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
-from sessionlake.ledger.progress import iterate_search_windows
+from sessionlake.ledger.books import VERSIONS, LedgerReader, iterate_rows_as_dicts
+from sessionlake.ledger.progress import iterate_commit_time_windows
 from sessionlake.ledger.retained import read_removal_record_of_table, read_removal_records_without_limits
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -89,7 +89,7 @@ class SilverTablesAsOfBatch:
         found = read_removal_record_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.removal_text}, of batches up to {found.batch}, so the table cannot be read as of "
+                f"{found.removal_description}, of batches up to {found.batch}, so the table cannot be read as of "
                 f"batch {self.batch}",
                 fix=f"Choose batch {found.batch} or a later one",
             )
@@ -114,7 +114,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> SilverTa
         )
     reader = lake.reader(spark)
     books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _SilverLedgerSummary().add_ledger_entries(to_dicts(books.read_entries(_LAYERS)), batch)
+    known = _SilverLedgerSummary().add_ledger_entries(iterate_rows_as_dicts(books.read_entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
         committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(
@@ -226,7 +226,7 @@ def _find_last_merged_batch_and_table_versions(
     Raises:
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
-    for window in iterate_search_windows(summary.latest):
+    for window in iterate_commit_time_windows(summary.latest):
         ends = _list_last_silver_batch_per_merge(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
@@ -241,7 +241,7 @@ def _find_last_merged_batch_and_table_versions(
         cut = read_removal_records_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
             raise LakeError(
-                f"{cut.removal_text}, so it is not known which version each table had after batch {batch}",
+                f"{cut.removal_description}, so it is not known which version each table had after batch {batch}",
                 fix="Choose a later batch",
             )
     if end is None:

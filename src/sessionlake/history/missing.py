@@ -9,15 +9,15 @@ from operator import eq, ge, le
 
 from sessionlake.delta.schemas.names import ABSENT
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.ledger.absent import AbsenceReason, AbsentOffsetFinder, count_offsets_in_runs
-from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
+from sessionlake.ledger.absent import AbsentOffsetFinder, AbsentOffsetReason, count_offsets_in_intervals
+from sessionlake.ledger.progress import LayerReadOffsets, read_layer_offsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
 _MAX_NAMED = 20
 
 
-def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
+def missing_offsets(reader: TableReader) -> dict[LayerReadOffsets, int]:
     """Returns how many messages are missing in each range of offsets that a layer has read.
 
     There is one range for each layer and topic-partition. A number is negative if the layer has messages twice. Offsets
@@ -29,15 +29,15 @@ def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
     for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
         low, high = wanted.get((topic, partition), (first, last + 1))
         wanted[topic, partition] = min(low, first), max(high, last + 1)
-    known = AbsentOffsetFinder(reader).find_absent_runs(wanted)
+    known = AbsentOffsetFinder(reader).find_absent_offset_intervals(wanted)
     return {
-        span: missing and missing - count_offsets_in_runs(known[span[1:3]], span.first, span.last + 1)
+        span: missing and missing - count_offsets_in_intervals(known[span[1:3]], span.first, span.last + 1)
         for span, missing in found.items()
     }
 
 
 def explain_unread_message(
-    spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int
+    spans: list[LayerReadOffsets], settings: Settings, topic: str, partition: int, offset: int
 ) -> str:
     """Returns a text that says why bronze does not have a message, and which offsets it has.
 
@@ -75,14 +75,14 @@ def explain_absent_message(reader: TableReader, topic: str, partition: int, offs
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
     for row in reader.read_rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
         where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
-        if row["reason"] == AbsenceReason.SKIPPED:
+        if row["reason"] == AbsentOffsetReason.SKIPPED:
             return f"{where}: {row['who']} skipped it ({row['why']}), because Spark cannot deliver it"
         return f"{where}: Kafka used it for a transaction, as a marker or for an aborted record"
     return None
 
 
 def explain_unjudged_message(
-    spans: list[ReadOffsets], batch: int, committed_at: datetime, topic: str, partition: int, offset: int
+    spans: list[LayerReadOffsets], batch: int, committed_at: datetime, topic: str, partition: int, offset: int
 ) -> str:
     """Returns a text that says that silver has not judged a message yet, and how far it is in the message's partition.
 

@@ -17,11 +17,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, ConfigError, KafkaAccessError
-from sessionlake.kafka.clients import build_consumer_config, require_broker
-from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_runs
-from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.progress import ReadOffsets, read_change_progress, read_layer_offsets
-from sessionlake.ledger.topics import READ_STATES, Topic, parse_topics, select_latest_generations
+from sessionlake.kafka.clients import build_librdkafka_consumer_config, require_reachable_broker
+from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_intervals
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
+from sessionlake.ledger.progress import LayerReadOffsets, read_change_progress, read_layer_offsets
+from sessionlake.ledger.topics import READ_STATES, TopicGeneration, parse_topics_table_rows, select_latest_generations
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
@@ -88,7 +88,7 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     layer_spans = read_layer_offsets(reader)
     bronze, silver = (_find_next_offsets(layer_spans, layer) for layer in ("bronze", "silver"))
     kafka = _convert_kafka_to_bronze_offsets(
-        read_kafka_end_offsets(settings), select_latest_generations(parse_topics(reader.read_rows(TOPICS)))
+        read_kafka_end_offsets(settings), select_latest_generations(parse_topics_table_rows(reader.read_rows(TOPICS)))
     )
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _count_unread_messages(reader, kafka, bronze),
@@ -117,8 +117,8 @@ def read_kafka_end_offsets(settings: Settings) -> KafkaEndOffsets | None:
     if settings.bronze.source is not SourceKind.KAFKA:
         return None
     try:
-        require_broker(settings)
-        config = build_consumer_config(settings, "status")
+        require_reachable_broker(settings)
+        config = build_librdkafka_consumer_config(settings, "status")
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as KafkaPartition
     except (ImportError, ConfigError, BrokerError, KafkaAccessError):
@@ -135,7 +135,7 @@ def read_kafka_end_offsets(settings: Settings) -> KafkaEndOffsets | None:
         consumer.close()
 
 
-def _find_next_offsets(spans: Iterable[ReadOffsets], layer: str) -> KafkaEndOffsets:
+def _find_next_offsets(spans: Iterable[LayerReadOffsets], layer: str) -> KafkaEndOffsets:
     """Returns, for each topic-partition, the offset after the last one that a layer has read.
 
     Args:
@@ -178,7 +178,7 @@ def _read_ledger_entry_totals(reader: TableReader) -> list[_LedgerEntryTotals]:
     """Returns the totals of all ledger entries since each layer's last rebuild."""
     return [
         _convert_ledger_entry_to_totals(row)
-        for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").read_entries_since_rebuild())
+        for row in iterate_rows_as_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").read_entries_since_rebuild())
     ]
 
 
@@ -197,7 +197,7 @@ def _convert_ledger_entry_to_totals(row: Row) -> _LedgerEntryTotals:
 
 
 def _convert_kafka_to_bronze_offsets(
-    ends: KafkaEndOffsets | None, topics: Mapping[str, Topic]
+    ends: KafkaEndOffsets | None, topics: Mapping[str, TopicGeneration]
 ) -> KafkaEndOffsets | None:
     """Converts next offsets in Kafka's partitions to next offsets in `bronze.messages`; None stays None.
 
@@ -227,8 +227,10 @@ def _count_unread_messages(reader: TableReader, end_offsets: KafkaEndOffsets, ne
         for place, end in end_offsets.items()
         if end > next_offsets.get(place, 0)
     }
-    known = AbsentOffsetFinder(reader).find_absent_runs(wanted)
-    return sum(end - first - count_offsets_in_runs(known[place], first, end) for place, (first, end) in wanted.items())
+    known = AbsentOffsetFinder(reader).find_absent_offset_intervals(wanted)
+    return sum(
+        end - first - count_offsets_in_intervals(known[place], first, end) for place, (first, end) in wanted.items()
+    )
 
 
 def _sum_messages_of_layer(batches: Iterable[_LedgerEntryTotals], layer: str) -> int:

@@ -42,13 +42,13 @@ from sessionlake.history.traced import (
     TracedMessage,
     TracedMessagePart,
 )
-from sessionlake.integrity.outcome import Action
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.outcome import IntegrityEventAction
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import (
-    find_entry_of_message,
+    find_ledger_entry_of_message,
     has_read_message,
-    iterate_search_windows,
+    iterate_commit_time_windows,
     read_last_merged_batch_number,
     read_layer_offsets,
 )
@@ -175,7 +175,7 @@ def _require_ledger_entry_of_message(
     if cut is not None and has_read_message(reader, layer, topic, partition, offset):
         raise NotFoundError(
             f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but it is not "
-            f"known in which batch: {cut.removal_text}",
+            f"known in which batch: {cut.removal_description}",
             fix="Nothing is wrong with the message. For messages that were read later, the batch is known",
         )
 
@@ -190,7 +190,7 @@ def _require_rows_of_batch_retained(reader: TableReader, silver: BatchCommit) ->
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotFoundError(
-                f"silver judged the message in batch {silver.batch}, but {found.removal_text}, of batches up to "
+                f"silver judged the message in batch {silver.batch}, but {found.removal_description}, of batches up to "
                 f"{found.batch}",
                 why="So it is not known any more what became of the message",
                 fix="Ask about a message of a later batch",
@@ -217,7 +217,7 @@ def _create_traced_message(
 def _find_batch_of_message(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
-    found = find_entry_of_message(reader, layer, topic, partition, offset, near)
+    found = find_ledger_entry_of_message(reader, layer, topic, partition, offset, near)
     return None if found is None else BatchCommit(*_extract_batch_commit_fields(found))
 
 
@@ -259,7 +259,7 @@ def _find_message_judgement(
     silver: BatchCommit,
 ) -> MessageJudgement:
     topic, _ = place
-    rules = RuleLookup(settings.capture).find_rules(topic)
+    rules = JudgingRuleLookup(settings.capture).find_judging_rules(topic)
     integrity, unjudged, holds = rules.integrity, content.fate_if_not_judged, rules.hold > 0
     if unjudged is None:
         verdict = decide_message_fate(content, silver_rows, integrity, holds_until_snapshot=holds)
@@ -298,7 +298,7 @@ def _read_commit_time_of_silver_batch(reader: TableReader, silver: BatchCommit, 
 def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns ledger entries that meet the conditions and were committed near `moment`; else those of any time."""
     found: list[Row] = []
-    for window in iterate_search_windows(moment):
+    for window in iterate_commit_time_windows(moment):
         found = list(reader.read_rows(LEDGER, *conditions, *window))
         if found:
             break
@@ -310,7 +310,7 @@ def _find_event_that_broke_session_of_message(
 ) -> Row | None:
     names = zip(SESSION, (*place, content.session_id), strict=True)
     own: list[Condition] = [*((name, eq, value) for name, value in names), ("offset", le, offset)]
-    rows = reader.read_rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
+    rows = reader.read_rows(EVENTS, *own, ("action", eq, str(IntegrityEventAction.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 
 

@@ -15,7 +15,7 @@ from sessionlake.kafka.clients import (
     PACKAGE,
     PLATFORM_PACKAGE,
     build_java_client_options,
-    create_rejected_error,
+    create_client_rejected_error,
     require_listening_server,
 )
 from sessionlake.kafka.security import hide_secrets
@@ -35,7 +35,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
 
 
-def find_kafka_package(jvm: Any) -> Any:
+def find_kafka_jvm_package(jvm: Any) -> Any:
     """Returns the JVM package of Kafka's Java client: the original one, or the renamed copy in Databricks' runtime.
 
     Raises:
@@ -73,7 +73,7 @@ class KafkaAdmin:
         self._jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
         self._settings = settings
         self.away = False
-        self._kafka = find_kafka_package(self._jvm)
+        self._kafka = find_kafka_jvm_package(self._jvm)
         properties = self._jvm.java.util.Properties()
         for key, value in build_java_client_options(settings).items():
             properties.setProperty(key, value)
@@ -105,30 +105,32 @@ class KafkaAdmin:
             )
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
-    def read_offsets(
-        self, places: Iterable[TopicPartition], *, only_stable: bool = False
+    def read_first_and_end_offsets(
+        self, topic_partitions: Iterable[TopicPartition], *, only_stable: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the first offset and the end offset of each topic-partition. The end is one past the last offset.
 
         Args:
-            places: The topic-partitions, which must exist.
+            topic_partitions: The topic-partitions, which must exist.
             only_stable: True if the end is the last stable offset: where the first open transaction
                 starts.
         """
-        asked = list(places)
+        asked = list(topic_partitions)
         spec = self._kafka.clients.admin.OffsetSpec
         firsts = self._list_offsets(asked, spec.earliest())
         ends = self.read_last_stable_offsets(asked) if only_stable else self._list_offsets(asked, spec.latest())
-        return {place: (firsts[place], ends[place]) for place in asked}
+        return {topic_partition: (firsts[topic_partition], ends[topic_partition]) for topic_partition in asked}
 
-    def read_last_stable_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def read_last_stable_offsets(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the last stable offset of each of these topic-partitions, which must exist.
 
         A `read_committed` consumer reads the messages before this offset. Open transactions start at it or after it.
         """
         level = self._kafka.common.IsolationLevel.READ_COMMITTED
         latest = self._kafka.clients.admin.OffsetSpec.latest()
-        return dict(self._list_offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
+        return dict(
+            self._list_offsets([*topic_partitions], latest, self._kafka.clients.admin.ListOffsetsOptions(level))
+        )
 
     def is_compacted(self, topic: str) -> bool:
         """Returns True if the topic is compacted: Kafka may then remove messages between others. The topic must exist.
@@ -142,17 +144,19 @@ class KafkaAdmin:
             found = self._wait_for_result(self._client.describeConfigs(self._create_java_list([resource])).all())
             return "compact" in found[resource].get("cleanup.policy").value()
 
-    def _list_offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
+    def _list_offsets(
+        self, topic_partitions: list[TopicPartition], spec: Any, *options: Any
+    ) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the offset that Kafka reports.
 
         Args:
-            places: The topic-partitions.
+            topic_partitions: The topic-partitions.
             spec: Kafka's `OffsetSpec`: the earliest or the latest offset.
             options: Kafka's `ListOffsetsOptions`, or nothing.
         """
         with self._translate_errors():
             request = self._jvm.java.util.HashMap()
-            for topic, number in places:
+            for topic, number in topic_partitions:
                 request.put(self._kafka.common.TopicPartition(topic, number), spec)
             found = self._wait_for_result(self._client.listOffsets(request, *options).all())
             return {(item.topic(), item.partition()): found[item].offset() for item in found}
@@ -180,7 +184,7 @@ class KafkaAdmin:
             # The last cause is the reason. The exceptions before it only wrap it.
             lines = [line for line in str(error).splitlines() if "Exception" in line and not line.startswith("\t")]
             if self._has_cause(error, _REFUSALS):
-                raise create_rejected_error(
+                raise create_client_rejected_error(
                     self._settings, (lines or [str(error)])[-1].removeprefix("Caused by").strip(": ")
                 ) from error
             unknown = self._has_cause(error, _UNKNOWN)

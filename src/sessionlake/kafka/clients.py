@@ -98,7 +98,7 @@ def build_spark_source_options(settings: Settings, polled_bytes: int = POLLED_BY
     )
 
 
-def build_consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
+def build_librdkafka_consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
     """Returns the librdkafka properties of a consumer that reads the same records as bronze and commits no offsets.
 
     Args:
@@ -107,10 +107,10 @@ def build_consumer_config(settings: Settings, group: str) -> dict[str, str | int
     """
     consumer: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
     consumer["log_level"] = 2  # errors are raised as exceptions, so they need not be logged
-    return {**build_client_config(settings), **READ_COMMITTED, **consumer}
+    return {**build_librdkafka_client_config(settings), **READ_COMMITTED, **consumer}
 
 
-def build_client_config(settings: Settings) -> dict[str, str]:
+def build_librdkafka_client_config(settings: Settings) -> dict[str, str]:
     """Returns the configured connection as librdkafka properties, for `confluent_kafka` clients.
 
     Security options are translated. Options that tune Spark's consumer are left out.
@@ -133,7 +133,7 @@ def build_client_config(settings: Settings) -> dict[str, str]:
     )
 
 
-def require_broker(settings: Settings) -> None:
+def require_reachable_broker(settings: Settings) -> None:
     """Checks that a Kafka broker answers at `kafka.bootstrap_servers` and accepts this client.
 
     Raises:
@@ -146,7 +146,7 @@ def require_broker(settings: Settings) -> None:
     if failure is None:
         return
     if failure.refused:
-        raise create_rejected_error(settings, failure.message)
+        raise create_client_rejected_error(settings, failure.message)
     greeting, tls = probe_tls(host, port, _CONNECT_SECONDS), uses_tls(build_java_client_options(settings))
     if greeting is not None and not tls:
         raise BrokerError(
@@ -175,7 +175,7 @@ def require_listening_server(settings: Settings) -> None:
     _find_listening_server(settings)
 
 
-def create_rejected_error(settings: Settings, message: str) -> KafkaAccessError:
+def create_client_rejected_error(settings: Settings, message: str) -> KafkaAccessError:
     """Returns the error for a client that Kafka rejects, with the setting to correct.
 
     Args:
@@ -283,7 +283,7 @@ def _request_metadata(settings: Settings) -> MetadataFailure | None:
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 
-        config = build_client_config(settings)
+        config = build_librdkafka_client_config(settings)
     except (ImportError, ConfigError):
         return None  # the server listens, and Spark's own client reports any other problem
     return request_metadata(config, _METADATA_SECONDS)

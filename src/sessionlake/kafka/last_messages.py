@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import BrokerError, MachineSetupError, UnknownTopicError
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.kafka.clients import build_consumer_config, require_broker
+from sessionlake.kafka.clients import build_librdkafka_consumer_config, require_reachable_broker
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.settings.model import Settings
 
@@ -37,7 +37,7 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
         BrokerError: Kafka does not answer.
         KafkaAccessError: Kafka rejects this client.
     """
-    require_broker(settings)
+    require_reachable_broker(settings)
     try:
         from confluent_kafka import Consumer, KafkaException
     except ImportError as error:
@@ -46,7 +46,7 @@ def read_last_messages(settings: Settings, topic: str, count: int) -> list[Kafka
             fix="Run `pip install 'sessionlake[local]'`. Or save messages to a file, and name the file "
             "instead of the topic",
         ) from error
-    consumer = Consumer({**build_consumer_config(settings, "feed"), "enable.partition.eof": True})
+    consumer = Consumer({**build_librdkafka_consumer_config(settings, "feed"), "enable.partition.eof": True})
     try:
         partitions = _list_partitions(consumer, settings, topic)
         latest = heapq.nlargest(

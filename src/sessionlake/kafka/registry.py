@@ -45,12 +45,12 @@ _NO_SCHEMA = {40401, 40402, 40403}  # no such subject, version, schema
 _OK, _NOT_FOUND, _BUSY, _BROKEN = 200, 404, 429, 500
 
 
-class _NoSuchSchemaError(Exception):
+class _SchemaNotInRegistryError(Exception):
     """The registry does not have the schema, or the schema exceeds the limits."""
 
 
 @dataclass(frozen=True)
-class RegistrySchemas:
+class SchemaRegistryReader:
     """Reads schemas from a registry.
 
     Attributes:
@@ -117,10 +117,10 @@ class _SchemaCache:
                 cached.popitem(last=False)
 
 
-_caches: dict[RegistrySchemas, _SchemaCache] = {}
+_caches: dict[SchemaRegistryReader, _SchemaCache] = {}
 
 
-def _get_schema_cache(registry: RegistrySchemas) -> _SchemaCache:
+def _get_schema_cache(registry: SchemaRegistryReader) -> _SchemaCache:
     if registry not in _caches:
         _caches[registry] = _SchemaCache(_RegistryClient(registry).fetch_definition)
     return _caches[registry]
@@ -155,7 +155,7 @@ def _close_after_timeout(connection: http.client.HTTPConnection, timeout_seconds
 class _RegistryClient:
     """Sends requests to a schema registry."""
 
-    def __init__(self, source: RegistrySchemas) -> None:
+    def __init__(self, source: SchemaRegistryReader) -> None:
         self._source = source
         # Registries store Protobuf schemas as source text. The serialized form needs no compiler.
         self._query = "?format=serialized" if source.format is PayloadFormat.PROTOBUF else ""
@@ -172,12 +172,12 @@ class _RegistryClient:
             if answer.get("schemaType", "AVRO") != self._source.format.upper():
                 return None
             parts: dict[str, bytes] = {}
-            self._add_references(answer, parts)
-        except _NoSuchSchemaError:
+            self._fetch_referenced_schemas(answer, parts)
+        except _SchemaNotInRegistryError:
             return None
         return (*parts.values(), self._read_schema_text(answer, f"schema-{schema_id}.proto"))
 
-    def _add_references(self, answer: dict[str, Any], schemas: dict[str, bytes]) -> None:
+    def _fetch_referenced_schemas(self, answer: dict[str, Any], schemas: dict[str, bytes]) -> None:
         """Adds the schemas to which a schema refers to `schemas`, by name.
 
         Each comes after those that it refers to itself.
@@ -186,18 +186,18 @@ class _RegistryClient:
             answer: The registry's answer for the schema.
             schemas: The texts of the schemas that were added so far.
         """
-        for name, subject, version in self._parse_references(answer):
+        for name, subject, version in self._parse_schema_references(answer):
             if name in schemas:
                 continue
             if len(schemas) >= _MAX_REFERENCES:
-                raise _NoSuchSchemaError
+                raise _SchemaNotInRegistryError
             inner = self._fetch_json(f"/subjects/{subject}/versions/{version}")
             schemas[name] = b""  # marks the name as seen, so that circular references end here
-            self._add_references(inner, schemas)
+            self._fetch_referenced_schemas(inner, schemas)
             del schemas[name]
             schemas[name] = self._read_schema_text(inner, name)
 
-    def _parse_references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
+    def _parse_schema_references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
         """Returns name, subject (quoted for a URL) and version of each schema to which an answer's schema refers."""
         try:
             return [
@@ -205,7 +205,7 @@ class _RegistryClient:
                 for one in answer.get("references") or ()
             ]
         except (ArithmeticError, LookupError, TypeError, ValueError):
-            raise self._make_error("it sent a reference without name, subject or version") from None
+            raise self._create_registry_error("it sent a reference without name, subject or version") from None
 
     def _read_schema_text(self, answer: dict[str, Any], name: str) -> bytes:
         """Returns the text of the schema in an answer; with Protobuf, its serialized descriptor under this name.
@@ -215,13 +215,13 @@ class _RegistryClient:
         """
         text = answer.get("schema")
         if not isinstance(text, str):
-            raise self._make_error("it sent a schema without its text")
+            raise self._create_registry_error("it sent a schema without its text")
         if self._source.format is PayloadFormat.PROTOBUF:
             return self._serialize_descriptor_as_file(text, name)
         try:
             return text.encode()
         except UnicodeEncodeError:
-            raise self._make_error(
+            raise self._create_registry_error(
                 "it sent a schema that is not valid text, with half of a surrogate pair in it"
             ) from None
 
@@ -233,7 +233,7 @@ class _RegistryClient:
         try:
             file = FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
         except (ValueError, DecodeError):
-            raise self._make_error(
+            raise self._create_registry_error(
                 "it sends Protobuf schemas as source text only; instead of it, name descriptor sets in "
                 "capture.payload.schema_files"
             ) from None
@@ -244,7 +244,7 @@ class _RegistryClient:
         """Requests a path and returns the answer's JSON object.
 
         Raises:
-            _NoSuchSchemaError: The registry does not have the schema, or its answer exceeds the limits.
+            _SchemaNotInRegistryError: The registry does not have the schema, or its answer exceeds the limits.
             SchemaRegistryError: The registry does not answer, or its answer is not valid.
         """
         for pause in (*_PAUSES, None):
@@ -262,8 +262,8 @@ class _RegistryClient:
                 return answer
             code = answer.get("error_code")
             if status == _NOT_FOUND and isinstance(code, int) and code in _NO_SCHEMA:
-                raise _NoSuchSchemaError
-        raise self._make_error(f"it answered {path} with {status}")
+                raise _SchemaNotInRegistryError
+        raise self._create_registry_error(f"it answered {path} with {status}")
 
     def _send_request(self, path: str, *, final: bool) -> tuple[int, bytes]:
         """Sends a GET request. Returns HTTP status and body; status 0 if there is no answer and a retry is left.
@@ -290,13 +290,13 @@ class _RegistryClient:
         except (OSError, http.client.HTTPException) as error:
             if final:
                 why = getattr(error, "strerror", None) or type(error).__name__
-                raise self._make_error(f"no answer: {why}") from None
+                raise self._create_registry_error(f"no answer: {why}") from None
             return 0, b""
         finally:
             connection.close()
         if len(body) > _MAX_BYTES:
             if response.status == _OK:
-                raise _NoSuchSchemaError
+                raise _SchemaNotInRegistryError
             body = b""  # for an error, only the status matters
         return response.status, body
 
@@ -308,7 +308,7 @@ class _RegistryClient:
             headers["Authorization"] = basic if ":" in auth else f"Bearer {auth}"
         return headers
 
-    def _make_error(self, reason: str) -> SchemaRegistryError:
+    def _create_registry_error(self, reason: str) -> SchemaRegistryError:
         return SchemaRegistryError(
             f"schema registry {self._source.url}: {reason}",
             why="Nothing of the batch was committed",

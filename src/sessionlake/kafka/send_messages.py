@@ -7,7 +7,7 @@ from typing import Any
 
 from sessionlake.errors import BrokerError
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.kafka.clients import build_client_config, require_broker
+from sessionlake.kafka.clients import build_librdkafka_client_config, require_reachable_broker
 from sessionlake.settings.model import Settings
 
 _TIMEOUT_S = 30
@@ -29,14 +29,16 @@ def send_messages(settings: Settings, records: Iterable[KafkaRecord]) -> int:
     """
     from confluent_kafka import KafkaException, Producer
 
-    require_broker(settings)
+    require_reachable_broker(settings)
     failed: list[str] = []
 
-    def collect_error(error: Any, _message: Any) -> None:
+    def collect_delivery_error(error: Any, _message: Any) -> None:
         if error is not None:
             failed.append(str(error))
 
-    producer = Producer(build_client_config(settings) | {"enable.idempotence": "true", "log_level": _ONLY_ERRORS})
+    producer = Producer(
+        build_librdkafka_client_config(settings) | {"enable.idempotence": "true", "log_level": _ONLY_ERRORS}
+    )
     sent = 0
     try:
         for record in records:
@@ -44,7 +46,7 @@ def send_messages(settings: Settings, records: Iterable[KafkaRecord]) -> int:
             fields |= {"timestamp": record.timestamp} if record.timestamp >= 0 else {}
             while True:
                 try:
-                    producer.produce(record.topic, record.value, **fields, on_delivery=collect_error)
+                    producer.produce(record.topic, record.value, **fields, on_delivery=collect_delivery_error)
                     break
                 except BufferError:  # the queue is full
                     producer.poll(1)

@@ -1,7 +1,7 @@
 """Finds Kafka offsets that have no message because of transactions: markers, and records of aborted transactions.
 
-A *run* is a range of consecutive offsets. Kafka cannot be asked why offsets have no message. So two Java consumers test
-them, in a way that never takes lost messages for transactions:
+An *interval* is a range of consecutive offsets. Kafka cannot be asked why offsets have no message. So two Java
+consumers test them, in a way that never takes lost messages for transactions:
 
 - With a fetch size of one byte, the broker sends one record batch at a time. A `read_uncommitted` consumer at an offset
   then either gets a record with this offset, or advances by exactly one offset without a record. In the second case the
@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import BrokerError, KafkaAccessError
-from sessionlake.kafka.admin import KafkaAdmin, find_kafka_package
+from sessionlake.kafka.admin import KafkaAdmin, find_kafka_jvm_package
 from sessionlake.kafka.clients import READ_COMMITTED, build_java_client_options
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -32,7 +32,7 @@ from sessionlake.spark.failures import parse_failure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OffsetRun = tuple[int, int]
+OffsetInterval = tuple[int, int]
 """Kafka offsets `[first, end)`."""
 _SECONDS = 20.0
 _POLL_MS = 200
@@ -43,22 +43,22 @@ _OPTIONS = {
     "max.poll.records": "16",
 }
 _MANY = {"max.poll.records": "10000"}
-FEW_RUNS = 64
-"""If a topic-partition has at most this many runs, they are checked one by one. A check takes some milliseconds."""
+FEW_INTERVALS = 64
+"""Up to this many intervals of a topic-partition are checked one by one. A check takes some milliseconds."""
 _ONE_BATCH = {"max.partition.fetch.bytes": "1", "fetch.max.bytes": "1", "isolation.level": "read_uncommitted"}
 
 
-def find_runs_of_transactions(
-    spark: SparkSession, settings: Settings, runs: Mapping[TopicPartition, Iterable[OffsetRun]]
-) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns, by topic-partition, those runs of offsets that have no message because of transactions.
+def find_intervals_used_by_transactions(
+    spark: SparkSession, settings: Settings, intervals: Mapping[TopicPartition, Iterable[OffsetInterval]]
+) -> dict[TopicPartition, list[OffsetInterval]]:
+    """Returns, by topic-partition, those intervals of offsets that have no message because of transactions.
 
     Args:
         spark: The session whose JVM has Kafka's client.
         settings: The pipeline's settings.
-        runs: The runs to check, each `[first, end)`, by topic-partition. They are below the last stable offset, where
-            open transactions start. If there are more than `FEW_RUNS`, they must ascend, and every offset between two
-            runs must have a message.
+        intervals: The intervals to check, each `[first, end)`, by topic-partition. They are below the last stable
+            offset, where open transactions start. If there are more than `FEW_INTERVALS`, they must ascend, and every
+            offset between two intervals must have a message.
 
     Raises:
         BrokerError: Kafka does not answer.
@@ -67,54 +67,60 @@ def find_runs_of_transactions(
         _open_consumer(spark, settings, _ONE_BATCH) as each,
         _open_consumer(spark, settings, READ_COMMITTED) as committed,
     ):
-        found: dict[TopicPartition, list[OffsetRun]] = {}
-        for place, given in runs.items():
+        found: dict[TopicPartition, list[OffsetInterval]] = {}
+        for topic_partition, given in intervals.items():
             asked = [*given]
-            some, rest = asked[:FEW_RUNS], asked[FEW_RUNS:]
-            beginning = each.assign_partition(place)
-            committed.assign_partition(place)
-            found[place] = [
-                run for run in some if run[0] >= beginning and _is_run_of_transactions(each, committed, run)
+            some, rest = asked[:FEW_INTERVALS], asked[FEW_INTERVALS:]
+            beginning = each.assign_partition(topic_partition)
+            committed.assign_partition(topic_partition)
+            found[topic_partition] = [
+                interval
+                for interval in some
+                if interval[0] >= beginning and _is_interval_used_by_transactions(each, committed, interval)
             ]
-            if rest and len(found[place]) == len(some):
-                together = _are_runs_explained_by_count(spark, settings, place, rest)
-                found[place] += (
-                    rest if together else [run for run in rest if _is_run_of_transactions(each, committed, run)]
+            if rest and len(found[topic_partition]) == len(some):
+                together = _do_record_counts_explain_intervals(spark, settings, topic_partition, rest)
+                found[topic_partition] += (
+                    rest
+                    if together
+                    else [interval for interval in rest if _is_interval_used_by_transactions(each, committed, interval)]
                 )
         return found
 
 
-def _are_runs_explained_by_count(
-    spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[OffsetRun]
+def _do_record_counts_explain_intervals(
+    spark: SparkSession, settings: Settings, topic_partition: TopicPartition, intervals: Sequence[OffsetInterval]
 ) -> bool:
-    """Returns True if Kafka's count of messages shows that these runs lack messages because of transactions.
+    """Returns True if Kafka's count of messages shows that these intervals lack messages because of transactions.
 
-    That is so if Kafka has exactly one message per offset between the first run and the last one, except in the runs.
+    That is so if Kafka has exactly one message per offset from the first interval to the last one, except in them.
 
     Only compaction removes messages from the middle of a partition. In a topic that is not compacted, all other offsets
     without a message belong to transactions. Returns False if the topic is compacted or its settings are not readable.
     """
     try:
         with closing(KafkaAdmin(spark, settings)) as admin:
-            if admin.is_compacted(place[0]):
+            if admin.is_compacted(topic_partition[0]):
                 return False
     except KafkaAccessError:  # a client that may read messages need not have the right to read the topic's settings
         return False
-    first, end = runs[0][0], runs[-1][1]
+    first, end = intervals[0][0], intervals[-1][1]
     with _open_consumer(spark, settings, READ_COMMITTED | _MANY) as committed:
-        committed.assign_partition(place)
-        return committed.count_records(first, end) == end - first - sum(after - before for before, after in runs)
+        committed.assign_partition(topic_partition)
+        return committed.count_records(first, end) == end - first - sum(after - before for before, after in intervals)
 
 
-def _is_run_of_transactions(uncommitted_reader: _Consumer, committed_reader: _Consumer, run: OffsetRun) -> bool:
-    """Returns True if transactions are the reason why the offsets of a run have no message.
+def _is_interval_used_by_transactions(
+    uncommitted_reader: _OffsetConsumer, committed_reader: _OffsetConsumer, interval: OffsetInterval
+) -> bool:
+    """Returns True if transactions are the reason why the offsets of an interval have no message.
 
     Args:
         uncommitted_reader: A consumer that also reads records of aborted transactions, one batch at a time.
         committed_reader: A consumer that reads only committed records.
-        run: The offsets `[first, end)`.
+        interval: The offsets `[first, end)`.
     """
-    first, end = run
+    first, end = interval
     aborted = False
     at = first
     uncommitted_reader.seek_to_offset(at)
@@ -128,7 +134,7 @@ def _is_run_of_transactions(uncommitted_reader: _Consumer, committed_reader: _Co
     return not aborted or _lacks_committed_messages(committed_reader, first, end)
 
 
-def _lacks_committed_messages(committed_reader: _Consumer, start: int, end: int) -> bool:
+def _lacks_committed_messages(committed_reader: _OffsetConsumer, start: int, end: int) -> bool:
     """Returns True if the consumer finds no committed record with an offset in `[start, end)`."""
     committed_reader.seek_to_offset(start)
     while start < end:
@@ -138,7 +144,7 @@ def _lacks_committed_messages(committed_reader: _Consumer, start: int, end: int)
     return True
 
 
-class _Consumer:
+class _OffsetConsumer:
     """A Java consumer that reads one topic-partition at a time and keeps only offsets."""
 
     def __init__(self, jvm: Any, consumer: Any, kafka: Any) -> None:
@@ -147,9 +153,9 @@ class _Consumer:
         self._place: Any = None
         self._at = 0
 
-    def assign_partition(self, place: TopicPartition) -> int:
+    def assign_partition(self, topic_partition: TopicPartition) -> int:
         """Switches to a topic-partition and returns the first offset that Kafka has of it."""
-        self._place = self._kafka.common.TopicPartition(*place)
+        self._place = self._kafka.common.TopicPartition(*topic_partition)
         places = self._jvm.java.util.Collections.singletonList(self._place)
         self._consumer.assign(places)
         return int(self._consumer.beginningOffsets(places)[self._place])
@@ -208,7 +214,7 @@ class _Consumer:
 
 
 @contextmanager
-def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str]) -> Iterator[_Consumer]:
+def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str]) -> Iterator[_OffsetConsumer]:
     """Opens a Java consumer for the block.
 
     Args:
@@ -222,7 +228,7 @@ def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str
     from py4j.protocol import Py4JError
 
     jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
-    kafka = find_kafka_package(jvm)
+    kafka = find_kafka_jvm_package(jvm)
     properties = jvm.java.util.Properties()
     for key, value in {**build_java_client_options(settings), **_OPTIONS, **options}.items():
         properties.setProperty(key, value)
@@ -230,7 +236,7 @@ def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str
     try:
         consumer = kafka.clients.consumer.KafkaConsumer(properties, bytes_of(), bytes_of())
         try:
-            yield _Consumer(jvm, consumer, kafka)
+            yield _OffsetConsumer(jvm, consumer, kafka)
         finally:
             consumer.close(jvm.java.time.Duration.ZERO)
     except Py4JError as error:

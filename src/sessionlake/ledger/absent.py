@@ -24,19 +24,19 @@ from sessionlake.delta.schemas.names import ABSENT, TOPICS
 from sessionlake.delta.schemas.tables import arrow_schema
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.ledger.topics import UnusedOffsets, find_unused_offsets, parse_topics
+from sessionlake.ledger.topics import UnusedOffsets, find_offsets_between_generations, parse_topics_table_rows
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OffsetRun = tuple[int, int]
+OffsetInterval = tuple[int, int]
 """Consecutive offsets of one topic-partition, from `first` to just before `end`: `(first, end)`."""
 NO_END = 2**63 - 1
-"""The `end` of a run without an upper limit."""
+"""The `end` of an interval without an upper limit."""
 
 
-class AbsenceReason(StrEnum):
+class AbsentOffsetReason(StrEnum):
     """Why the topic-partition has no message at an offset: a value of `ops.absent_offsets.reason`."""
 
     TRANSACTION = "transaction"
@@ -59,50 +59,50 @@ class AbsentOffsetFinder:
     reader: TableReader | None = None
     unused_offsets: UnusedOffsets | None = None
 
-    def find_absent_runs(
-        self, searched_offsets: Mapping[TopicPartition, OffsetRun]
-    ) -> dict[TopicPartition, list[OffsetRun]]:
-        """Returns the runs of offsets without messages that overlap the searched offsets, by topic-partition.
+    def find_absent_offset_intervals(
+        self, searched_offsets: Mapping[TopicPartition, OffsetInterval]
+    ) -> dict[TopicPartition, list[OffsetInterval]]:
+        """Returns the intervals of offsets without messages that overlap the searched offsets, by topic-partition.
 
-        A run is a pair `(first, end)`: the offsets from `first` to `end` - 1. Runs are unordered and may overlap each
-        other.
+        An interval is a pair `(first, end)`: the offsets from `first` to `end` - 1. They are unordered and may overlap.
 
         Args:
             searched_offsets: the offsets `(first, end)` to look up, by topic-partition.
 
         Returns:
-            A list of runs for each searched topic-partition; an empty list if there are none.
+            A list of intervals for each searched topic-partition; an empty list if there are none.
         """
-        found: dict[TopicPartition, list[OffsetRun]] = {place: [] for place in searched_offsets}
+        found: dict[TopicPartition, list[OffsetInterval]] = {place: [] for place in searched_offsets}
         if not searched_offsets:
             return found
-        for place, runs in chain(
-            self._read_unused_offsets().items(), read_absent_runs(self.reader, searched_offsets).items()
+        for place, intervals in chain(
+            self._read_offsets_between_generations().items(),
+            read_absent_offset_intervals(self.reader, searched_offsets).items(),
         ):
             if place in found:
-                found[place].extend(runs)
+                found[place].extend(intervals)
         return found
 
-    def _read_unused_offsets(self) -> UnusedOffsets:
+    def _read_offsets_between_generations(self) -> UnusedOffsets:
         if self.unused_offsets is None and self.reader is not None:
-            return find_unused_offsets(parse_topics(self.reader.read_rows(TOPICS)))
+            return find_offsets_between_generations(parse_topics_table_rows(self.reader.read_rows(TOPICS)))
         return self.unused_offsets or {}
 
 
-def read_absent_runs(
+def read_absent_offset_intervals(
     reader: TableReader | None,
-    searched_offsets: Mapping[TopicPartition, OffsetRun],
-    reason: AbsenceReason | None = None,
-) -> dict[TopicPartition, list[OffsetRun]]:
-    """Returns the runs of `ops.absent_offsets` that overlap the searched offsets, by topic-partition.
+    searched_offsets: Mapping[TopicPartition, OffsetInterval],
+    reason: AbsentOffsetReason | None = None,
+) -> dict[TopicPartition, list[OffsetInterval]]:
+    """Returns the intervals of `ops.absent_offsets` that overlap the searched offsets, by topic-partition.
 
-    A run is a pair `(first, end)`: the offsets from `first` to `end` - 1 have no message. Topic-partitions without such
-    runs are missing in the result. It is empty if the table does not exist.
+    An interval is a pair `(first, end)`: the offsets from `first` to `end` - 1 have no message. Topic-partitions
+    without such intervals are missing in the result. It is empty if the table does not exist.
 
     Args:
         reader: reads the table; None if there are no tables yet.
         searched_offsets: the offsets `(first, end)` to look up, by topic-partition.
-        reason: the reason that returned runs have; None for any reason.
+        reason: the reason that returned intervals have; None for any reason.
     """
     if reader is None or not searched_offsets:
         return {}
@@ -112,17 +112,21 @@ def read_absent_runs(
     ]
     if reason is not None:
         conditions.append(("reason", eq, str(reason)))
-    found: dict[TopicPartition, list[OffsetRun]] = {}
+    found: dict[TopicPartition, list[OffsetInterval]] = {}
     for row in reader.read_rows(ABSENT, *conditions, columns=["topic", "partition", "first", "last"]):
-        place, run = (row["topic"], row["partition"]), (row["first"], row["last"] + 1)
-        if place in searched_offsets and run[1] > searched_offsets[place][0] and run[0] < searched_offsets[place][1]:
-            found.setdefault(place, []).append(run)
+        place, interval = (row["topic"], row["partition"]), (row["first"], row["last"] + 1)
+        if (
+            place in searched_offsets
+            and interval[1] > searched_offsets[place][0]
+            and interval[0] < searched_offsets[place][1]
+        ):
+            found.setdefault(place, []).append(interval)
     return found
 
 
-def count_offsets_in_runs(runs: Iterable[OffsetRun], first: int, end: int) -> int:
-    """Counts the offsets from `first` to `end` - 1 that are in at least one of the runs. Runs may overlap."""
-    cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
+def count_offsets_in_intervals(intervals: Iterable[OffsetInterval], first: int, end: int) -> int:
+    """Counts the offsets from `first` to `end` - 1 that are in at least one of the intervals. Intervals may overlap."""
+    cut = np.array(sorted((max(a, first), min(b, end)) for a, b in intervals if b > first and a < end), np.int64)
     if not len(cut):
         return 0
     starts, ends = cut[:, 0], cut[:, 1]
@@ -130,16 +134,16 @@ def count_offsets_in_runs(runs: Iterable[OffsetRun], first: int, end: int) -> in
     return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())
 
 
-def find_offset_after_runs(runs: Iterable[OffsetRun], offset: int) -> int:
-    """Returns the lowest offset, equal to `offset` or higher, that is in none of the runs `(first, end)`."""
-    for first, end in sorted(runs):
+def find_offset_after_intervals(intervals: Iterable[OffsetInterval], offset: int) -> int:
+    """Returns the lowest offset, equal to `offset` or higher, that is in none of the intervals `(first, end)`."""
+    for first, end in sorted(intervals):
         if first <= offset < end:
             offset = end
     return offset
 
 
-def find_missing_offset_runs(offsets: Int64s, first: int, end: int) -> list[OffsetRun]:
-    """Returns the runs `(first, end)` of consecutive offsets that are missing in `offsets`.
+def find_missing_offset_intervals(offsets: Int64s, first: int, end: int) -> list[OffsetInterval]:
+    """Returns the intervals `(first, end)` of consecutive offsets that are missing in `offsets`.
 
     Args:
         offsets: offsets in ascending order, each from `first` to `end` - 1.
@@ -154,19 +158,19 @@ def find_missing_offset_runs(offsets: Int64s, first: int, end: int) -> list[Offs
 def record_absent_offsets(
     spark: SparkSession,
     lake: Lake,
-    runs: Mapping[TopicPartition, Iterable[OffsetRun]],
+    intervals: Mapping[TopicPartition, Iterable[OffsetInterval]],
     txn: Txn,
     *,
-    reason: AbsenceReason,
+    reason: AbsentOffsetReason,
     who: str | None = None,
     why: str | None = None,
 ) -> None:
-    """Adds runs of offsets without messages to `ops.absent_offsets`. A replay of the same transaction adds nothing.
+    """Adds intervals of offsets without messages to `ops.absent_offsets`. A replay of the transaction adds nothing.
 
     Args:
         spark: the session to write with.
         lake: the lake that has the table.
-        runs: the runs `(first, end)` of each topic-partition.
+        intervals: the intervals `(first, end)` of each topic-partition.
         txn: the Delta transaction of the write.
         reason: why there are no messages.
         who: the operator who skipped the messages; None for transactions.
@@ -177,7 +181,7 @@ def record_absent_offsets(
     rows = [
         {"topic": topic, "partition": partition, "first": first, "last": end - 1}
         | {"reason": str(reason), "who": who, "why": why, "noted_at": now}
-        for (topic, partition), found in sorted(runs.items())
+        for (topic, partition), found in sorted(intervals.items())
         for first, end in found
     ]
     append_rows(spark, lake, ABSENT, pa.Table.from_pylist(rows, arrow_schema(ABSENT)), txn)

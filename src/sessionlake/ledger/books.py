@@ -62,7 +62,7 @@ _AT_ONCE = 50_000
 _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
-class StoredSums(NamedTuple):
+class StoredLedgerSums(NamedTuple):
     """The rows of `ops.positions`: sums over many ledger entries, from which progress is read quickly.
 
     Attributes:
@@ -80,7 +80,7 @@ class StoredSums(NamedTuple):
         return self.carried["until"][0].as_py() if self.carried.num_rows else None
 
     @property
-    def ledger_conditions(self) -> list[list[Condition]]:
+    def ledger_read_conditions(self) -> list[list[Condition]]:
         """Conditions of the reads that together cover the ledger: one list of conditions per read.
 
         If retention has removed old entries, the first read gets the entries since `removed_before`. The second read
@@ -95,7 +95,7 @@ class StoredSums(NamedTuple):
         if self.removed_before is None:
             return entries
         known = self.carried
-        names, known_names = _join_layer_and_app(entries), _join_layer_and_app(known)
+        names, known_names = _join_layer_and_app_id(entries), _join_layer_and_app_id(known)
         last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=known_names))
         old = pc.less(
             entries.column("committed_at"), pa.scalar(self.removed_before, entries.schema.field("committed_at").type)
@@ -104,21 +104,21 @@ class StoredSums(NamedTuple):
         return entries.filter(pc.invert(gone))
 
 
-def _join_layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+def _join_layer_and_app_id(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     """Returns a text for each row: its layer, a zero character and its application id."""
     parts = [rows.column(name) for name in ("layer", "app_id")]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
-def read_stored_sums(reader: TableReader) -> StoredSums:
+def read_stored_sums(reader: TableReader) -> StoredLedgerSums:
     """Reads the sums in `ops.positions`. If the table is missing, the result has no sums."""
     if not reader.exists(POSITIONS):
-        return StoredSums(None, pa.table({}))
+        return StoredLedgerSums(None, pa.table({}))
     known = reader.read_arrow_table(POSITIONS)
     copies = known.filter(pc.field("format") != CARRIED)
     usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
-    return StoredSums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
+    return StoredLedgerSums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
 
 
 class LastRebuild(NamedTuple):
@@ -174,7 +174,7 @@ class LedgerReader:
         self._copies_and_later_entries = (
             None if every_entry else _read_copies_and_later_entries(reader, self._columns, before, sums)
         )
-        _refuse_batch_in_sums(before, sums)
+        _refuse_batch_already_in_sums(before, sums)
 
     @property
     def uses_sums_of_old_entries(self) -> bool:
@@ -182,7 +182,7 @@ class LedgerReader:
         return self._copies_and_later_entries is not None
 
     @property
-    def can_rows_be_sums(self) -> bool:
+    def may_rows_be_sums(self) -> bool:
         """True if some of the rows that this object reads may be sums of several entries."""
         return self.uses_sums_of_old_entries or self._sums.removed_before is not None
 
@@ -202,7 +202,7 @@ class LedgerReader:
             conditions: further conditions, on the column `layer` only.
         """
         batches = self._read_ledger_rows(conditions, self._columns)
-        first = list(_take_batches_until_row_limit(_AT_ONCE, batches))
+        first = list(_read_batches_until_row_limit(_AT_ONCE, batches))
         # If all rows are in memory, the rebuilds are found among them, without another read.
         since = (
             find_last_rebuilds(first)
@@ -218,7 +218,7 @@ class LedgerReader:
 
     def _read_ledger_rows(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._copies_and_later_entries is None:
-            for when in self._sums.ledger_conditions:
+            for when in self._sums.ledger_read_conditions:
                 for batch in self._reader.read_batches(
                     LEDGER, *conditions, *when, columns=_list_ledger_columns_for_sums([*ENTRY, *columns])
                 ):
@@ -238,7 +238,7 @@ class LedgerReader:
         yield from rows.to_batches()
 
 
-def _take_batches_until_row_limit(row_limit: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_batches_until_row_limit(row_limit: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields record batches until they have more than `row_limit` rows together.
 
     The last one yielded exceeds the limit.
@@ -250,7 +250,7 @@ def _take_batches_until_row_limit(row_limit: int, batches: Iterator[pa.RecordBat
             return
 
 
-def to_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def iterate_rows_as_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """Yields each row of the record batches as a dictionary by column name. Times are datetimes in UTC."""
     for batch in batches:
         yield from batch.to_pylist()
@@ -323,7 +323,7 @@ def _list_ledger_columns_for_sums(sum_columns: Sequence[str]) -> list[str]:
 
 
 def _read_copies_and_later_entries(
-    reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredSums
+    reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredLedgerSums
 ) -> list[pa.RecordBatch] | None:
     """Returns the stored sums of entries that the ledger still has, and then the entries that are not in these sums.
 
@@ -345,7 +345,7 @@ def _read_copies_and_later_entries(
     return [*copies.select(list(columns)).to_batches(), *late]
 
 
-def _count_entries_already_summed(reader: TableReader, sums: StoredSums) -> int:
+def _count_entries_already_summed(reader: TableReader, sums: StoredLedgerSums) -> int:
     """Counts the old entries that are still in the ledger because their removal by retention was interrupted."""
     if sums.removed_before is None:
         return 0
@@ -353,7 +353,7 @@ def _count_entries_already_summed(reader: TableReader, sums: StoredSums) -> int:
     return sum(batch.num_rows - sums.drop_entries_already_summed(batch).num_rows for batch in early)
 
 
-def _refuse_batch_in_sums(before: Txn | None, sums: StoredSums) -> None:
+def _refuse_batch_already_in_sums(before: Txn | None, sums: StoredLedgerSums) -> None:
     """Checks that the ledger still has the entry of a batch that its query will run again.
 
     Args:

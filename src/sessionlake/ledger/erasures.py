@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Erasure:
+class ErasureReceipt:
     """The receipt for one forgotten session: a row of `bronze.erasures`. It does not contain the session's id.
 
     Attributes:
@@ -81,10 +81,10 @@ class Erasure:
 
     def is_for_session(self, topic: str, session_id: str) -> bool:
         """True if the receipt is for the session with this topic and session id."""
-        return self.session_hash == hash_session(self.salt, topic, session_id)
+        return self.session_hash == hash_forgotten_session(self.salt, topic, session_id)
 
 
-def hash_session(salt: str, topic: str, session_id: str) -> str:
+def hash_forgotten_session(salt: str, topic: str, session_id: str) -> str:
     """Returns the hash that a receipt has instead of the session's id: SHA-256 in hexadecimal.
 
     Args:
@@ -95,7 +95,7 @@ def hash_session(salt: str, topic: str, session_id: str) -> str:
     return hashlib.sha256(bytes.fromhex(salt) + topic.encode() + b"\0" + session_id.encode()).hexdigest()
 
 
-def read_receipts(reader: TableReader) -> list[Erasure]:
+def read_erasure_receipts(reader: TableReader) -> list[ErasureReceipt]:
     """Returns the receipts of all forgotten sessions, in the order in which forgetting began.
 
     Raises:
@@ -110,49 +110,49 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
             why="A later version of sessionlake wrote it",
             fix="Use that later version of sessionlake",
         )
-    found = [Erasure(**row | {"report": json.loads(row["report"])}) for row in rows]
+    found = [ErasureReceipt(**row | {"report": json.loads(row["report"])}) for row in rows]
     return sorted(found, key=lambda erasure: (erasure.begun_at, erasure.receipt))
 
 
-def read_receipts_to_apply(lake: Lake, spark: SparkSession) -> list[Erasure]:
+def read_erasure_receipts_to_apply(lake: Lake, spark: SparkSession) -> list[ErasureReceipt]:
     """Returns the receipts by which bronze erases messages on arrival.
 
     With feeds there are none: a Kafka key is no session id then, and its message may have other sessions.
     """
-    return [] if lake.settings.capture.feeds else read_receipts(lake.reader(spark))
+    return [] if lake.settings.capture.feeds else read_erasure_receipts(lake.reader(spark))
 
 
-def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
+def store_erasure_receipt(spark: SparkSession, lake: Lake, erasure: ErasureReceipt) -> None:
     """Writes a receipt to `bronze.erasures`, in place of a stored receipt with the same number.
 
     The caller must hold `CLAIM`.
     """
-    others = [other for other in read_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
-    _replace_receipts(spark, lake, [*others, erasure])
+    others = [other for other in read_erasure_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
+    _replace_erasure_receipts(spark, lake, [*others, erasure])
 
 
-def _replace_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
+def _replace_erasure_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[ErasureReceipt]) -> None:
     rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in receipts]
     replace_rows_as_claim_holder(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
 
-def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
+def delete_erasure_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
     """Deletes a receipt of which nothing was erased yet, because the operator cancelled.
 
     The caller must hold `CLAIM`.
     """
-    known = read_receipts(lake.reader(spark))
+    known = read_erasure_receipts(lake.reader(spark))
     left = [one for one in known if one.receipt != receipt]
     if len(left) < len(known):
-        _replace_receipts(spark, lake, left)
+        _replace_erasure_receipts(spark, lake, left)
 
 
-def choose_salt(receipts: Iterable[Erasure]) -> str:
+def choose_erasure_salt(receipts: Iterable[ErasureReceipt]) -> str:
     """Returns the salt of all receipts of the lake, in hexadecimal; a new random one if there is no receipt yet."""
     return next((erasure.salt for erasure in receipts), None) or secrets.token_hex(_SALT_BYTES)
 
 
-def erase_forgotten_messages(messages: DataFrame, receipts: Iterable[Erasure]) -> DataFrame:
+def erase_forgotten_messages(messages: DataFrame, receipts: Iterable[ErasureReceipt]) -> DataFrame:
     """Returns the messages with key, value and headers erased where the message belongs to a forgotten session.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_runs
+from sessionlake.ledger.absent import AbsentOffsetFinder, count_offsets_in_intervals
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.progress import read_last_offsets
 
@@ -114,17 +114,17 @@ class OffsetLog:
         wanted = {
             (item.topic, item.partition): (self._find_expected_first_offset(item), item.last + 1) for item in ranges
         }
-        known = self._absent.find_absent_runs(wanted)
+        known = self._absent.find_absent_offset_intervals(wanted)
         for item in ranges:
             runs, start = known[item.topic, item.partition], self._find_expected_first_offset(item)
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
-            if item.first - start > count_offsets_in_runs(runs, start, item.first):
+            if item.first - start > count_offsets_in_intervals(runs, start, item.first):
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing",
                     why="Their messages were deleted before they were read",
                     fix=GAP_FIX,
                 )
-            inside = item.missing_messages - count_offsets_in_runs(runs, item.first, item.last + 1)
+            inside = item.missing_messages - count_offsets_in_intervals(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: of the offsets {item.first} to {item.last}, {inside} are missing",

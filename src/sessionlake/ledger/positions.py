@@ -131,7 +131,7 @@ def compute_sums_of_old_entries(reader: TableReader, cutoff: datetime) -> pa.Tab
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
 
-def drop_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
+def drop_ledger_sums_of_layers(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
     """Drops the stored sums of the layers whose ledger entries a rebuild is writing again.
 
     Also drops all sums of entries that are still in the ledger; `update_ledger_sums` computes them again. The caller

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.reading import Condition, TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.ledger.books import LedgerReader, mask_entries_since_rebuild, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts, mask_entries_since_rebuild
 from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
@@ -21,7 +21,7 @@ _PLACE = ["layer", "topic", "partition"]
 _REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 
 
-class ReadOffsets(NamedTuple):
+class LayerReadOffsets(NamedTuple):
     """The offsets that a layer has read of one topic-partition since the layer's last rebuild.
 
     Attributes:
@@ -41,7 +41,9 @@ class ReadOffsets(NamedTuple):
     messages: int
 
 
-def read_layer_offsets(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[ReadOffsets]:
+def read_layer_offsets(
+    reader: TableReader, layer: str | None = None, before: Txn | None = None
+) -> list[LayerReadOffsets]:
     """Returns what each layer has read of each topic-partition since the layer's last rebuild, sorted.
 
     Args:
@@ -58,7 +60,7 @@ def read_layer_offsets(reader: TableReader, layer: str | None = None, before: Tx
             first, last, messages = found.get(place, (row["first_min"], row["last_max"], 0))
             reached = min(first, row["first_min"]), max(last, row["last_max"])
             found[place] = *reached, messages + row["messages_sum"]
-    return sorted(ReadOffsets(*place, *span) for place, span in found.items())
+    return sorted(LayerReadOffsets(*place, *span) for place, span in found.items())
 
 
 def read_last_offsets(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
@@ -140,10 +142,10 @@ def read_first_batch_number_since(reader: TableReader, layer: str, moment: datet
 def read_last_merged_batch_number(reader: TableReader) -> int:
     """Returns the number of the last silver batch that was merged into silver's MERGE tables; -1 before the first."""
     merges = LedgerReader(reader, "source_to").read_entries(*_build_layer_conditions(SILVER_TABLES))
-    return max((row["source_to"] for row in to_dicts(merges)), default=-1)
+    return max((row["source_to"] for row in iterate_rows_as_dicts(merges)), default=-1)
 
 
-class ChangeProgress(NamedTuple):
+class GoldChangeProgress(NamedTuple):
     """How far gold has read `silver.session_changes` since gold's tables were last emptied.
 
     Attributes:
@@ -156,13 +158,13 @@ class ChangeProgress(NamedTuple):
     renumbered: int | None
 
 
-def read_change_progress(reader: TableReader) -> ChangeProgress | None:
+def read_change_progress(reader: TableReader) -> GoldChangeProgress | None:
     """Returns how far gold has read `silver.session_changes`.
 
     Returns None if gold has read nothing since its tables were last emptied.
     """
     books = LedgerReader(reader, "source_to")
-    rebuilds = list(to_dicts(books.read_entries(("app_id", starts_with, REBUILD))))
+    rebuilds = list(iterate_rows_as_dicts(books.read_entries(("app_id", starts_with, REBUILD))))
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
     since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
     ends = [
@@ -179,10 +181,10 @@ def read_change_progress(reader: TableReader) -> ChangeProgress | None:
         if all(row["committed_at"] > moment for moment in emptied.values())
     )
     renumbered = max(kept, default=None)
-    return ChangeProgress(last if renumbered is None else max(last, renumbered), renumbered)
+    return GoldChangeProgress(last if renumbered is None else max(last, renumbered), renumbered)
 
 
-def read_entries_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
+def read_ledger_entries_after_batch(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
     """Returns the ledger entries of the layer's batches with higher numbers than `batch`, sorted by batch number.
 
     Each entry is a dictionary with `layer`, `app_id`, `batch_id`, `committed_at` and the further columns.
@@ -194,13 +196,13 @@ def read_entries_after(reader: TableReader, layer: str, batch: int, *columns: st
         columns: names of further ledger columns.
     """
     behind: list[Condition] = [*_build_layer_conditions(layer), ("batch_id", gt, batch)]
-    found = list(to_dicts(LedgerReader(reader, *columns, "batches").read_entries(*behind)))
+    found = list(iterate_rows_as_dicts(LedgerReader(reader, *columns, "batches").read_entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # some rows are sums that include these batches
-        found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).read_entries(*behind)))
+        found = list(iterate_rows_as_dicts(LedgerReader(reader, *columns, every_entry=True).read_entries(*behind)))
     return sorted(found, key=itemgetter("batch_id"))
 
 
-def find_entry_of_message(
+def find_ledger_entry_of_message(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, approximate_time: datetime | None = None
 ) -> Row | None:
     """Returns the ledger entry of the batch in which the layer read a message, as a dictionary by column name.
@@ -220,7 +222,7 @@ def find_entry_of_message(
     since = LedgerReader(reader).read_last_rebuilds()
     place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
     inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
-    for window in iterate_search_windows(approximate_time):
+    for window in iterate_commit_time_windows(approximate_time):
         for batch in reader.read_batches(LEDGER, *_build_layer_conditions(layer), *window):
             kept = batch.filter(mask_entries_since_rebuild(batch, since))
             for row in kept.take(_unnest_ledger_offsets(kept).filter(inside)["row"].unique()).to_pylist():
@@ -228,7 +230,7 @@ def find_entry_of_message(
     return None
 
 
-def iterate_search_windows(approximate_time: datetime | None) -> Iterator[Sequence[Condition]]:
+def iterate_commit_time_windows(approximate_time: datetime | None) -> Iterator[Sequence[Condition]]:
     """Yields conditions on the commit time for one ledger search after another, each over a longer time.
 
     They cover an hour before and after `approximate_time`, then a day, then 30 days, then the whole ledger.

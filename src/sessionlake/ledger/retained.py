@@ -74,7 +74,7 @@ The index comes first because readers read it first.
 _PLACE = ("topic", "partition")
 
 
-def build_selection_of_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
+def select_rows_removed_by_retention(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
     """Builds the conditions that select the rows of a table that retention has removed or is removing.
 
     Args:
@@ -95,7 +95,7 @@ def build_selection_of_expired_rows(table: str, limits: pa.Table | None = None, 
 
 
 @dataclass(frozen=True)
-class RemovalRecord:
+class RetentionRecord:
     """What retention has removed from one table.
 
     Attributes:
@@ -122,12 +122,12 @@ class RemovalRecord:
         return self.removed + self.pending
 
     @property
-    def removal_text(self) -> str:
+    def removal_description(self) -> str:
         """A sentence for the operator that names the table and the time before which rows were removed."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
-def read_removal_records(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, RemovalRecord]:
+def read_removal_records(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, RetentionRecord]:
     """Returns what retention has removed, by table name, with the limits of all topic-partitions and sessions.
 
     Args:
@@ -143,14 +143,14 @@ def read_removal_records(reader: TableReader, tables: Collection[str] | None = N
     return _read_removal_records(reader, [] if tables is None else [("table", is_in, list(tables))], _SCHEMA)
 
 
-def read_removal_records_without_limits(reader: TableReader) -> dict[str, RemovalRecord]:
+def read_removal_records_without_limits(reader: TableReader) -> dict[str, RetentionRecord]:
     """Returns what retention has removed, by table name; `limits` is empty in each result. Reads one row per table."""
     return _read_removal_records(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
 def _read_removal_records(
     reader: TableReader, conditions: Sequence[Condition], schema: pa.Schema
-) -> dict[str, RemovalRecord]:
+) -> dict[str, RetentionRecord]:
     if not reader.exists(RETAINED):
         return {}
     rows = reader.read_arrow_table(RETAINED, *conditions, columns=schema.names).cast(schema)
@@ -162,17 +162,17 @@ def _read_removal_records(
             fix="Use that version: the one with which `sessionlake maintain` ran last",
         )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
-    found = {head["table"]: RemovalRecord(**head) for head in own.to_pylist()}
+    found = {head["table"]: RetentionRecord(**head) for head in own.to_pylist()}
     if schema is _OF_HEADS:
         return found
-    return {table: replace(one, limits=_select_limits_of_table(rows, table)) for table, one in found.items()}
+    return {table: replace(one, limits=_select_removal_limits_of_table(rows, table)) for table, one in found.items()}
 
 
-def _select_limits_of_table(rows: pa.Table, table: str) -> pa.Table:
+def _select_removal_limits_of_table(rows: pa.Table, table: str) -> pa.Table:
     return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
 
 
-def read_last_changed_limits(reader: TableReader, removed_rows: RemovalRecord) -> pa.Table:
+def read_limits_changed_by_last_removal(reader: TableReader, removed_rows: RetentionRecord) -> pa.Table:
     """Returns the limits of a table that its last removal of rows changed, with the schema `LIMITS`.
 
     Args:
@@ -182,10 +182,10 @@ def read_last_changed_limits(reader: TableReader, removed_rows: RemovalRecord) -
     rows = reader.read_arrow_table(
         RETAINED, ("table", eq, removed_rows.table), ("limit", ge, 0), ("batch", eq, removed_rows.batch)
     )
-    return _select_limits_of_table(rows.cast(_SCHEMA), removed_rows.table)
+    return _select_removal_limits_of_table(rows.cast(_SCHEMA), removed_rows.table)
 
 
-def read_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+def read_removal_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     """Returns the last removed offset, position or batch of each topic-partition or session of a table.
 
     The result is a Spark frame with at least the columns of `LIMITS`, because it may not fit into memory.
@@ -197,12 +197,14 @@ def read_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFra
     return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
 
 
-def read_removal_record_of_table(reader: TableReader, table: str) -> RemovalRecord | None:
+def read_removal_record_of_table(reader: TableReader, table: str) -> RetentionRecord | None:
     """Returns what retention has removed from a table; None if nothing was removed. `limits` is empty in the result."""
-    return expand_to_tables_removed_together(read_removal_records_without_limits(reader)).get(table)
+    return copy_record_to_tables_removed_together(read_removal_records_without_limits(reader)).get(table)
 
 
-def expand_to_tables_removed_together(removed_rows: Mapping[str, RemovalRecord]) -> dict[str, RemovalRecord]:
+def copy_record_to_tables_removed_together(
+    removed_rows: Mapping[str, RetentionRecord],
+) -> dict[str, RetentionRecord]:
     """Returns what was removed for every affected table, by table name.
 
     Some tables lose their rows together and have one common record in `ops.retained`. Each of them gets this record.
@@ -212,7 +214,7 @@ def expand_to_tables_removed_together(removed_rows: Mapping[str, RemovalRecord])
     }
 
 
-def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RemovalRecord) -> None:
+def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RetentionRecord) -> None:
     """Writes what was removed from a table to `ops.retained`. The caller must hold `CLAIM`.
 
     Args:
@@ -230,10 +232,10 @@ def store_removal_record(spark: SparkSession, lake: Lake, removed_rows: RemovalR
     own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
     moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
     rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
-    merge_rows_as_claim_holder(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
+    merge_rows_as_claim_holder(spark, lake, RETAINED, _fill_null_key_columns(rows), _UPSERT)
 
 
-def _fill_null_keys(rows: pa.Table) -> pa.Table:
+def _fill_null_key_columns(rows: pa.Table) -> pa.Table:
     """Replaces nulls in the key columns by fixed values, because MERGE cannot match nulls.
 
     The key columns are `table`, `topic`, `partition` and `session_id`.
@@ -264,7 +266,7 @@ def delete_removal_records(
 
 
 @dataclass(frozen=True)
-class PartitionStart:
+class BronzePartitionStart:
     """Where a topic-partition begins in `bronze.messages` after retention has removed its first messages.
 
     Attributes:
@@ -277,7 +279,7 @@ class PartitionStart:
     highest_ms: int
 
 
-def read_partition_starts(reader: TableReader) -> dict[TopicPartition, PartitionStart]:
+def read_partition_starts(reader: TableReader) -> dict[TopicPartition, BronzePartitionStart]:
     """Returns, by topic-partition, where bronze begins after retention has removed messages.
 
     Topic-partitions without removed messages are missing.
@@ -288,13 +290,13 @@ def read_partition_starts(reader: TableReader) -> dict[TopicPartition, Partition
     highest = pc.fill_null(to_milliseconds(found.limits["highest_timestamp"]), NOT_COUNTED)
     columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
     rows = zip(*columns, highest.to_pylist(), strict=True)
-    return {(topic, partition): PartitionStart(last, time) for topic, partition, last, time in rows}
+    return {(topic, partition): BronzePartitionStart(last, time) for topic, partition, last, time in rows}
 
 
-def describe_partition_start(place: TopicPartition, start: PartitionStart) -> str:
+def describe_partition_start(topic_partition: TopicPartition, start: BronzePartitionStart) -> str:
     """Returns a sentence for the operator that names the first offset of a topic-partition in bronze."""
-    first = start.last_removed + 1
-    return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
+    (topic, partition), first = topic_partition, start.last_removed + 1
+    return f"topic {topic}, partition {partition}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
 def read_last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:

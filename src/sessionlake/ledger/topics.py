@@ -66,7 +66,7 @@ class PartitionOffsets:
 
 
 @dataclass(frozen=True)
-class Topic:
+class TopicGeneration:
     """One row of `ops.topics`: a generation of a topic.
 
     Attributes:
@@ -100,32 +100,32 @@ class Topic:
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 
 
-def read_topics(spark: SparkSession | None, lake: Lake) -> list[Topic]:
+def read_topics(spark: SparkSession | None, lake: Lake) -> list[TopicGeneration]:
     """Returns all rows of `ops.topics`, sorted by topic and generation; empty if bronze has never run."""
-    return parse_topics(lake.reader(spark).read_rows(TOPICS))
+    return parse_topics_table_rows(lake.reader(spark).read_rows(TOPICS))
 
 
-def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
-    """Converts rows of `ops.topics` to `Topic`s, sorted by topic and generation."""
+def parse_topics_table_rows(rows: Iterable[Mapping[str, Any]]) -> list[TopicGeneration]:
+    """Converts rows of `ops.topics` to `TopicGeneration`s, sorted by topic and generation."""
     topics = []
     for row in rows:
         parts = tuple(PartitionOffsets(**part) for part in row["partitions"])
-        topics.append(Topic(**{**row, "state": TopicState(row["state"]), "partitions": parts}))
+        topics.append(TopicGeneration(**{**row, "state": TopicState(row["state"]), "partitions": parts}))
     return sorted(topics, key=lambda topic: (topic.topic, topic.generation))
 
 
-def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: Txn | None = None) -> None:
+def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[TopicGeneration], txn: Txn | None = None) -> None:
     """Replaces all rows of `ops.topics`. If a transaction is given, a replay of it changes nothing."""
     rows = [asdict(row) | {"state": str(row.state)} for row in topics]
     replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
-def select_latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
+def select_latest_generations(topics: Iterable[TopicGeneration]) -> dict[str, TopicGeneration]:
     """Returns the latest generation of each topic, by topic name: the row with the highest generation number."""
     return {row.topic: row for row in sorted(topics, key=lambda row: row.generation)}
 
 
-def find_unused_offsets(topics: Iterable[Topic]) -> UnusedOffsets:
+def find_offsets_between_generations(topics: Iterable[TopicGeneration]) -> UnusedOffsets:
     """Returns, by topic-partition, the offsets that no message has, between two generations of the topic.
 
     Each run of such offsets is a pair `(first, end)`, from one past the last offset of a generation to just before the

@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import append_and_read_commit
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
@@ -287,7 +287,7 @@ class _ProcessorBatchCommit:
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
                 rows = select_table_rows(folded, kind, txn, build_output_ddl(kind, self._output))
-                commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+                commit = append_rows(spark, self._lake, table, rows, txn)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(

@@ -216,7 +216,7 @@ class KeyedTable:
         config = self._config
         cut = read_removal_records_without_limits(self.lake.reader(spark)).get(config.source)
         if cut is not None and cut.max_missing_rows:
-            raise LakeError(f"{cut.removal_text}", why=f"Processor {config.name} needs all rows of a key")
+            raise LakeError(f"{cut.removal_description}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:

@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, DataLossError, LakeError, MachineSetupError
-from sessionlake.kafka.clients import build_spark_kafka_options, require_broker
+from sessionlake.kafka.clients import build_spark_kafka_options, require_reachable_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.protocol.names import quote
@@ -99,7 +99,7 @@ def start(
         MachineSetupError: `spark.speculation` is on, so Spark may run a task twice at the same time.
     """
     publication.require_allowed_by(settings)
-    require_broker(settings)
+    require_reachable_broker(settings)
     checkpoint, lake = settings.checkpoint_path(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
     require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)

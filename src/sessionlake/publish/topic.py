@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import BrokerError, ConfigError, UsageError
-from sessionlake.kafka.clients import build_client_config
+from sessionlake.kafka.clients import build_librdkafka_client_config
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def prepare_topic(settings: Settings, topic: str, *, is_first_run: bool, restart
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient({**build_client_config(settings), "log_level": 0})
+        admin = AdminClient({**build_librdkafka_client_config(settings), "log_level": 0})
     except (ImportError, ConfigError):
         return None
     try:
@@ -150,7 +150,7 @@ def _suggest_topic_config(topic: str, setting: str) -> str:
 def _count_written_messages(settings: Settings, topic: str, partitions: list[int]) -> int:
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer({**build_client_config(settings), "group.id": "sessionlake-publish", "log_level": 0})
+    consumer = Consumer({**build_librdkafka_client_config(settings), "group.id": "sessionlake-publish", "log_level": 0})
     try:
         places = [TopicPartition(topic, number) for number in partitions]
         return sum(consumer.get_watermark_offsets(place, timeout=_TIMEOUT_SECONDS)[1] for place in places)

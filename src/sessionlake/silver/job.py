@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import Decision, DecisionKey
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
@@ -90,7 +90,7 @@ def start(
             changed.
     """
     lake = Lake(settings)
-    _prepare_tables(spark, lake)
+    _create_bronze_tables(spark, lake)
     resume_from = handover.read_active_handover(settings)
     decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
@@ -104,7 +104,7 @@ def start(
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
-def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
+def _create_bronze_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that silver's stream may start in this lake, and creates those of its tables that do not exist yet."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)
@@ -120,7 +120,7 @@ def build_folded_stream(
     spark: SparkSession,
     lake: Lake,
     settings: Settings,
-    decisions: dict[DecisionKey, Decision],
+    decisions: dict[DecisionKey, OperatorDecision],
     resume_from: Handover | None,
 ) -> DataFrame:
     """Returns the stream of what silver's shards emit for bronze's messages: rows `kind string, payload binary`.
@@ -156,7 +156,7 @@ class _SilverBatchWriter:
         self,
         lake: Lake,
         settings: Settings,
-        decided: dict[DecisionKey, Decision],
+        decided: dict[DecisionKey, OperatorDecision],
         first_batch: int,
         log: OffsetLog,
         times: StreamTimesLog,
@@ -246,7 +246,7 @@ class _SilverBatchWriter:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
-            commit = append_and_read_commit(spark, self._lake, table, rows, txn)
+            commit = append_rows(spark, self._lake, table, rows, txn)
             _require_row_count(table, commit, count)
             outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs), rows_by_table

@@ -53,7 +53,7 @@ class _GenerationNote(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Generation:
+class CheckpointGeneration:
     """One checkpoint of a query, and how its batches are numbered.
 
     A query that must resume from other offsets gets a new checkpoint. Its batch numbers continue those of the former
@@ -114,7 +114,7 @@ class CheckpointGenerations:
         self._layer = layer
 
     @property
-    def current_generation(self) -> Generation:
+    def current_generation(self) -> CheckpointGeneration:
         """The generation in which the query continues.
 
         Raises:
@@ -124,12 +124,12 @@ class CheckpointGenerations:
             (number for number in self._list_generation_numbers() if self._build_note_path(number).is_file()), default=0
         )
         if not number:
-            return Generation(0, self._first, app_id=self._read_first_app_id())
+            return CheckpointGeneration(0, self._first, app_id=self._read_first_app_id())
         try:
             note = msgspec.json.decode(self._build_note_path(number).read_bytes(), type=_GenerationNote)
         except (OSError, msgspec.MsgspecError) as error:
             raise self._build_damaged_checkpoint_error(self._build_note_path(number), str(error)) from None
-        return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
+        return CheckpointGeneration(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def read_last_known_app_id_and_batch(self) -> tuple[str | None, int]:
         """Returns the query's id (None if unknown) and its highest batch number (-1 if none).
@@ -150,7 +150,7 @@ class CheckpointGenerations:
             return self._read_first_app_id(), max(numbers)
         return None, max(numbers)
 
-    def create_next_generation(self, first_batch: int, app_id: str | None) -> Generation:
+    def create_next_generation(self, first_batch: int, app_id: str | None) -> CheckpointGeneration:
         """Creates the next generation of the checkpoint and returns it.
 
         Earlier generations may be damaged: they are not read.

@@ -23,8 +23,8 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import DataLossError, LakeError
-from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.integrity.rules import JudgingRuleLookup
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.retained import read_removal_record_of_table
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
@@ -55,7 +55,9 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     checkpoint = settings.checkpoint_path(layer)
     if CheckpointGenerations(checkpoint, layer).current_generation.app_id is not None:
         return
-    entries = list(to_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer))))
+    entries = list(
+        iterate_rows_as_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer)))
+    )
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
     # A rebuild may have filled the tables; then it has left a handover. Gold's rebuild empties the tables instead, so
     # data in gold with a handover is from a later batch.
@@ -84,11 +86,11 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     found = read_removal_record_of_table(reader, CHANGES)
     if found is None:
         return
-    rules = RuleLookup(settings.capture)
+    rules = JudgingRuleLookup(settings.capture)
     for (topic,) in sorted(reader.count_rows_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
-        if rules.find_rules(topic).integrity is Integrity.ONCE:
+        if rules.find_judging_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
-                f"topic {topic} has the class once (capture.integrity), but {found.removal_text}",
+                f"topic {topic} has the class once (capture.integrity), but {found.removal_description}",
                 why="Under class once, a session's table is computed from its first change on, so all its "
                 "changes are needed",
                 fix="Set the class of the topic back to what it was before",

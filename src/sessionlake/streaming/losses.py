@@ -12,9 +12,9 @@ from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSI
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import DataLossError, LakeError
-from sessionlake.ledger.books import LedgerReader, read_stored_sums, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts, read_stored_sums
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
-from sessionlake.ledger.erasures import read_receipts
+from sessionlake.ledger.erasures import read_erasure_receipts
 from sessionlake.ledger.progress import read_last_batch_number, read_layer_offsets
 from sessionlake.ledger.retained import read_removal_records_without_limits
 from sessionlake.ledger.silences import IS_SILENCE
@@ -69,7 +69,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     cut = read_removal_records_without_limits(lake.reader(spark)).get(LEDGER) if has_ledger else None
     if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
         raise DataLossError(
-            f"{cut.removal_text}, and {POSITIONS} is gone",
+            f"{cut.removal_description}, and {POSITIONS} is gone",
             why=f"Only {POSITIONS} has the sums of the removed entries",
             fix=f"Restore {POSITIONS} from a backup",
         )
@@ -333,7 +333,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         DataLossError: A table is gone or has too few rows. The error names it.
     """
     reader, booked = lake.reader(spark), Counter[str]()
-    for row in to_dicts(LedgerReader(reader, "outputs").read_entries_since_rebuild()):
+    for row in iterate_rows_as_dicts(LedgerReader(reader, "outputs").read_entries_since_rebuild()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
@@ -359,7 +359,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 def count_removed_rows_by_table(reader: TableReader) -> Counter[str]:
     """Returns, by table, how many rows retention and `forget` have removed since the table was last rebuilt."""
     found = Counter({table: cut.max_missing_rows for table, cut in read_removal_records_without_limits(reader).items()})
-    known = read_receipts(reader)
+    known = read_erasure_receipts(reader)
     if known:
         since = find_earliest_commit_time_after_rebuild(reader, SILVER)
         for erasure in known:

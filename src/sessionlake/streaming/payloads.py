@@ -8,7 +8,7 @@ from pathlib import Path
 from sessionlake.errors import ConfigError
 from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.rules import build_decode_rules
-from sessionlake.kafka.registry import RegistrySchemas
+from sessionlake.kafka.registry import SchemaRegistryReader
 from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.protocol.payload import (
@@ -46,7 +46,7 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
         return None
     feeds = tuple(feed.build() for feed in capture.feeds)
     for feed in feeds:
-        feed.load_code()
+        feed.load_decoder_and_check_function()
     skew = milliseconds(capture.max_future_skew)
     payload = read_payload_of_feeds(capture)
     return FeedDecoder(feeds, capture.declared_columns, capture.max_message_bytes, skew, shards, payload)
@@ -89,7 +89,7 @@ def _build_payload_of_format(capture: CaptureSettings, kind: PayloadFormat) -> P
 def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> SchemaFinder:
     if settings.registry_url:
         auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
-        return RegistrySchemas(kind, settings.registry_url, auth)
+        return SchemaRegistryReader(kind, settings.registry_url, auth)
     if settings.schema_file:
         return ConfiguredSchemas(every=_read_definition(kind, settings.schema_file))
     return ConfiguredSchemas(

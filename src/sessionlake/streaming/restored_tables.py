@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
 from sessionlake.delta.storage.commits import LoggedCommit, find_unrepaired_restore
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import DataLossError
-from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
+from sessionlake.ledger.books import VERSIONS, LedgerReader, iterate_rows_as_dicts
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import RESTORE_OR_MOVE, build_repair_hint
 
@@ -91,7 +91,7 @@ def read_versions_left_by_batches(reader: TableReader) -> _Versions:
         By table, pairs of commit time and version, from the ledger.
     """
     found: _Versions = {}
-    for row in to_dicts(LedgerReader(reader, VERSIONS).read_entries_since_rebuild()):
+    for row in iterate_rows_as_dicts(LedgerReader(reader, VERSIONS).read_entries_since_rebuild()):
         for left in row[VERSIONS] or ():
             found.setdefault(left["table"], []).append((left["committed_at"], left["version"]))
     return found
@@ -100,7 +100,9 @@ def read_versions_left_by_batches(reader: TableReader) -> _Versions:
 def _count_ledger_entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if it is not known because sums replace old entries."""
     books = LedgerReader(reader, "batches")
-    return None if books.can_rows_be_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
+    return (
+        None if books.may_rows_be_sums else sum(row["batches"] for row in iterate_rows_as_dicts(books.read_entries()))
+    )
 
 
 def _consists_of_batch_versions(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:

@@ -151,10 +151,10 @@ def _send_messages(settings: Settings, session: Row, values: Sequence[bytes]) ->
     """Sends messages of the session and returns their offsets."""
     from confluent_kafka import KafkaException, Producer
 
-    from sessionlake.kafka.clients import build_client_config
+    from sessionlake.kafka.clients import build_librdkafka_client_config
 
     offsets: list[int] = []
-    producer = Producer(build_client_config(settings) | {"enable.idempotence": "true"})
+    producer = Producer(build_librdkafka_client_config(settings) | {"enable.idempotence": "true"})
     try:
         for value in values:
             producer.produce(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from sessionlake.errors import BrokerError
-from sessionlake.kafka.clients import build_consumer_config, require_broker
+from sessionlake.kafka.clients import build_librdkafka_consumer_config, require_reachable_broker
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings, TopicRule
 from sessionlake.settings.section import milliseconds
@@ -83,13 +83,13 @@ def read_all_messages(settings: Settings) -> Iterator[KafkaMessage]:
     Raises:
         BrokerError: Kafka cannot be read.
     """
-    require_broker(settings)
+    require_reachable_broker(settings)
     config = {
         "queued.max.messages.kbytes": 65_536,
         # A fetch that waits at one partition's end would delay the next partition's fetch.
         "fetch.wait.max.ms": 5,
     }
-    consumer = Consumer(build_consumer_config(settings, "truth") | config)
+    consumer = Consumer(build_librdkafka_consumer_config(settings, "truth") | config)
     try:
         for topic, partition in _list_partitions(consumer, settings):
             yield from _read_partition(consumer, topic, partition)

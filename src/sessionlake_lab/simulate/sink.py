@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.kafka.clients import build_client_config, require_broker
+from sessionlake.kafka.clients import build_librdkafka_client_config, require_reachable_broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -92,9 +92,9 @@ class _KafkaWriter:
         self._settings, self._partitions = settings, partitions
         self._pace = _SendPace() if pace else None
         largest = settings.capture.max_message_bytes + ENVELOPE_BYTES
-        require_broker(settings)
+        require_reachable_broker(settings)
         # Errors are raised as exceptions. librdkafka's log lines would interrupt the progress display.
-        common = {**build_client_config(settings), "log_level": 2}
+        common = {**build_librdkafka_client_config(settings), "log_level": 2}
         self._producer = Producer({**common, **_build_producer_config(largest, live=pace)})
         self._admin = AdminClient(common)
         self._consumer = Consumer({**common, "group.id": "sessionlake-simulate", "enable.auto.commit": False})

@@ -11,7 +11,7 @@ from typing import Self
 _MAX_DIRECTORY_BYTES = 8 * 1024 * 1024
 
 
-class OpenArchives:
+class LastOpenedZip:
     """Keeps the zip file that was opened last open, so that its directory is read only once.
 
     Use it as a context manager, which closes the file.
@@ -29,7 +29,7 @@ class OpenArchives:
         """
         if self._path != path or self._open is None:
             self.close()
-            source = _BoundedReader(io.FileIO(path))
+            source = _SizeLimitedZipReader(io.FileIO(path))
             try:
                 self._open = zipfile.ZipFile(source), source
             except BaseException:
@@ -55,7 +55,7 @@ class OpenArchives:
         self.close()
 
 
-class _BoundedReader(io.BufferedReader):
+class _SizeLimitedZipReader(io.BufferedReader):
     """A zip file that cannot make Python read a huge directory into memory: `read` raises `BadZipFile` above 8 MiB."""
 
     def read(self, size: int | None = -1) -> bytes:

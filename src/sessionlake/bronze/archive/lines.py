@@ -40,7 +40,7 @@ class MemberDamage(StrEnum):
     CHECKSUM = "wrong_checksum"
 
 
-class DamagedMemberError(Exception):
+class DamagedArchiveMemberError(Exception):
     """A member of an archive file is damaged and cannot be used.
 
     Args:
@@ -169,11 +169,13 @@ def parse_header_line(line: bytes) -> MemberHeader:
     Raises:
         DamagedError: The line is not a header of this format and version.
     """
-    header = _decode_line(line, MemberHeader, MemberDamage.HEADER)
+    header = _parse_json_line(line, MemberHeader, MemberDamage.HEADER)
     if header.format != FORMAT or header.version != VERSION:
-        raise DamagedMemberError(MemberDamage.HEADER, f"it is of format {header.format!r}, version {header.version}")
+        raise DamagedArchiveMemberError(
+            MemberDamage.HEADER, f"it is of format {header.format!r}, version {header.version}"
+        )
     if not header.topic or not header.topic.isprintable() or not 0 <= header.partition < 2**31:
-        raise DamagedMemberError(MemberDamage.HEADER, "it names no topic and partition")
+        raise DamagedArchiveMemberError(MemberDamage.HEADER, "it names no topic and partition")
     return header
 
 
@@ -183,9 +185,9 @@ def parse_message_line(line: bytes) -> ArchivedMessage:
     Raises:
         DamagedError: The line is not a message.
     """
-    found = _decode_line(line, MessageLine, MemberDamage.MESSAGE)
+    found = _parse_json_line(line, MessageLine, MemberDamage.MESSAGE)
     if found.timestamp_type not in _TYPES or abs(found.timestamp) > _MAX_TIMESTAMP_MS:
-        raise DamagedMemberError(
+        raise DamagedArchiveMemberError(
             MemberDamage.MESSAGE, f"timestamp {found.timestamp} of type {found.timestamp_type} is not a Kafka timestamp"
         )
     headers = (
@@ -203,17 +205,17 @@ def parse_footer_line(line: bytes) -> MemberFooter:
     Raises:
         DamagedError: The line is not a footer.
     """
-    return _decode_line(line, MemberFooter, MemberDamage.FOOTER)
+    return _parse_json_line(line, MemberFooter, MemberDamage.FOOTER)
 
 
 _Read = TypeVar("_Read")
 
 
-def _decode_line(line: bytes, kind: type[_Read], damage: MemberDamage) -> _Read:
+def _parse_json_line(line: bytes, kind: type[_Read], damage: MemberDamage) -> _Read:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedMemberError(damage, str(error)) from None
+        raise DamagedArchiveMemberError(damage, str(error)) from None
 
 
 def _encode_content_as_json(content: bytes | None) -> Content:
@@ -230,5 +232,5 @@ def _decode_content_from_json(content: Content) -> bytes | None:
         try:
             return base64.b64decode(content.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise DamagedMemberError(MemberDamage.MESSAGE, "the content of `base64` is not base64") from None
+            raise DamagedArchiveMemberError(MemberDamage.MESSAGE, "the content of `base64` is not base64") from None
     return None if content is None else content.encode()

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sessionlake.bronze.archive.files import OpenArchives
+from sessionlake.bronze.archive.files import LastOpenedZip
 from sessionlake.bronze.archive.lines import (
     MAX_LINE_BYTES,
     ArchivedMessage,
-    DamagedMemberError,
+    DamagedArchiveMemberError,
     MemberDamage,
     MemberHeader,
     parse_footer_line,
@@ -112,7 +112,7 @@ def list_members(path: Path, file: int) -> list[ArchiveMember]:
     start, file_size = 0, path.stat().st_size
     with path.open("rb") as stream:
         while start < file_size:
-            size = _read_declared_size(stream.read(_HEAD.size + _FIELD.size))
+            size = _read_gzip_member_size(stream.read(_HEAD.size + _FIELD.size))
             if size is None or size <= 0 or start + size > file_size or len(found) == _MAX_MEMBERS:
                 return [*found, ArchiveMember(str(path), file, len(found), start=start)]
             found.append(ArchiveMember(str(path), file, len(found), start=start, size=size))
@@ -123,30 +123,32 @@ def list_members(path: Path, file: int) -> list[ArchiveMember]:
 
 def _list_zip_members(path: Path, file: int) -> list[ArchiveMember]:
     try:
-        with OpenArchives() as files:
-            infos = [(n, i) for n, i in enumerate(files.open_zip(str(path)).infolist()) if not i.filename.endswith("/")]
+        with LastOpenedZip() as open_zip:
+            infos = [
+                (n, i) for n, i in enumerate(open_zip.open_zip(str(path)).infolist()) if not i.filename.endswith("/")
+            ]
     except _ZIP_ERRORS:
         return [ArchiveMember(str(path), file, 0, size=path.stat().st_size)]
     found = [ArchiveMember(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
     return found[: _MAX_MEMBERS + 1]
 
 
-def check_members(member: ArchiveMember, files: OpenArchives) -> Iterator[CheckedMember]:
+def read_and_check_members(member: ArchiveMember, open_zip: LastOpenedZip) -> Iterator[CheckedMember]:
     """Reads a member of an archive file to its end, and yields whether it is intact.
 
     If the member's size is unknown, does the same for each further member of the file.
     """
     while True:
-        found = _read_and_check_member(member, files)
+        found = _read_and_check_member(member, open_zip)
         yield found
         if member.size is not None or found.end is None or found.end >= Path(member.path).stat().st_size:
             return
         member = replace(member, number=member.number + 1, start=found.end)
 
 
-def read_messages(checked_member: CheckedMember, files: OpenArchives) -> Iterator[ArchivedMessage]:
+def read_member_messages(checked_member: CheckedMember, open_zip: LastOpenedZip) -> Iterator[ArchivedMessage]:
     """Yields the messages of an intact member. If the archive gives no offsets, numbers the messages."""
-    lines = _read_lines(checked_member.member, files, [])
+    lines = _read_lines(checked_member.member, open_zip, [])
     header = parse_header_line(next(lines))
     first = checked_member.member.default_first_offset if header.first_offset is None else header.first_offset
     held = next(lines)
@@ -164,7 +166,7 @@ def encode_gzip_member(content: bytes) -> bytes:
     return head + body + struct.pack("<II", zlib.crc32(content), len(content) & 0xFFFFFFFF)
 
 
-def _read_declared_size(first_bytes: bytes) -> int | None:
+def _read_gzip_member_size(first_bytes: bytes) -> int | None:
     """Returns the number of bytes of a gzip member from its header; None if the header does not have it.
 
     Args:
@@ -182,32 +184,32 @@ def _fill_missing_offset(message: ArchivedMessage, default_offset: int) -> Archi
     return message if message.offset is not None else replace(message, offset=default_offset)
 
 
-def _read_and_check_member(member: ArchiveMember, files: OpenArchives) -> CheckedMember:
+def _read_and_check_member(member: ArchiveMember, open_zip: LastOpenedZip) -> CheckedMember:
     header: MemberHeader | None = None
     if member.number >= _MAX_MEMBERS:
         why = f"the file has more than {_MAX_MEMBERS} members, and this is the first one too many"
         return CheckedMember(member, None, MemberDamage.HEADER, why)
     end: list[int] = []
-    lines = _read_lines(member, files, end)
+    lines = _read_lines(member, open_zip, end)
     try:
         header = parse_header_line(next(lines, b""))
-        _check_messages(lines, member, header)
-    except DamagedMemberError as error:
+        _check_member_messages(lines, member, header)
+    except DamagedArchiveMemberError as error:
         # The rest is read to find the next member, unless the member cannot be decompressed.
-        for _ in () if error.damage is MemberDamage.UNREADABLE else _read_until_damage(lines):
+        for _ in () if error.damage is MemberDamage.UNREADABLE else _read_lines_until_damage(lines):
             pass
         return CheckedMember(member, header, error.damage, str(error), end[0] if end else None)
     return CheckedMember(member, header, end=end[0] if end else None)
 
 
-def _read_until_damage(lines: Iterator[bytes]) -> Iterator[bytes]:
+def _read_lines_until_damage(lines: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from lines
-    except DamagedMemberError:
+    except DamagedArchiveMemberError:
         return
 
 
-def _check_messages(lines: Iterator[bytes], member: ArchiveMember, header: MemberHeader) -> None:
+def _check_member_messages(lines: Iterator[bytes], member: ArchiveMember, header: MemberHeader) -> None:
     """Reads the messages and the footer of a member, and checks them.
 
     Args:
@@ -223,25 +225,25 @@ def _check_messages(lines: Iterator[bytes], member: ArchiveMember, header: Membe
     for line in lines:
         offset = _fill_missing_offset(parse_message_line(held), first + count).offset
         if offset is None or not before < offset < 2**63:
-            raise DamagedMemberError(MemberDamage.MESSAGE, f"offset {offset} does not rise above {before}")
+            raise DamagedArchiveMemberError(MemberDamage.MESSAGE, f"offset {offset} does not rise above {before}")
         before, count, checksum, held = offset, count + 1, zlib.crc32(held, checksum), line
     footer = parse_footer_line(held)
     if footer.messages != count or count >= 1 << _MESSAGE_BITS:
-        raise DamagedMemberError(
+        raise DamagedArchiveMemberError(
             MemberDamage.COUNT, f"the footer says {footer.messages} messages, but the member has {count}"
         )
     if footer.crc32 != f"{checksum:08x}":
-        raise DamagedMemberError(
+        raise DamagedArchiveMemberError(
             MemberDamage.CHECKSUM, f"the footer says {footer.crc32}, but the checksum is {checksum:08x}"
         )
 
 
-def _read_lines(member: ArchiveMember, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
+def _read_lines(member: ArchiveMember, open_zip: LastOpenedZip, end: list[int]) -> Iterator[bytes]:
     """Yields the lines of an archive's member as bytes, each with its line end.
 
     Args:
         member: The member to read.
-        files: Opened files.
+        open_zip: Opened files.
         end: An empty list, to which the index of the first byte after the member is appended once it is known.
 
     Raises:
@@ -249,7 +251,7 @@ def _read_lines(member: ArchiveMember, files: OpenArchives, end: list[int]) -> I
     """
     begun: list[bytes] = []  # the parts of a line that has not ended yet
     length = 0
-    chunks = _read_content(member, files, end)
+    chunks = _decompress_member(member, open_zip, end)
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         begun.append(first)
@@ -261,38 +263,38 @@ def _read_lines(member: ArchiveMember, files: OpenArchives, end: list[int]) -> I
         if length > MAX_LINE_BYTES:
             for _ in chunks:  # read to the end, to find the next member
                 pass
-            raise DamagedMemberError(MemberDamage.MESSAGE, f"a line has more than {MAX_LINE_BYTES} bytes")
+            raise DamagedArchiveMemberError(MemberDamage.MESSAGE, f"a line has more than {MAX_LINE_BYTES} bytes")
     if length:
         yield b"".join(begun)
 
 
-def _read_content(member: ArchiveMember, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
+def _decompress_member(member: ArchiveMember, open_zip: LastOpenedZip, end: list[int]) -> Iterator[bytes]:
     """Yields the decompressed content of an archive's member in chunks.
 
     Args:
         member: The member to read.
-        files: Opened files.
+        open_zip: Opened files.
         end: An empty list, to which the index of the first byte after the member is appended once it is known.
     """
     if not Path(member.path).is_file():
-        raise DamagedMemberError(MemberDamage.UNREADABLE, "it is not a regular file")
+        raise DamagedArchiveMemberError(MemberDamage.UNREADABLE, "it is not a regular file")
     total = 0
     try:
         for chunk in (
-            _read_zip_member(member, files) if Path(member.path).suffix == ".zip" else _read_gzip_member(member, end)
+            _read_zip_member(member, open_zip) if Path(member.path).suffix == ".zip" else _read_gzip_member(member, end)
         ):
             total += len(chunk)
             if total > MAX_MEMBER_BYTES:
-                raise DamagedMemberError(
+                raise DamagedArchiveMemberError(
                     MemberDamage.UNREADABLE, f"it decompresses to more than {MAX_MEMBER_BYTES} bytes"
                 )
             yield chunk
     except (zlib.error, *_ZIP_ERRORS) as error:
-        raise DamagedMemberError(MemberDamage.UNREADABLE, str(error)) from None
+        raise DamagedArchiveMemberError(MemberDamage.UNREADABLE, str(error)) from None
 
 
-def _read_zip_member(member: ArchiveMember, files: OpenArchives) -> Iterator[bytes]:
-    archive = files.open_zip(member.path)
+def _read_zip_member(member: ArchiveMember, open_zip: LastOpenedZip) -> Iterator[bytes]:
+    archive = open_zip.open_zip(member.path)
     info = archive.infolist()[member.number]
     if info.compress_type not in _METHODS:  # with bzip2 and LZMA a few bytes can decompress to any number of bytes
         raise zipfile.BadZipFile(

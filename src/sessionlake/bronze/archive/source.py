@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.bronze.archive.files import OpenArchives
+from sessionlake.bronze.archive.files import LastOpenedZip
 from sessionlake.bronze.archive.lines import ArchivedMessage
 from sessionlake.bronze.archive.members import (
     SUFFIXES,
     ArchiveMember,
     CheckedMember,
-    check_members,
     list_members,
-    read_messages,
+    read_and_check_members,
+    read_member_messages,
 )
 from sessionlake.errors import DataLossError, LakeError
 from sessionlake.visible import escape_surrogates
@@ -54,7 +54,7 @@ Position = dict[str, Any]
 STREAM_START: Position = {"files": 0, "last": ""}
 
 
-def find_next_position(folder: Path, position: Mapping[str, Any], max_bytes: int) -> Position:
+def find_position_after_next_batch(folder: Path, position: Mapping[str, Any], max_bytes: int) -> Position:
     """Returns the position up to which the next batch reads a folder of archives; `position` if there are no new files.
 
     A position names the last file that was read, and the number of files up to it.
@@ -83,7 +83,9 @@ def find_next_position(folder: Path, position: Mapping[str, Any], max_bytes: int
     return {"files": position["files"] + len(mine), "last": mine[-1], "there": old + len(mine)}
 
 
-def plan_members_of_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[ArchiveMember]]:
+def plan_archive_members_by_task(
+    folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]
+) -> list[list[ArchiveMember]]:
     """Returns the members of archive files that a batch reads: a list for each Spark task.
 
     Args:
@@ -110,22 +112,22 @@ def plan_members_of_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[s
     return list(_group_members_by_task(found))
 
 
-def read_members_as_batches(members: list[ArchiveMember]) -> Iterator[pa.RecordBatch]:
+def read_members_as_record_batches(members: list[ArchiveMember]) -> Iterator[pa.RecordBatch]:
     """Yields the messages of members as rows of the stream, and one row for each damaged member.
 
     Each member is read twice, first to check it. None is read into memory as a whole.
     """
-    with OpenArchives() as files:
+    with LastOpenedZip() as files:
         for member in members:
-            for found in check_members(member, files):
-                yield from _read_batches(found, files)
+            for found in read_and_check_members(member, files):
+                yield from _read_member_record_batches(found, files)
 
 
-def _read_batches(checked_member: CheckedMember, files: OpenArchives) -> Iterator[pa.RecordBatch]:
+def _read_member_record_batches(checked_member: CheckedMember, files: LastOpenedZip) -> Iterator[pa.RecordBatch]:
     if checked_member.damage is not None:
         yield _build_record_batch([_build_damaged_row(checked_member)], checked_member.member)
         return
-    rows = (_build_message_row(checked_member, message) for message in read_messages(checked_member, files))
+    rows = (_build_message_row(checked_member, message) for message in read_member_messages(checked_member, files))
     while part := list(_take_rows_of_next_batch(rows)):
         yield _build_record_batch(part, checked_member.member)
 
@@ -138,7 +140,7 @@ def register_archive_source(spark: SparkSession) -> None:
     """
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-    class FilesPartition(InputPartition):
+    class ArchiveMembersPartition(InputPartition):
         """The members of archive files that one Spark task reads."""
 
         def __init__(self, members: list[ArchiveMember]) -> None:
@@ -153,14 +155,16 @@ def register_archive_source(spark: SparkSession) -> None:
             return dict(STREAM_START)
 
         def latestOffset(self) -> Position:  # noqa: N802  (the name that Spark calls)
-            self._end = find_next_position(self._folder, self._end, self._limit)
+            self._end = find_position_after_next_batch(self._folder, self._end, self._limit)
             return dict(self._end)
 
-        def partitions(self, start: Position, end: Position) -> list[FilesPartition]:
-            return [FilesPartition(members) for members in plan_members_of_tasks(self._folder, start, end)]
+        def partitions(self, start: Position, end: Position) -> list[ArchiveMembersPartition]:
+            return [
+                ArchiveMembersPartition(members) for members in plan_archive_members_by_task(self._folder, start, end)
+            ]
 
-        def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
-            return read_members_as_batches(partition.members)
+        def read(self, partition: ArchiveMembersPartition) -> Iterator[pa.RecordBatch]:
+            return read_members_as_record_batches(partition.members)
 
     class ArchiveDataSource(DataSource):
         @classmethod

@@ -25,7 +25,7 @@ _Content = tuple[TopicPartition, int, bytes]
 
 
 @dataclass(frozen=True)
-class WrittenArchive:
+class WrittenArchiveCounts:
     """How many messages and members were written into one or several archive files."""
 
     messages: int
@@ -34,7 +34,7 @@ class WrittenArchive:
 
 def write_archives(
     folder: Path, messages: Iterable[tuple[TopicPartition, ArchivedMessage]], suffix: str, limit: int
-) -> WrittenArchive:
+) -> WrittenArchiveCounts:
     """Writes a new folder of archive files, named `000001.zip` and so on. The folder appears when it is complete.
 
     Args:
@@ -59,10 +59,10 @@ def write_archives(
         if not made.members:
             break
     partial.rename(folder)
-    return WrittenArchive(count, members)
+    return WrittenArchiveCounts(count, members)
 
 
-def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, ArchivedMessage]]) -> WrittenArchive:
+def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, ArchivedMessage]]) -> WrittenArchiveCounts:
     """Writes one archive file. The file appears when it is complete.
 
     Args:
@@ -81,7 +81,7 @@ def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, ArchivedM
     return _write_members_to_file(file, _encode_members(messages), None)
 
 
-def _write_members_to_file(file: Path, contents: Iterator[_Content], limit: int | None) -> WrittenArchive:
+def _write_members_to_file(file: Path, contents: Iterator[_Content], limit: int | None) -> WrittenArchiveCounts:
     """Writes the next members into a new archive file, until it has `limit` bytes or no members are left.
 
     If there are no members at all, an empty file is written only if `limit` is None.
@@ -103,7 +103,7 @@ def _write_members_to_file(file: Path, contents: Iterator[_Content], limit: int 
         partial.rename(file)
     else:
         partial.unlink()
-    return WrittenArchive(count, members)
+    return WrittenArchiveCounts(count, members)
 
 
 @contextmanager
@@ -124,20 +124,22 @@ def _create_archive_file(path: Path, *, zipped: bool) -> Iterator[Callable[[str,
 
 def _encode_members(messages: Iterable[tuple[TopicPartition, ArchivedMessage]]) -> Iterator[_Content]:
     """Yields the content of each member of an archive, with its topic-partition and its number of messages."""
-    place: TopicPartition | None = None
+    topic_partition: TopicPartition | None = None
     lines: list[bytes] = []
     size = 0
     for at, message in messages:
-        if place is not None and (at != place or len(lines) >= MEMBER_MESSAGES or size >= MEMBER_BYTES):
-            yield place, len(lines), _encode_member_content(place, lines)
+        if topic_partition is not None and (
+            at != topic_partition or len(lines) >= MEMBER_MESSAGES or size >= MEMBER_BYTES
+        ):
+            yield topic_partition, len(lines), _encode_member_content(topic_partition, lines)
             lines, size = [], 0
-        place = at
+        topic_partition = at
         lines.append(encode_message_line(message))
         size += len(lines[-1])
-    if place is not None:
-        yield place, len(lines), _encode_member_content(place, lines)
+    if topic_partition is not None:
+        yield topic_partition, len(lines), _encode_member_content(topic_partition, lines)
 
 
-def _encode_member_content(place: TopicPartition, lines: list[bytes]) -> bytes:
+def _encode_member_content(topic_partition: TopicPartition, lines: list[bytes]) -> bytes:
     body = b"".join(lines)
-    return encode_header_line(*place) + body + encode_footer_line(len(lines), zlib.crc32(body))
+    return encode_header_line(*topic_partition) + body + encode_footer_line(len(lines), zlib.crc32(body))

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.ddl import build_cluster_statement, build_create_
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
 from sessionlake.delta.schemas.properties import RETENTION, format_interval
-from sessionlake.delta.storage.commits import LAST_COMMIT, LoggedCommit, TableCommit
+from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
@@ -282,9 +282,10 @@ class CatalogStorage(TableStorage):
     def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         return stage_with_spark(self, _require_spark(spark, self._settings), table, rows)
 
-    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> TableCommit:
         """Appends the rows with Spark's writer. It computes them once, so they are not written to files before."""
-        StagedFrame(self, table, to_spark_frame(_require_spark(spark, self._settings), rows)).commit_rows(txn)
+        frame = to_spark_frame(_require_spark(spark, self._settings), rows)
+        return StagedFrame(self, table, frame).commit_rows(txn)
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         super().replace_rows(_require_spark(spark, self._settings), table, rows, txn)
@@ -292,15 +293,8 @@ class CatalogStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
-    def read_own_commit(self, spark: SparkSession, table: str, rows: Rows) -> TableCommit:
-        version = spark.conf.get(LAST_COMMIT, None)
-        if version is None or not isinstance(rows, pa.Table):
-            return self.last_commit(spark, table)
-        return TableCommit(int(version), rows.num_rows)
-
     def append_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         with self.hold_commit_lock(table):
-            rows.sparkSession.conf.unset(LAST_COMMIT)
             rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
 
     def replace_rows_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:

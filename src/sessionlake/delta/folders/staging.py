@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files
+from sessionlake.delta.folders.history import read_last_commit
 from sessionlake.delta.folders.log import build_txn_action, commit_appended_files, commit_files_with_other_rows
 from sessionlake.delta.folders.parquet import (
     WrittenFile,
@@ -25,6 +26,7 @@ from sessionlake.delta.folders.parquet import (
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.writable import WritableTable, open_writable_table
 from sessionlake.delta.schemas.properties import APPEND_ONLY
+from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.spark.frames import Rows, UnappliedMap
@@ -60,17 +62,20 @@ class StagedFiles:
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
-    def commit_rows(self, txn: Txn) -> None:
-        """Adds the new files to the table in one commit. A replay of the same transaction adds nothing.
+    def commit_rows(self, txn: Txn) -> TableCommit:
+        """Adds the new files to the table in one commit, and returns it.
+
+        A replay of the same transaction adds nothing, and returns the table's latest commit.
 
         Holds the table's lock if MERGE or Spark also commits to the table, since Spark can overwrite a commit that came
         first. Tables that only get appends need no lock, because only this class commits to them.
         """
         place, action = self._place, build_txn_action(txn.build_delta_app_id(self._place.table), txn.version)
-        known = open_writable_table(self._delta)
+        known, row_count = open_writable_table(self._delta), self.count_rows()
         waits = APPEND_ONLY not in known.configuration or known.uses_vectors
         with place.hold_commit_lock(place.table) if waits else nullcontext():
-            self._retry_until_committed(txn, lambda table: commit_appended_files(table, self._files, action))
+            version = self._retry_until_committed(txn, lambda table: commit_appended_files(table, self._files, action))
+        return read_last_commit(place.folder) if version is None else TableCommit(version, row_count)
 
     def replace_files(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
         """Replaces files of the table by the new files in one commit. A replay of the same transaction changes nothing.
@@ -102,10 +107,13 @@ class StagedFiles:
         with place.hold_commit_lock(place.table):
             self._retry_until_committed(txn, commit_staged_files)
 
-    def _retry_until_committed(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
+    def _retry_until_committed(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> int | None:
         """Calls `write` with the table's latest version, again and again until it succeeds.
 
         Does nothing if the table already has the transaction.
+
+        Returns:
+            The version that was committed; None if the table already has the transaction.
 
         Args:
             txn: the transaction; None to commit without one.
@@ -115,11 +123,11 @@ class StagedFiles:
         for _ in range(_ATTEMPTS):
             delta.update_incremental()  # which takes a tenth of what opening the table does
             if txn is not None and has_commit(delta, place.table, txn):
-                return
+                return None
             self._after = delta.version() if self._after is None else self._after
             if write(open_writable_table(delta)):
                 self._files = []
-                return
+                return int(delta.version()) + 1
         raise LakeError(
             f"{place.folder}: the new rows could not be committed, because other processes wrote to "
             f"the table during each of {_ATTEMPTS} attempts",

@@ -47,8 +47,11 @@ class StagedRows(Protocol):
     def read_columns(self, *names: str) -> pa.Table:
         """Reads these columns of all rows that were written to files into the driver's memory."""
 
-    def commit_rows(self, txn: Txn) -> None:
-        """Appends these rows to the table in one commit. A replay of the transaction adds nothing."""
+    def commit_rows(self, txn: Txn) -> TableCommit:
+        """Appends these rows to the table in one commit, and returns it.
+
+        A replay of the transaction adds nothing, and returns the table's latest commit.
+        """
 
 
 class TableStorage(ABC):
@@ -250,15 +253,12 @@ class TableStorage(ABC):
     def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         """Writes rows to files, so that the block can commit them. Files that it does not commit are deleted."""
 
-    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends rows to the table; a replay of the same transaction appends nothing."""
-        with self.stage_rows(spark, table, rows) as staged:
-            staged.commit_rows(txn)
+    @abstractmethod
+    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> TableCommit:
+        """Appends rows to the table in one commit, and returns it.
 
-    def read_own_commit(self, spark: SparkSession, table: str, rows: Rows) -> TableCommit:
-        """Returns the commit of these rows, right after `append_rows`; after a replay, the table's latest commit."""
-        del rows
-        return self.last_commit(spark, table)
+        A replay of the same transaction appends nothing, and returns the table's latest commit.
+        """
 
     def has_commit(self, table: str, txn: Txn) -> bool:
         """True if the table has this transaction or a later one of its application; False if only Delta can tell."""
@@ -318,8 +318,7 @@ class TableStorage(ABC):
         if held.num_rows:
             return self.merge_rows(spark, table, combine(rows, held), upsert, txn)
         self.require_claims_before_commit(table)
-        self.append_rows(spark, table, rows.cast(held.schema), txn)
-        return self.read_own_commit(spark, table, rows)
+        return self.append_rows(spark, table, rows.cast(held.schema), txn)
 
     def require_claims_before_commit(self, table: str) -> None:
         """Checks that this process still holds all its claims. It is called right before a commit to the table."""

@@ -15,27 +15,27 @@ OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 """One range of offsets for each topic-partition: its first and last offset, both included."""
 
 
-def compute_enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
+def compute_enclosing_ranges(ranges: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
     """Returns, by topic-partition, the smallest range of offsets that contains all its spans.
 
     Args:
-        spans: tuples `(topic, partition, first, last)`, in any order.
+        ranges: tuples `(topic, partition, first, last)`, in any order.
     """
     found: dict[TopicPartition, tuple[int, int]] = {}
-    for topic, partition, first, last in spans:
+    for topic, partition, first, last in ranges:
         known = found.get((topic, partition), (first, last))
         found[topic, partition] = min(first, known[0]), max(last, known[1])
     return found
 
 
-def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
+def slice_ranges(ranges: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
     """Divides ranges of offsets into `number` slices, which are processed one after the other.
 
     Slice i contains the i-th part of each topic-partition's range, so its messages arrived at about the same time and
     are in few files. If ranges are short, a slice lacks some or all topic-partitions.
 
     Args:
-        spans: first and last offset, by topic-partition.
+        ranges: first and last offset, by topic-partition.
         number: the number of slices.
 
     Yields:
@@ -44,25 +44,25 @@ def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
     for i in range(number):
         cut = {
             place: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
-            for place, (first, last) in spans.items()
+            for place, (first, last) in ranges.items()
         }
-        yield {place: span for place, span in cut.items() if span[0] <= span[1]}
+        yield {place: offset_range for place, offset_range in cut.items() if offset_range[0] <= offset_range[1]}
 
 
-def subtract_runs(
-    spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]
+def subtract_offset_intervals(
+    ranges: OffsetRanges, intervals: Mapping[TopicPartition, Sequence[tuple[int, int]]]
 ) -> Iterator[OffsetRanges]:
-    """Removes runs of offsets from ranges, and yields what remains, as few sets of ranges as possible.
+    """Removes intervals of offsets from ranges, and yields what remains, as few sets of ranges as possible.
 
-    A set has one range per topic-partition. So several sets are needed if a run divides a range.
+    A set has one range per topic-partition. So several sets are needed if an interval divides a range.
 
     Args:
-        spans: first and last offset, by topic-partition.
-        runs: runs to remove, by topic-partition: first offset, and one past the last.
+        ranges: first and last offset, by topic-partition.
+        intervals: intervals to remove, by topic-partition: first offset, and one past the last.
     """
     left: dict[TopicPartition, list[tuple[int, int]]] = {}
-    for place, (first, last) in spans.items():
-        cuts = [(first, first), *sorted(runs.get(place, ())), (last + 1, last + 1)]
+    for place, (first, last) in ranges.items():
+        cuts = [(first, first), *sorted(intervals.get(place, ())), (last + 1, last + 1)]
         reached = accumulate((end for _, end in cuts), max)
         gaps = ((before, min(start - 1, last)) for before, (start, _) in zip(reached, cuts[1:], strict=False))
         left[place] = [(start, end) for start, end in gaps if start <= end]
@@ -70,20 +70,20 @@ def subtract_runs(
         yield {place: parts[number] for place, parts in left.items() if len(parts) > number}
 
 
-def build_offsets_condition(spans: OffsetRanges) -> Column:
+def build_offsets_condition(ranges: OffsetRanges) -> Column:
     """Returns a Spark condition: a row's offset is in the range of its topic-partition.
 
     Delta skips files without such rows.
 
     Args:
-        spans: first and last offset, by topic-partition.
+        ranges: first and last offset, by topic-partition.
     """
     from pyspark.sql import functions as F
 
     return _build_any_condition(
         [
             (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
-            for (topic, partition), (first, last) in spans.items()
+            for (topic, partition), (first, last) in ranges.items()
         ]
     )
 

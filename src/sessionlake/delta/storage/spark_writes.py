@@ -47,24 +47,39 @@ class StagedFrame:
     """
 
     def __init__(self, storage: TableStorage, table: str, rows: DataFrame, row_count: int | None = None) -> None:
-        self._storage, self._table, self._rows, self._known = storage, table, rows, row_count
+        self._storage, self._table, self._rows, self._row_count = storage, table, rows, row_count
 
     def count_rows(self) -> int:
-        """Returns the number of stored rows. Runs a Spark job if the number is unknown."""
-        return self._rows.count() if self._known is None else self._known
+        """Returns the number of stored rows. The first call runs a Spark job if the number is unknown."""
+        if self._row_count is None:
+            self._row_count = self._rows.count()
+        return self._row_count
 
     def read_columns(self, *names: str) -> pa.Table:
         """Reads these columns of all stored rows into the driver's memory."""
         return self._rows.select(*names).toArrow()
 
-    def commit_rows(self, txn: Txn) -> None:
-        """Appends the rows, which Spark has stored on disk, to the table in one commit.
+    def commit_rows(self, txn: Txn) -> TableCommit:
+        """Appends the rows to the table in one commit, and returns it. No Spark job runs after the commit.
 
-        Delta skips the append if the transaction is already committed. After a conflict with another commit it tries
-        again, five times in all; then it raises Delta's error.
+        Delta skips the append if the transaction is already committed; then the table's latest commit is returned.
+        After a conflict with another commit it tries again, five times in all; then it raises Delta's error.
         """
         options = txn.build_writer_options(self._table)
-        retry_on_conflict(lambda: self._storage.append_rows_with_spark(self._rows, self._table, options))
+        return retry_on_conflict(lambda: self._append(options))
+
+    def _append(self, options: Mapping[str, Any]) -> TableCommit:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        spark, observation = self._rows.sparkSession, Observation()
+        counted = self._rows.observe(observation, F.count(F.lit(1)).alias("rows"))
+        spark.conf.unset(LAST_COMMIT)
+        self._storage.append_rows_with_spark(counted, self._table, options)
+        version = spark.conf.get(LAST_COMMIT, None)
+        if version is None:  # Delta skipped the append, since the transaction is already committed
+            return self._storage.last_commit(spark, self._table)
+        return TableCommit(int(version), observation.get["rows"])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit, merge_rows
+from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.commits import TableCommit
@@ -135,7 +135,7 @@ class EnrichStep:
         if may_exist:
             upsert = Upsert(CHANGE_ID, (*table.result_columns, BATCH), pruned_by=("topic", "offset"), updates=False)
             return merge_rows(spark, self._lake, table.table_name, rows, upsert, txn)
-        return append_and_read_commit(spark, self._lake, table.table_name, rows, txn)
+        return append_rows(spark, self._lake, table.table_name, rows, txn)
 
 
 def _find_batches_to_add(batches: range, added: range) -> range:

@@ -31,7 +31,7 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    RemovalRecord,
+    RetentionRecord,
     delete_removal_records,
     read_removal_record_of_table,
     read_removal_records,
@@ -260,11 +260,11 @@ def _build_expired_filter(expiry_times: ExpiryTimes) -> Column:
     return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
-def _compute_expiry_times_from_limits(removed: RemovalRecord) -> dict[str, int]:
+def _compute_expiry_times_from_limits(removed: RetentionRecord) -> dict[str, int]:
     """Returns, by topic, the start in ms of the first bucket that has not expired, from a row of `ops.retained`."""
     return {row["topic"]: row["limit"] + 1 for row in removed.limits.to_pylist()}
 
 
-def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RemovalRecord:
+def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RetentionRecord:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(expiry_times.items())]
-    return RemovalRecord(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))
+    return RetentionRecord(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

@@ -16,15 +16,15 @@ from sessionlake.history.report.crosstab import TopicKindCounts, create_topic_ki
 from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, compute_lags, compute_throughput
 from sessionlake.history.report.series import MetricSeries, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
-from sessionlake.integrity.outcome import EventKind
-from sessionlake.ledger.progress import ReadOffsets
+from sessionlake.integrity.outcome import IntegrityEventKind
+from sessionlake.ledger.progress import LayerReadOffsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
 # The most rows that are counted in `integrity_events` or `quarantine`; the most that are read of `session_progress`.
 _COUNTED = 1_000_000
 _PROGRESS = 100_000
-_EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
+_EVENTS = (IntegrityEventKind.DUPLICATE, IntegrityEventKind.GAP, IntegrityEventKind.LATE, IntegrityEventKind.ORPHAN)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
     )
 
 
-def _count_faulty_offsets(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
+def _count_faulty_offsets(missing: Mapping[LayerReadOffsets, int], *, allow_gaps: bool) -> int:
     """Returns the number of missing messages (unless gaps are allowed) and of repeated ones, over all topic-partitions.
 
     In each topic-partition, the layer with the most counts.

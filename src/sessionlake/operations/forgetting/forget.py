@@ -28,12 +28,12 @@ from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.making import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
-    Erasure,
-    choose_salt,
-    delete_receipt,
-    hash_session,
-    read_receipts,
-    store_receipt,
+    ErasureReceipt,
+    choose_erasure_salt,
+    delete_erasure_receipt,
+    hash_forgotten_session,
+    read_erasure_receipts,
+    store_erasure_receipt,
 )
 from sessionlake.operations.forgetting import publications, quarantine, rows
 from sessionlake.operations.forgetting.messages import refuse_inseparable_messages
@@ -73,6 +73,9 @@ class _ForgetInputs(msgspec.Struct):
     session: str
 
 
+_Journal = Journal[_ForgetInputs]
+
+
 class Forgetting:
     """Forgets one session. This process must have claimed all layers and retention.
 
@@ -95,7 +98,7 @@ class Forgetting:
         self._patience, self._shorten, self._say = patience, shorten, say
         self._lake = Lake(settings, build_declared_gold_schemas(settings))
 
-    def forget_session(self, session_id: str, topic: str | None = None) -> Erasure:
+    def forget_session(self, session_id: str, topic: str | None = None) -> ErasureReceipt:
         """Forgets the session, or finishes the forgetting of this session that was interrupted.
 
         Raises:
@@ -121,7 +124,7 @@ class Forgetting:
             )
         return self._finish_forgetting(journal)
 
-    def resume_forgetting(self) -> Erasure:
+    def resume_forgetting(self) -> ErasureReceipt:
         """Finishes a forgetting that was interrupted.
 
         Raises:
@@ -148,11 +151,11 @@ class Forgetting:
                 "in bronze.erasures), which cannot be undone",
                 fix="Run `sessionlake forget --resume`, which erases the rest",
             )
-        delete_receipt(self._spark, self._lake, inputs.receipt)
+        delete_erasure_receipt(self._spark, self._lake, inputs.receipt)
         journal.remove_journal()
         return inputs.receipt
 
-    def _require_interrupted(self, option: str, purpose: str) -> Journal[_ForgetInputs]:
+    def _require_interrupted(self, option: str, purpose: str) -> _Journal:
         """Returns the journal of the interrupted forgetting.
 
         If there is none, raises a `UsageError` that names the option.
@@ -165,7 +168,7 @@ class Forgetting:
             )
         return journal
 
-    def _finish_forgetting(self, journal: Journal[_ForgetInputs]) -> Erasure:
+    def _finish_forgetting(self, journal: _Journal) -> ErasureReceipt:
         """Runs the steps that the journal does not record as done. Stores and returns the finished receipt."""
         session = journal.inputs.topic, journal.inputs.session
         receipt = self._find_or_create_receipt(journal.inputs)
@@ -173,14 +176,14 @@ class Forgetting:
         for name, work in self._list_steps(session, receipt, journal):
             journal.run_step(name, work)
         erasure = self._complete_receipt(receipt, journal, journal.inputs.session)
-        store_receipt(self._spark, self._lake, erasure)
+        store_erasure_receipt(self._spark, self._lake, erasure)
         journal.remove_journal()
         return erasure
 
-    def _read_receipts(self) -> list[Erasure]:
-        return read_receipts(self._lake.reader(self._spark))
+    def _read_receipts(self) -> list[ErasureReceipt]:
+        return read_erasure_receipts(self._lake.reader(self._spark))
 
-    def _start_journal(self, session_id: str, topic: str | None) -> Journal[_ForgetInputs]:
+    def _start_journal(self, session_id: str, topic: str | None) -> _Journal:
         """Checks everything that can be checked before anything changes, then writes the journal.
 
         From then on, no layer starts.
@@ -209,7 +212,7 @@ class Forgetting:
             self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session_id)
         )
 
-    def _find_or_create_receipt(self, inputs: _ForgetInputs) -> Erasure:
+    def _find_or_create_receipt(self, inputs: _ForgetInputs) -> ErasureReceipt:
         """Returns the stored receipt, or stores a new one.
 
         From then on, bronze erases new messages of the session on arrival.
@@ -218,13 +221,13 @@ class Forgetting:
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = choose_salt(known)
+        salt = choose_erasure_salt(known)
         offsets = rows.find_offset_ranges_of_session(self._spark, self._lake, session)
         counts = rows.count_session_rows(self._spark, self._lake, session)
-        erasure = Erasure(
+        erasure = ErasureReceipt(
             receipt=inputs.receipt,
             topic=inputs.topic,
-            session_hash=hash_session(salt, *session),
+            session_hash=hash_forgotten_session(salt, *session),
             salt=salt,
             begun_at=max(
                 datetime.now(UTC), find_earliest_commit_time_after_rebuild(self._lake.reader(self._spark), SILVER)
@@ -235,7 +238,7 @@ class Forgetting:
                 "tables": {table: {"rows": count} for table, count in counts.items()},
             },
         )
-        store_receipt(self._spark, self._lake, erasure)
+        store_erasure_receipt(self._spark, self._lake, erasure)
         return erasure
 
     def _refuse_keyed_processors(self) -> None:
@@ -281,9 +284,7 @@ class Forgetting:
 
     # -- the steps
 
-    def _list_steps(
-        self, session: Session, erasure: Erasure, journal: Journal[_ForgetInputs]
-    ) -> Iterator[tuple[str, Step]]:
+    def _list_steps(self, session: Session, erasure: ErasureReceipt, journal: _Journal) -> Iterator[tuple[str, Step]]:
         """Yields the journal's name of each step and the function that runs it. Each is safe to repeat."""
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = list_layers_with_state(settings), erasure.report["tables"]
@@ -317,7 +318,7 @@ class Forgetting:
         ]
         return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
 
-    def _reset_gold(self, erasure: Erasure) -> dict[str, int]:
+    def _reset_gold(self, erasure: ErasureReceipt) -> dict[str, int]:
         """Empties gold's tables. Returns the version of each table after that, by table name."""
         tables = self._list_gold_tables()
         if tables:
@@ -330,7 +331,7 @@ class Forgetting:
         rows.remove_session_rows(self._spark, self._lake, table, session)
         return {"version": self._lake.latest_version(self._spark, table)}
 
-    def _wait_for_publications(self, journal: Journal[_ForgetInputs]) -> None:
+    def _wait_for_publications(self, journal: _Journal) -> None:
         """Waits until publications have sent the removals of rows to Kafka.
 
         Removing a table's history, which follows, also removes the versions that publications have not read yet.
@@ -352,7 +353,7 @@ class Forgetting:
         known += [*list_gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge_table(self, table: str, receipt: str, journal: Journal[_ForgetInputs]) -> dict[str, int] | None:
+    def _purge_table(self, table: str, receipt: str, journal: _Journal) -> dict[str, int] | None:
         """Removes the history of a table, except versions that its publications still read; None if it has no history.
 
         Returns the numbers of removed `files` and `bytes`, and the table's version after the removal as `from_version`.
@@ -360,9 +361,8 @@ class Forgetting:
         version = self._lake.latest_version(self._spark, table)
         if not version:
             return None  # the table was only created, and has no history
-        since = publications.find_oldest_version_needed(
-            self._settings, table, _list_removal_versions(journal).get(table, version)
-        )
+        removal = _list_removal_versions(journal).get(table, version)
+        since = publications.find_oldest_version_needed(self._settings, table, removal)
         done = self._lake.storage.purge_history(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
@@ -380,7 +380,7 @@ class Forgetting:
             for table in list_staging_tables(processor.name):
                 self._lake.build_staging_lake().drop_table(self._spark, table)
 
-    def _complete_receipt(self, erasure: Erasure, journal: Journal[_ForgetInputs], session_id: str) -> Erasure:
+    def _complete_receipt(self, erasure: ErasureReceipt, journal: _Journal, session_id: str) -> ErasureReceipt:
         """Searches the lake for the session's id. Returns the receipt with the search's result and the present time."""
         self._say("searching what is left")
         tables: dict[str, dict[str, int]] = erasure.report["tables"]
@@ -394,7 +394,7 @@ class Forgetting:
         return replace(erasure, done_at=datetime.now(UTC), report=report)
 
 
-def _list_removal_versions(journal: Journal[_ForgetInputs]) -> dict[str, int]:
+def _list_removal_versions(journal: _Journal) -> dict[str, int]:
     """Returns, by table name, the table's first version without the session's rows, as recorded in the journal."""
     removed = {table: done["version"] for table, done in journal.done.items() if "version" in done}
     return removed | journal.done.get(_GOLD, {})

@@ -13,10 +13,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.values import to_rows
 from sessionlake.ledger.retained import (
-    build_selection_of_expired_rows,
-    expand_to_tables_removed_together,
-    read_limits_as_frame,
+    copy_record_to_tables_removed_together,
+    read_removal_limits_as_frame,
     read_removal_records_without_limits,
+    select_rows_removed_by_retention,
 )
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
@@ -76,20 +76,20 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     """
     staging = Lake(settings).build_staging_lake()
     cut = read_removal_records_without_limits(lake.reader(spark))
-    recorded = expand_to_tables_removed_together(cut)
+    recorded = copy_record_to_tables_removed_together(cut)
 
     def compute_remaining_rows(source: Lake, table: str) -> DataFrame:
         rows = source.read_small_table_into_memory(spark, table)
         if table not in recorded:
             return rows
-        up_to = read_limits_as_frame(spark, lake, recorded[table].table).alias("s")
-        return rows.alias("t").join(up_to, build_selection_of_expired_rows(table).build_join_condition(), "left_anti")
+        up_to = read_removal_limits_as_frame(spark, lake, recorded[table].table).alias("s")
+        return rows.alias("t").join(up_to, select_rows_removed_by_retention(table).build_join_condition(), "left_anti")
 
     comparison = compare_rows(
         lambda table: compute_remaining_rows(lake, table), lambda table: compute_remaining_rows(staging, table)
     )
     return replace(
-        comparison, not_compared=tuple(cut[table].removal_text for table in sorted(cut) if table in COMPARED)
+        comparison, not_compared=tuple(cut[table].removal_description for table in sorted(cut) if table in COMPARED)
     )
 
 

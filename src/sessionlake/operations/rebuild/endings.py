@@ -26,7 +26,7 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.tables.notes import store_maintained_names
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -71,7 +71,7 @@ def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
         app_id = None
     if app_id is not None:
         return {app_id}
-    entries = to_dicts(LedgerReader(lake.reader(spark)).read_entries(("layer", eq, layer)))
+    entries = iterate_rows_as_dicts(LedgerReader(lake.reader(spark)).read_entries(("layer", eq, layer)))
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 

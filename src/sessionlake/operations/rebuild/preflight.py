@@ -128,7 +128,7 @@ def _require_complete_ledger(reader: TableReader) -> None:
     cut = [entry for table, entry in sorted(read_removal_records_without_limits(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
-            f"rebuild silver: {cut[0].removal_text}, so single sessions cannot be rebuilt",
+            f"rebuild silver: {cut[0].removal_description}, so single sessions cannot be rebuilt",
             why="The rebuilt sessions would have the removed rows again, but ops.retained says that they are removed. "
             "Only a rebuild of all sessions also resets ops.retained",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions, which rebuilds all sessions",

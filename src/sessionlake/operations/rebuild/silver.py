@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.preflight import choose_bronze_version, requ
 from sessionlake.operations.rebuild.publishing import (
     PublishPlan,
     add_batch_column,
-    build_ledger_entry,
+    build_bronze_ledger_entry,
     finish_publishing,
     read_states_by_shard,
     replace_table,
@@ -194,9 +194,9 @@ def _read_new_states(
         return
     columns, live = settings.capture.declared_columns, dict(read_shard_states(spark, settings))
     for shard, chunk in rebuilt:
-        state = ShardState.decode(live.get(shard, chunk), columns)
-        state.replace_sessions(ShardState.decode(chunk, columns), selection)
-        yield shard, state.encode(columns)
+        state = ShardState.decode_shard_state(live.get(shard, chunk), columns)
+        state.replace_sessions(ShardState.decode_shard_state(chunk, columns), selection)
+        yield shard, state.encode_shard_state(columns)
 
 
 def _build_plan(
@@ -242,7 +242,7 @@ def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    entry = build_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
+    entry = build_bronze_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
     delete_removal_records(spark, lake, REPLAYED)

@@ -18,24 +18,24 @@ import msgspec
 from sessionlake.bronze.batch_ranges import read_stored_ranges_after_offsets
 from sessionlake.bronze.job import (
     LAYER,
-    build_ledger_entry,
+    build_bronze_ledger_entry,
     refuse_outdated_checkpoint,
 )
 from sessionlake.bronze.silences import find_silences_file
-from sessionlake.bronze.subscription import QueryOffsets
+from sessionlake.bronze.subscription import CheckpointOffsets
 from sessionlake.delta.commit import make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import CheckpointGenerations, Generation, require_intact_checkpoint
+from sessionlake.streaming.generations import CheckpointGeneration, CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.losses import find_first_loss, refuse_lost_files, refuse_lost_tables, require_readable_logs
@@ -129,7 +129,7 @@ def end_bronze_query(spark: SparkSession, lake: Lake, settings: Settings) -> tup
 
 def start_recovered_checkpoint(
     settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
-) -> Generation:
+) -> CheckpointGeneration:
     """Starts a fresh checkpoint folder, with which bronze resumes. Call `end_bronze_query` first.
 
     Args:
@@ -153,13 +153,13 @@ def _require_usable_checkpoint(spark: SparkSession, lake: Lake, settings: Settin
     present = CheckpointGenerations(checkpoint, LAYER).current_generation
     refuse_outdated_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
-        QueryOffsets(present.folder).read_next_batch_start()
+        CheckpointOffsets(present.folder).read_next_batch_start()
 
 
 def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
     """Returns the query's id, and the highest batch number in the ledger and checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
-    entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
+    entries = list(iterate_rows_as_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = CheckpointGenerations(
         settings.checkpoint_path(LAYER), LAYER
@@ -219,7 +219,7 @@ def _record_in_ledger(spark: SparkSession, lake: Lake, settings: Settings, txn: 
         return 0
     version = lake.latest_version(spark, MESSAGES)
     entry = replace(
-        build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
+        build_bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
     )
     # A ledger that was emptied still rejects the transactions of its former entries, so this entry needs another id.
     Ledger(lake).write_entry(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))

@@ -17,21 +17,21 @@ from sessionlake.bronze.compare import OFFSET_COLUMNS
 from sessionlake.bronze.gaps import record_transaction_gaps
 from sessionlake.bronze.job import (
     LAYER,
-    build_ledger_entry,
+    build_bronze_ledger_entry,
     convert_to_bronze_columns,
 )
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import is_about_unreadable_message
-from sessionlake.delta.commit import stage_append
+from sessionlake.delta.commit import commit_staged_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
+from sessionlake.ledger.absent import AbsentOffsetReason, OffsetInterval, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
-from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
+from sessionlake.ledger.erasures import erase_forgotten_messages, read_erasure_receipts
 from sessionlake.operations.recover.bronze import end_bronze_query, start_recovered_checkpoint
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -74,7 +74,7 @@ class SkipDecision:
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
-    def offset_run(self) -> OffsetRun:
+    def offset_run(self) -> OffsetInterval:
         """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
@@ -149,7 +149,7 @@ def _commit_until_skipped(
     spark: SparkSession,
     lake: Lake,
     topic_register: TopicRegister,
-    earlier: OffsetRun,
+    earlier: OffsetInterval,
     decision: SkipDecision,
     txn: Txn,
 ) -> int:
@@ -185,9 +185,9 @@ def _commit_until_skipped(
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decision.place: [decision.offset_run]}
     record_absent_offsets(
-        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decision.who, why=decision.why
+        spark, lake, skipped, of_decision, reason=AbsentOffsetReason.SKIPPED, who=decision.who, why=decision.why
     )
-    entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
+    entry = build_bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
     topic_register.remember_read_offsets([OffsetRange(*decision.place, earlier[0], decision.last, 0)])
     return entry.messages
@@ -207,9 +207,10 @@ def _commit_messages(
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
     # A single file, because silver may read the files of a commit in any order.
     rows = erase_forgotten_messages(
-        convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
+        convert_to_bronze_columns(read, shifts), read_erasure_receipts(lake.reader(spark))
     ).coalesce(1)
-    with stage_append(spark, lake, MESSAGES, rows, txn) as written:
+    with lake.storage.stage_rows(spark, MESSAGES, rows) as staged:
         topic_register.record_topics_of_batch([place[0]])
-        if written.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
-            record_transaction_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)
+        if staged.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
+            record_transaction_gaps(spark, lake, planned, staged.read_columns(*OFFSET_COLUMNS), shifts, txn)
+        commit_staged_rows(lake, MESSAGES, staged, txn)

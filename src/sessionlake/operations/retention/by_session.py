@@ -13,8 +13,8 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.retained import read_limits_as_frame
+from sessionlake.integrity.rules import JudgingRuleLookup
+from sessionlake.ledger.retained import read_removal_limits_as_frame
 from sessionlake.operations.retention.rules import build_limits_table
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
@@ -41,9 +41,9 @@ def compute_change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Tab
     """
     from pyspark.sql import functions as F
 
-    rule, kept = RuleLookup(lake.settings.capture), _read_stored_cuts_until(spark, lake, batch)
+    rule, kept = JudgingRuleLookup(lake.settings.capture), _read_stored_cuts_until(spark, lake, batch)
     topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
-    once = [topic for topic in topics if rule.find_rules(topic).integrity is Integrity.ONCE]
+    once = [topic for topic in topics if rule.find_judging_rules(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
     last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
     return _select_new_limits(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
@@ -64,7 +64,7 @@ def compute_snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.T
     from pyspark.sql import functions as F
 
     last = _read_stored_cuts_until(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
-    floors = read_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
+    floors = read_removal_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
     least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
@@ -110,6 +110,6 @@ def _select_new_limits(spark: SparkSession, lake: Lake, table: str, limits: Data
     """
     from pyspark.sql import functions as F
 
-    recorded = read_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
+    recorded = read_removal_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
     beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
     return build_limits_table(beyond.drop("recorded").toArrow())

@@ -17,8 +17,8 @@ from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.ledger.books import LedgerReader, read_stored_sums
 from sessionlake.ledger.positions import write_sums_of_old_entries
-from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch_number
-from sessionlake.ledger.retained import RemovalRecord, read_removal_record_of_table, store_removal_record
+from sessionlake.ledger.progress import read_last_merged_batch_number, read_ledger_entries_after_batch
+from sessionlake.ledger.retained import RetentionRecord, read_removal_record_of_table, store_removal_record
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.restored_tables import refuse_restored_tables
 
@@ -32,7 +32,7 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime)
     This process must hold the claim `retention`. Entries committed at `keep_since` or later stay.
     """
     reader = lake.reader(spark)
-    before = read_removal_record_of_table(reader, LEDGER) or RemovalRecord(LEDGER, keep_since)
+    before = read_removal_record_of_table(reader, LEDGER) or RetentionRecord(LEDGER, keep_since)
     if before.pending:  # a process died during an earlier removal
         before = replace(_finish_removal(spark, lake, before), pending=0)
     cut = find_end_of_removable_entries(reader, lake.settings, keep_since)
@@ -47,7 +47,7 @@ def remove_ledger_entries(spark: SparkSession, lake: Lake, keep_since: datetime)
     return count
 
 
-def _finish_removal(spark: SparkSession, lake: Lake, recorded: RemovalRecord) -> RemovalRecord:
+def _finish_removal(spark: SparkSession, lake: Lake, recorded: RetentionRecord) -> RetentionRecord:
     """Finishes an interrupted removal if the sums of its entries were stored. Else the entries stay in the ledger.
 
     Args:
@@ -87,7 +87,8 @@ def _read_needed_commit_times(reader: TableReader, settings: Settings, keep_sinc
         ]
         needed += [max(known)] if (known := [time for time in times if time is not None]) else []
     return needed + [
-        row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch_number(reader))
+        row["committed_at"]
+        for row in read_ledger_entries_after_batch(reader, SILVER, read_last_merged_batch_number(reader))
     ]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import build_counted_time_column
+from sessionlake.bronze.kafka_times import build_valid_kafka_time_column
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.errors import ClaimedByOtherProcessError, DataLossError, InterruptedOperationError
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.progress import (
     read_first_batch_number_since,
     read_first_offsets_since,
@@ -48,12 +48,12 @@ from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
     TABLES_REMOVED_TOGETHER,
-    RemovalRecord,
-    build_selection_of_expired_rows,
-    read_last_changed_limits,
+    RetentionRecord,
+    read_limits_changed_by_last_removal,
     read_removal_record_of_table,
     read_removal_records,
     read_removal_records_without_limits,
+    select_rows_removed_by_retention,
     store_removal_record,
 )
 from sessionlake.operations.retention import by_session, rules
@@ -196,13 +196,13 @@ class RetentionRunner:
         if not count:
             return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
-        now = RemovalRecord(table, max(before.before, keep_since), batch, before.removed, count, noted)
+        now = RetentionRecord(table, max(before.before, keep_since), batch, before.removed, count, noted)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
         store_removal_record(self._spark, self._lake, now)
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
 
-    def _finish_removal(self, entry: RemovalRecord) -> int:
+    def _finish_removal(self, entry: RetentionRecord) -> int:
         """Removes the rows that a process was removing when it died. Returns their number.
 
         Args:
@@ -213,14 +213,14 @@ class RetentionRunner:
         self._remove_rows(entry, entry.limits)
         return count
 
-    def _remove_rows(self, entry: RemovalRecord, limits: pa.Table) -> None:
+    def _remove_rows(self, entry: RetentionRecord, limits: pa.Table) -> None:
         """Removes the rows of a table up to the limits, and records in `ops.retained` that they are removed."""
         for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
-            remove_rows(self._spark, self._lake, part, build_selection_of_expired_rows(part, limits, entry.batch))
+            remove_rows(self._spark, self._lake, part, select_rows_removed_by_retention(part, limits, entry.batch))
         finished = replace(entry, removed=entry.max_missing_rows, pending=0, limits=LIMITS.empty_table())
         store_removal_record(self._spark, self._lake, finished)
 
-    def _read_removal_record(self, table: str, keep_since: datetime) -> RemovalRecord:
+    def _read_removal_record(self, table: str, keep_since: datetime) -> RetentionRecord:
         """Returns the row of `ops.retained` for a table.
 
         If there is none, returns a new row with `keep_since` and no removals.
@@ -231,14 +231,14 @@ class RetentionRunner:
         reader = self._lake.reader(self._spark)
         entry = read_removal_record_of_table(reader, table)
         if entry is None:
-            return RemovalRecord(table, keep_since)
+            return RetentionRecord(table, keep_since)
         if _list_key_columns(table) == _PLACE:
             return read_removal_records(reader, [table])[table]
         if not entry.pending:
             return entry
         if table == PROGRESS:
             return replace(entry, limits=by_session.compute_progress_limits(self._spark, self._lake, entry.batch))
-        return replace(entry, limits=read_last_changed_limits(reader, entry))
+        return replace(entry, limits=read_limits_changed_by_last_removal(reader, entry))
 
     def _count_rows(self, table: str, batch: int, limits: pa.Table) -> int:
         """Returns the number of rows up to the limits, in the table and in the tables that are shortened with it."""
@@ -246,7 +246,7 @@ class RetentionRunner:
             return 0
         storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
         return sum(
-            storage.count_rows(self._spark, part, build_selection_of_expired_rows(part, limits, batch))
+            storage.count_rows(self._spark, part, select_rows_removed_by_retention(part, limits, batch))
             for part in parts
         )
 
@@ -258,9 +258,9 @@ class RetentionRunner:
         rows = (
             self._lake.read(self._spark, MESSAGES)
             .alias("t")
-            .join(places, build_selection_of_expired_rows(MESSAGES, limits).build_join_condition())
+            .join(places, select_rows_removed_by_retention(MESSAGES, limits).build_join_condition())
         )
-        highest = F.timestamp_millis(F.max(build_counted_time_column(self._settings, "t")))
+        highest = F.timestamp_millis(F.max(build_valid_kafka_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         highest_times = highest_times.rename_columns([*_PLACE, "highest_timestamp", "rows"])
         added = highest_times.append_column("limit", pa.nulls(highest_times.num_rows, pa.int64())).append_column(
@@ -336,7 +336,7 @@ class RetentionRunner:
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
         read = [
             row["source_to"]
-            for row in to_dicts(books.read_entries_since_rebuild(("layer", eq, GOLD)))
+            for row in iterate_rows_as_dicts(books.read_entries_since_rebuild(("layer", eq, GOLD)))
             if row["source_to"] is not None
         ]
         if not read:
@@ -378,7 +378,7 @@ class RetentionRunner:
         """
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
-        times, _ = open_stored_times(self._settings, SILVER).read_times_before(places, behind)
+        times, _ = open_stored_times(self._settings, SILVER).read_stream_times_before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
         return pa.Table.from_pylist([dict(zip(_TIMES.names, row, strict=True)) for row in known], _TIMES)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_and_read_commit, build_merge_app_id, make_delta_skip_transaction, merge_rows
+from sessionlake.delta.commit import append_rows, build_merge_app_id, make_delta_skip_transaction, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
-from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch_number
+from sessionlake.ledger.progress import read_last_merged_batch_number, read_ledger_entries_after_batch
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -296,7 +296,7 @@ class TableMerger:
         """Returns the batches in the ledger that are not merged yet."""
         reader = self._lake.reader(self._spark)
         with self._lake.storage.cache_repeated_reads():
-            behind = read_entries_after(
+            behind = read_ledger_entries_after_batch(
                 reader, SILVER, read_last_merged_batch_number(reader), "messages", "outputs", "offsets"
             )
         return [*map(_build_pending_batch, behind)]
@@ -349,7 +349,7 @@ class TableMerger:
         column, value = lowest_value
         if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
             # No row can be there already, so an append is enough.
-            commit = append_and_read_commit(self._spark, self._lake, table, rows, txn)
+            commit = append_rows(self._spark, self._lake, table, rows, txn)
             return TableOutput(table, commit.version, commit.rows)
         names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
         others = tuple(name for name in names if name not in key_columns)
