@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
 from sessionlake.gold.declared.tables import create_product
-from sessionlake.gold.rules.document import parse_rules_file
+from sessionlake.gold.rules.rules_file import parse_rules_file
 from sessionlake.gold.sql.views import DEFINITIONS
 from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.model import ENV_PREFIX, Settings, load_settings

@@ -21,7 +21,7 @@ from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalE
 from sessionlake.cli.engines.kinds import COUNT, DECIMAL, DOUBLE, INTEGER, SMALL, TEXT, TIME, find_kinds_of_fields
 from sessionlake.cli.engines.sail import RESULT_BYTES, SailEngine
 from sessionlake.cli.engines.sail_process import encode_statement
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_latest_versions
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_reference_rows, read_latest_versions
 from sessionlake.cli.query import read_statement
 from sessionlake.cli.sql import _parse_param_options
 from sessionlake.cli.sql_names import find_parameters, insert_arguments
@@ -183,7 +183,7 @@ def test_versions_are_read_again_until_none_has_changed(lake: Lake, monkeypatch)
     ],
 )
 def test_a_version_is_inserted_where_a_table_is_read(sql: str, expected: str | None):
-    assert insert_versions(sql, {SESSIONS: 7}) == (expected or sql)
+    assert insert_reference_rows(sql, {SESSIONS: 7}) == (expected or sql)
 
 
 def test_views_read_tables_at_their_versions(settings: Settings):

@@ -19,13 +19,7 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import KEY, Alert, AlertLogCause, find_logged_alerts
-from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
-from sessionlake.gold.rules.log_rows import AlertLogRow, RuleBatchData
-from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
-from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
-from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     AllOf,
     AnyOf,
     Compared,
@@ -37,6 +31,12 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Window,
 )
+from sessionlake.gold.rules.log_rows import AlertLogRow, RuleBatchData
+from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
+from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
+from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
+from sessionlake.gold.rules.rules_file import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 

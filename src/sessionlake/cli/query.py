@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.cli.engines.choice import run_statement
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
 from sessionlake.cli.engines.interface import Answer, EngineName, Statement
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_latest_versions
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_reference_rows, read_latest_versions
 from sessionlake.cli.show import OutputFormat, Rows, convert_to_cells, show_rows, show_table
 from sessionlake.cli.sql_names import find_names, find_parameters, replace_names, replace_prefixed_names
 from sessionlake.delta.lake import Lake
@@ -148,7 +148,7 @@ class SparkEngine:
         from sessionlake.streaming.errors import explain_sql_error
 
         spark, lake = self._spark, LakeAtVersions(self._settings, statement.versions)
-        text = insert_stored_names(lake, insert_versions(statement.sql, statement.versions))
+        text = insert_stored_names(lake, insert_reference_rows(statement.sql, statement.versions))
         try:
             reads = find_tables_and_functions(spark, text, _read_function_names(lake).keys())
             named = _require_known_names(lake, reads)
@@ -180,12 +180,17 @@ def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> No
 
 def _import_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
     """Returns the functions that create the lake's SQL functions in Spark, by the SQL function's name."""
-    from sessionlake.gold.sql.definitions import create_metrics_between
-    from sessionlake.gold.sql.figures_with import create_figures_with
-    from sessionlake.gold.sql.views import create_data_quality_since
+    from sessionlake.gold.sql.definitions import create_sql_function_metrics_between
+    from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
+    from sessionlake.gold.sql.views import create_sql_function_data_quality_since
     from sessionlake.silver.merge.sql_function import create_session_as_of
 
-    creators = (create_session_as_of, create_metrics_between, create_data_quality_since, create_figures_with)
+    creators = (
+        create_session_as_of,
+        create_sql_function_metrics_between,
+        create_sql_function_data_quality_since,
+        create_sql_function_figures_with,
+    )
     return dict(zip(FUNCTIONS, creators, strict=True))
 
 

@@ -71,9 +71,9 @@ class TopOfBook(Processor[OrderBook]):
                 setattr(level, name, row.values[name])
         for row_id in message.deleted:
             state.levels.pop(row_id, None)
-        yield self._make_row(state, message)
+        yield self._build_top_of_book_row(state, message)
 
-    def _make_row(self, book: OrderBook, message: Message) -> dict[str, Any]:
+    def _build_top_of_book_row(self, book: OrderBook, message: Message) -> dict[str, Any]:
         (bid, bid_qty), (ask, ask_qty) = book.find_best_offer("bid"), book.find_best_offer("ask")
         return {"event_time": message.ts, "bid": bid, "bid_qty": bid_qty, "ask": ask, "ask_qty": ask_qty}
 

@@ -27,7 +27,7 @@ from sessionlake.gold.aggregate.standard import (
     split_time_range_by_metrics_table,
 )
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import find_complete_tables
+from sessionlake.gold.tables.table_properties import find_complete_tables
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 

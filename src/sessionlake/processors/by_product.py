@@ -58,7 +58,7 @@ class ProductComputation(TableComputation):
                 fix="Give the product in Python a `source=Rows(...)`, or remove `source` from the configuration",
             )
         self._rows, self._present = self.product.source, present
-        self._require_columns(config)
+        self._require_product_columns(config)
         self.by = self.keys = self.product.row_keys
         keys = ((name, "timestamp" if name not in config.key else present[name]) for name in self.keys)
         self.columns = (
@@ -69,7 +69,7 @@ class ProductComputation(TableComputation):
         self.comment = f"Aggregates of the rows of {config.source}, one row for each {', '.join(self.keys)}"
         self.logic = self.product.logic_hash
 
-    def _require_columns(self, config: ProductProcessor) -> None:
+    def _require_product_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
         require_source_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
@@ -123,7 +123,7 @@ class ProductComputation(TableComputation):
         names = tuple(name for name, _ in self.columns)
         return compute_rows_by_key(rows, self.by, _ProductRowsFunction(self.product, names), self.columns)
 
-    def recompute_in_sql(self, rows: DataFrame) -> DataFrame:
+    def recompute_rows_in_sql(self, rows: DataFrame) -> DataFrame:
         """Returns the product's whole table, computed in plain Spark SQL to check the stored table against it.
 
         Args:

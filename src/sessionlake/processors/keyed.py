@@ -25,7 +25,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, DataLossError, LakeError
-from sessionlake.gold.tables.notes import LOGIC
+from sessionlake.gold.tables.table_properties import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import read_removal_records_without_limits
@@ -96,7 +96,7 @@ class KeyedTable:
         """The names of the columns that identify a row of the output table."""
         return self.computation.keys
 
-    def require_same_key(self, spark: SparkSession) -> None:
+    def require_same_key_as_stored(self, spark: SparkSession) -> None:
         """Checks that an existing output table was written with the configured key.
 
         Raises:
@@ -137,7 +137,7 @@ class KeyedTable:
         """
         config, lake, logic = self._config, self.lake, self.computation.logic
         if logic is None:
-            self.require_same_key(spark)
+            self.require_same_key_as_stored(spark)
         elif not self.is_up_to_date(spark):
             checkpoint = self._settings.checkpoint_path(config.layer)
             begun = CheckpointGenerations(checkpoint, config.layer).current_generation.app_id is not None
@@ -185,7 +185,7 @@ class KeyedTable:
 
     # -- reading the source
 
-    def read_stream(self, spark: SparkSession) -> DataFrame:
+    def read_source_stream(self, spark: SparkSession) -> DataFrame:
         """Returns a stream of the rows that are added to the source table or changed in it.
 
         Raises:
@@ -219,20 +219,20 @@ class KeyedTable:
             raise LakeError(f"{cut.removal_description}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
-    def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
+    def compute_rows(self, spark: SparkSession, changed_keys: DataFrame | None = None) -> DataFrame:
         """Returns the output rows, without `_batch`, computed from the source table's current rows.
 
         Args:
             spark: The Spark session.
-            keys: The keys whose rows are computed, with the key's columns; None for all keys.
+            changed_keys: The keys whose rows are computed, with the key's columns; None for all keys.
 
         Raises:
             LakeError: Retention has removed some of the source rows.
             ProcessorError: The user's class failed.
         """
         rows = self.computation.select_input(self.read_source(spark))
-        if keys is not None:
-            rows = rows.join(keys, list(self.computation.by), "left_semi")
+        if changed_keys is not None:
+            rows = rows.join(changed_keys, list(self.computation.by), "left_semi")
         return self.computation.compute_rows(rows)
 
 
@@ -272,7 +272,7 @@ def start_keyed_processor(
         )
     query = LayerQuery(config.layer, settings.checkpoint_path(config.layer))
     return query.start(
-        table.read_stream(spark),
+        table.read_source_stream(spark),
         _KeyedBatchCommit(table, Ledger(table.lake), settings, config),
         trigger=config.trigger,
         once=once,
@@ -337,19 +337,19 @@ class _KeyedBatchCommit:
         )
         self.ledger.write_entry(spark, entry)
 
-    def _select_replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
+    def _select_replaced_rows(self, spark: SparkSession, changed_keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
         """Returns the output table's present rows that the batch replaces or deletes.
 
         Args:
             spark: The Spark session.
-            keys: The keys in the batch.
+            changed_keys: The keys in the batch.
             is_first_batch: True to include rows of keys that the source table lacks, as no later batch reports these.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:
-            return held.join(keys, list(work.by), "left_semi")
+            return held.join(changed_keys, list(work.by), "left_semi")
         exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
-        return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
+        return held.join(exists.join(changed_keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
 def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, TableDifference]:
@@ -392,7 +392,7 @@ def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSe
 def _recompute_rows(
     spark: SparkSession, table: KeyedTable, config: ProcessorSettings
 ) -> tuple[DataFrame, TableDifference]:
-    table.require_same_key(spark)
+    table.require_same_key_as_stored(spark)
     if not table.lake.exists(spark, config.output_table):
         table.lake.create_or_update_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.memory import SessionState, StateCodec
 from sessionlake.processors.output import OutputColumns, RecordOrigin
 from sessionlake.processors.outputs import FailureAction, ProcessorFailure
+from sessionlake.processors.shard_state import SessionState, SessionStateCodec
 from sessionlake.settings.section import OnViolation
 
 _TIMER_BYTES = 9
@@ -56,18 +56,18 @@ class LoadedProcessor:
 
     name: str
     processor: Processor[Any]
-    codec: StateCodec
+    codec: SessionStateCodec
     output: OutputColumns
     limits: ProcessorLimits
 
 
 def create_loaded_processor(name: str, processor: Processor[Any], limits: ProcessorLimits) -> LoadedProcessor:
     """Returns a processor instance together with its state codec, output columns and limits."""
-    return LoadedProcessor(name, processor, StateCodec(name, processor), OutputColumns(processor.output), limits)
+    return LoadedProcessor(name, processor, SessionStateCodec(name, processor), OutputColumns(processor.output), limits)
 
 
 @dataclass
-class BatchResults:
+class ProcessorBatchResults:
     """What a processor yielded for the messages of one shard in one batch.
 
     Attributes:
@@ -88,7 +88,7 @@ class ProcessorStoppedError(Exception):
     """
 
 
-class SessionLife:
+class SessionLifeProcessor:
     """One life of a session: passes its messages, timers and expiry to the processor, and keeps its state.
 
     Args:
@@ -107,7 +107,7 @@ class SessionLife:
         session_state: SessionState,
         policy: OnViolation,
         timeout: int,
-        results: BatchResults,
+        results: ProcessorBatchResults,
     ) -> None:
         self._loaded, self._session, self._policy = loaded, session, policy
         self.session_state = session_state
@@ -204,14 +204,16 @@ class SessionLife:
         """
         session_state, codec = self.session_state, self._loaded.codec
         if self._state is None and session_state.state:
-            self._state = codec.decode_stored(session_state.state, session_state.version, self._session.session_id)
+            self._state = codec.decode_and_migrate_state(
+                session_state.state, session_state.version, self._session.session_id
+            )
         try:
             state = self._user_processor.initial(self._session) if self._state is None else self._state
             records, timers = self._split_records_and_timers(call(state), after)
             timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
             stored = codec.encode_state(state)
             self._require_state_within_limit(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
-            self._state = codec.decode_written(stored)
+            self._state = codec.decode_state_of_current_version(stored)
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             self._state = None
             self._handle_failure(event, time, error)
@@ -245,7 +247,7 @@ class SessionLife:
             if isinstance(item, Timer):
                 timers[item.name] = _check_timer_time(item, after)
             else:
-                records.append(self._loaded.output.check_record(item))
+                records.append(self._loaded.output.convert_record_to_struct(item))
         return records, timers
 
     def _require_state_within_limit(self, size: int) -> None:

@@ -38,7 +38,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     if has_unread_source_changes(spark, settings, table, config, now):
         return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ProductComputation(config, table.lake.storage.read_column_types(spark, config.source))
-    truth = work.recompute_in_sql(table.read_source(spark, now))
+    truth = work.recompute_rows_in_sql(table.read_source(spark, now))
     return compare_rows(
         config.output_table,
         work.keys,

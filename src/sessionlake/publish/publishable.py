@@ -28,7 +28,7 @@ class PublishableTable:
     results: tuple[str, ...] = ()
     sends_all: bool = False
 
-    def select_columns(self, names: Iterable[str]) -> list[str]:
+    def list_columns_to_send(self, names: Iterable[str]) -> list[str]:
         """Returns the names of the columns that are sent to Kafka.
 
         Args:

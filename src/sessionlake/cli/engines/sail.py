@@ -18,7 +18,7 @@ from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_why_not_cov
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
 from sessionlake.cli.engines.interface import Answer, EngineRefusalError, Statement
 from sessionlake.cli.engines.kinds import LAKE_COUNTS, Kinds, find_kinds_of_fields
-from sessionlake.cli.engines.versions import LakeAtVersions, build_version_clause, insert_versions
+from sessionlake.cli.engines.versions import LakeAtVersions, build_version_clause, insert_reference_rows
 from sessionlake.cli.sql_names import insert_arguments
 from sessionlake.cli.sql_reading import find_tables_read
 from sessionlake.delta.lake import Lake
@@ -117,7 +117,7 @@ class SailEngine:
         if why := explain_why_not_covered(sql, list(queries.values()), columns):
             raise EngineRefusalError(why)
         setup += [f"CREATE OR REPLACE VIEW {_quote_name(view)} AS {query}" for view, query in queries.items()]
-        rows = self._fetch(setup, insert_versions(sql, statement.versions))
+        rows = self._fetch(setup, insert_reference_rows(sql, statement.versions))
         return Answer(rows, names, describe_expired_rows(lake.reader(None), self._settings, names))
 
     def _fetch(self, setup: list[str], sql: str) -> pa.Table:

@@ -54,7 +54,7 @@ def build_version_clause(versions: Mapping[str, int], table: str) -> str:
     return f" VERSION AS OF {versions[table]}" if table in versions else ""
 
 
-def insert_versions(sql: str, versions: Mapping[str, int]) -> str:
+def insert_reference_rows(sql: str, versions: Mapping[str, int]) -> str:
     """Returns the statement with a `VERSION AS OF` for each table in `versions` that has none in the statement."""
     return replace_names(
         sql,

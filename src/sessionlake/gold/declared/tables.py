@@ -62,8 +62,8 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(
-        [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
+    _refuse_names_of_other_gold_tables(
+        [*(one.table for one in settings.gold.enriched), *(one.applied_table_name for one in settings.gold.references)]
     )
     return (
         *list_declared_averages(settings),
@@ -79,7 +79,7 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
         ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_existing_table_names(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    _refuse_names_of_other_gold_tables(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
     by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
     return tuple(_create_rolling_average(settings, one) for one in by_name.values())
 
@@ -101,7 +101,7 @@ def _create_rolling_average(settings: Settings, declaration: AverageSettings) ->
     )
 
 
-def _refuse_existing_table_names(tables: Iterable[str]) -> None:
+def _refuse_names_of_other_gold_tables(tables: Iterable[str]) -> None:
     for table in tables:
         if table in {*TABLES, *VIEWS}:
             raise ConfigError(
@@ -116,7 +116,7 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(table for one in settings.gold.products for table in one.tables)
+    _refuse_names_of_other_gold_tables(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
     own = (one for one in settings.gold.products if one.source is None)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import NO_LIFE
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.gold.fold.units import UnscaledDecimals
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1

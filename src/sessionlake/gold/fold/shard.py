@@ -42,7 +42,7 @@ from sessionlake.gold.fold.state import (
     decode_states,
     encode_states,
 )
-from sessionlake.gold.fold.units import UnscaledDecimals
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 

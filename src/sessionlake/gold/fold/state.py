@@ -27,7 +27,7 @@ from sessionlake.gold.fold.state_columns import (
     decode_state_fields,
     require_state_format,
 )
-from sessionlake.gold.fold.units import UnscaledDecimals
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
 

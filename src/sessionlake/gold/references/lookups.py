@@ -25,7 +25,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
-from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
+from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins_with_reference
 from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.applied import create_txn_for_reference_commit
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
@@ -86,7 +86,7 @@ class LookupRunner:
         self._spark, self._lake = spark, lake
         self.name = reference.name
         self._reference, self._settings, self._lookup = reference, settings, lookup
-        self._joins = find_joins(tables, reference)
+        self._joins = find_joins_with_reference(tables, reference)
         self._now = now or _read_utc_now
         # The time at which to request a key again; None: never. The least recently requested keys are dropped first.
         self._next_requests: OrderedDict[Key, datetime | None] = OrderedDict()
@@ -94,9 +94,9 @@ class LookupRunner:
         # Silver batches to search for keys: the first and the last. None stands for all batches before the start.
         self._unread_batches: deque[tuple[int, int] | None] = deque([None])
 
-    def schedule_search(self, first: int, last: int) -> None:
-        """Schedules a search for missing keys in silver's batches `first` to `last`. Any thread may call it."""
-        self._unread_batches.append((first, last))
+    def schedule_search_of_batches(self, first_batch: int, last_batch: int) -> None:
+        """Schedules a search for missing keys in some batches of silver. Any thread may call it."""
+        self._unread_batches.append((first_batch, last_batch))
 
     def request_next_keys(self) -> bool:
         """Requests the next keys, as many as the settings allow at once, and writes the answers.
@@ -145,12 +145,14 @@ class LookupRunner:
         failed |= {key: unknown for key in keys if key not in used and key not in failed}
         return [row for key, found in used.items() if key not in failed for row in found], failed
 
-    def _store_answers(self, rows: list[Row], failed: dict[Key, tuple[str, str]], keys: Sequence[Key]) -> bool:
+    def _store_answers(
+        self, fetched_rows: list[Row], failures: dict[Key, tuple[str, str]], keys: Sequence[Key]
+    ) -> bool:
         """Writes fetched rows to the reference table, and failures to `gold.lookup_failures`.
 
         Args:
-            rows: the fetched rows.
-            failed: by failed key, the kind of failure and the reason.
+            fetched_rows: the fetched rows.
+            failures: by failed key, the kind of failure and the reason.
             keys: all requested keys.
 
         Returns:
@@ -159,25 +161,25 @@ class LookupRunner:
         """
         now = self._now()
         try:
-            if rows:
-                table = pa.Table.from_pylist(rows, self._reference.arrow_schema())
+            if fetched_rows:
+                table = pa.Table.from_pylist(fetched_rows, self._reference.arrow_schema())
                 done = write_reference_rows(self._spark, self._lake, self._reference, table, now, skip_refused=True)
-                failed |= {key: ("answer", why) for key, why in done.refused.items()}
+                failures |= {key: ("answer", why) for key, why in done.refused.items()}
         except ClaimedByOtherProcessError:  # another process writes the table
             self._queue |= dict.fromkeys(keys)
             return False
         except LakeError as error:  # the table is faulty
-            failed = dict.fromkeys(keys, ("table", str(error)))
+            failures = dict.fromkeys(keys, ("table", str(error)))
         before = self._read_failures_of_keys(keys)
         again = None if self._settings.ttl is None else now + self._settings.ttl
         for key in keys:
             attempts = before[key]["attempts"] if key in before else 0
-            if attempts + 1 >= _MAX_UNKNOWN_ANSWERS and failed.get(key, ("",))[0] == _UNKNOWN:
-                del failed[key]
+            if attempts + 1 >= _MAX_UNKNOWN_ANSWERS and failures.get(key, ("",))[0] == _UNKNOWN:
+                del failures[key]
             pause = min(self._settings.retry_after * 2 ** min(attempts, _MAX_DOUBLINGS), _MAX_PAUSE)
-            self._next_requests[key] = now + pause if key in failed else again
+            self._next_requests[key] = now + pause if key in failures else again
             self._next_requests.move_to_end(key)
-        changed = [self._build_failure_row(key, before.get(key), failed.get(key), now) for key in keys]
+        changed = [self._build_failure_row(key, before.get(key), failures.get(key), now) for key in keys]
         self._write_failures([row for row in changed if row is not None])
         while len(self._next_requests) > self._settings.cache:
             self._next_requests.popitem(last=False)
@@ -261,7 +263,7 @@ class LookupRunner:
         if batches is not None:
             conditions += [(BATCH, operator.ge, batches[0]), (BATCH, operator.le, batches[1])]
         if batches is None or self._settings.ttl is None:
-            conditions.append((join.version_column, is_null, None))
+            conditions.append((join.valid_from_column, is_null, None))
         names = [*dict.fromkeys(join.on)]
         for values in self._lake.reader(self._spark).count_rows_by(table.table_name, names, *conditions):
             row = dict(zip(names, values, strict=True))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     MINUTE_MS,
     OPERATORS,
     AllOf,

@@ -24,9 +24,7 @@ from sessionlake.gold.aggregate.sources import (
     build_text_field_name,
 )
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_key_of_row
-from sessionlake.gold.rules.metric_buckets import map_distinct_texts
-from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     OPERATORS,
     AllOf,
     AnyOf,
@@ -38,6 +36,8 @@ from sessionlake.gold.rules.tree import (
     PatternKind,
     find_selection,
 )
+from sessionlake.gold.rules.metric_buckets import map_distinct_texts
+from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS

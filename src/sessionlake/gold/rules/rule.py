@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, have_session_keys
-from sessionlake.gold.rules.parse import ConditionNameScope, ConditionParseError, parse_condition
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     Compared,
     FeedSelection,
     Function,
@@ -22,6 +21,7 @@ from sessionlake.gold.rules.tree import (
     find_windows,
     require_regular_expression,
 )
+from sessionlake.gold.rules.parse import ConditionNameScope, ConditionParseError, parse_condition
 from sessionlake.settings.section import Section
 
 SERIES_KEY = ("topic", "session_id", "row_id")

@@ -84,7 +84,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
-        stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_create_frame_of_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
         found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
@@ -156,7 +156,7 @@ def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFr
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
 
-def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+def _create_frame_of_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
