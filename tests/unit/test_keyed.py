@@ -22,7 +22,7 @@ from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
 from sessionlake.processors.by_class import _ERROR, _KeyRecordsFunction
 from sessionlake.processors.job import require_loadable_processor
-from sessionlake.processors.keyed import KeyedTable
+from sessionlake.processors.keyed import KeyedProcessorTable
 from sessionlake.processors.load import ProcessorClassReference, create_processor_class_reference
 from sessionlake.processors.testing import Sent, run, run_keyed
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings
@@ -157,7 +157,7 @@ def test_a_key_that_cannot_tell_rows_apart_is_refused(tmp_path: Path, key: tuple
     write_deltalake(tmp_path / "warehouse/silver/own_source", pa.table(rows))
     own = ProcessorSettings(name="own", target="a:B", key=key, source="silver.own_source", order=("ts",))
     with pytest.raises(ConfigError, match=said):
-        KeyedTable(None, settings, own)
+        KeyedProcessorTable(None, settings, own)
 
 
 @pytest.mark.parametrize("given", [{"key": ("who",), "topics": "a"}, {"order": ("ts",)}, {"source": "silver.own"}])

@@ -72,7 +72,7 @@ class Asking:
         """Asks until there is no more to ask for; returns what was asked for."""
         self.asked.clear()
         for _ in range(50):
-            if not self.lookups.request_next_keys():
+            if not self.lookups.request_rows_of_next_keys():
                 return sorted(self.asked)
         raise AssertionError(f"asked without end: {self.asked}")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product_from_settings
 from sessionlake.gold.enrich.reference import (
     FROM,
     TO,
@@ -153,7 +153,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
     names: list[str], rnd: random.Random
 ) -> None:
     def made(keys: list[str], results: list[str], kinds: list[str]) -> list[tuple[Any, ...]]:
-        product = create_product(
+        product = create_product_from_settings(
             ProductSettings.model_validate(
                 {"name": "own", "source": "silver.fills", "keys": keys, "time": "at", "value": "price", "order": ["n"],
                  "bucket": "1 minute", "aggregates": dict(zip(results, kinds, strict=True))}

@@ -420,7 +420,7 @@ def test_state_of_another_format_is_refused():
 def test_forgetting_a_session_again_keeps_the_later_time():
     none = ForgottenSeriesOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
     forgotten = none.add_owners(["a", "b"], np.array([5, 7])).add_owners(["a"], np.array([3]))
-    found, newest = forgotten.find_owners(["b", "c", "a"])
+    found, newest = forgotten.find_forgotten_owners(["b", "c", "a"])
     assert found.tolist() == [True, False, True]
     assert newest.tolist() == [7, 0, 5]
 

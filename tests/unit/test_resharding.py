@@ -225,7 +225,7 @@ def test_what_a_table_was_made_again_of_goes_to_the_new_shard_of_each_though_its
     for shard, stored in states.items():
         state = GoldShardState.decode_state(decode_states(stored)[series.name])
         mine = [number for number, target in enumerate(new) if target == shard]
-        found, newest = state.forgotten.find_owners([names[number] for number in mine])
+        found, newest = state.forgotten.find_forgotten_owners([names[number] for number in mine])
         assert (state.rebuild_id, len(state.forgotten.mark)) == ("made", len(mine))
         assert (found.all(), newest.tolist()) == (True, mine)
 

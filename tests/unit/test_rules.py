@@ -121,11 +121,11 @@ class Memory(RuleInputs):
             rows = part if product.below is None else product.aggregate_shorter_buckets(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
         events = {event for one in rules if isinstance(one.tree, Pattern) for event in list_pattern_events(one)}
-        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_matches(table, DECLARED) for e in events)])
+        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_event_matches(table, DECLARED) for e in events)])
         self.changes = pa.concat_tables([self.changes, table])
         # What a batch has read may come to the next one, too.
         self.events = pa.concat_tables(
-            [MATCH.empty_table(), matches, *(e.find_matches(self.changes, DECLARED) for e in events)]
+            [MATCH.empty_table(), matches, *(e.find_event_matches(self.changes, DECLARED) for e in events)]
         )
         before, self.times = dict(self.times), dict(self.times)
         for change in changes:
@@ -189,7 +189,7 @@ def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
     for change in changes:
         if any(change[name] is not None for name in SCHEMA.names[6:10]):
             times[change["topic"]] = max(change["ts"], times.get(change["topic"], change["ts"]))
-    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.read_selections)}
+    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.all_selections)}
     found = patterns_by_hand if isinstance(rule.tree, Pattern) else conditions_by_hand
     return {one for one in found(rule, changes, read) if rule.since_ms is None or one[1] >= rule.since_ms}
 

@@ -264,7 +264,9 @@ def list_table_names(settings: Settings) -> list[str]:
 
 def list_view_sources(settings: Settings) -> dict[str, str]:
     """Returns, for each view of the lake, the table that must exist for the view to be read."""
-    return {name: view.main_source for name, view in DEFINITIONS.items()} | list_feed_view_sources(settings.capture)
+    return {name: view.main_source_table for name, view in DEFINITIONS.items()} | list_feed_view_sources(
+        settings.capture
+    )
 
 
 def show_query_result_as_of(

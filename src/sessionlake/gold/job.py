@@ -37,7 +37,7 @@ from sessionlake.gold.rebuilding.states import build_shard_column, build_tracked
 from sessionlake.gold.rebuilding.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import (
     BackgroundStep,
-    QueryWithBackground,
+    QueryWithBackgroundThreads,
     ReferenceRuntime,
     prepare_reference_tables,
 )
@@ -78,7 +78,7 @@ _IDLE_TIMEOUTS = 2
 _ROW_IDLE = timedelta(days=7)
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackgroundThreads:
     """Starts the gold stream. First creates missing tables, and rebuilds tables whose declaration has changed.
 
     Args:
@@ -157,7 +157,7 @@ def _catch_up_and_rebuild_tables(
 
 def _start_stream(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, runs_lookups: bool = True
-) -> QueryWithBackground:
+) -> QueryWithBackgroundThreads:
     """Starts the stream that keeps tables current, and the work that runs in the background.
 
     Args:
@@ -167,7 +167,7 @@ def _start_stream(
     """
     settings, begin = lake.settings, read_active_handover(lake.settings, LAYER)
     store_maintained_tables(spark, lake, tables)
-    query = QueryWithBackground(LAYER, settings.checkpoint_path(LAYER))
+    query = QueryWithBackgroundThreads(LAYER, settings.checkpoint_path(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
     expiry = start_bucket_expiry(
         spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
@@ -187,7 +187,7 @@ def _start_stream(
         txn=lambda name, number: Txn(name, first_batch + number),
     )
     background = [*references.background, *_create_background_rule_steps(spark, lake, batch.rules, first_batch)]
-    return query.start_background(background, once=once)
+    return query.start_background_threads(background, once=once)
 
 
 def _create_background_rule_steps(

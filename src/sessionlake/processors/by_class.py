@@ -70,7 +70,7 @@ class KeyedComputation(TableComputation):
         self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}
         self.comment = f"Records of the processor {config.name}, computed from the rows of {config.source} key by key"
 
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the source table's rows without those that are null in a key column."""
         return select_rows_without_nulls(rows, self.by)
 
@@ -94,7 +94,7 @@ class KeyedComputation(TableComputation):
         return found.drop(_ERROR)
 
 
-def process_key(
+def process_rows_of_key(
     processor: KeyedProcessor[Any], key: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[Iterable[Record]]:
     """Passes the rows of one key to the processor, and yields the output records of each call.
@@ -160,20 +160,20 @@ class _KeyRecordsFunction:
     ) -> tuple[list[Any], str | None]:
         found = list[Any]()
         try:
-            for call in process_key(processor, key, self._require_distinct_order(rows)):
-                found += map(output.convert_record_to_struct, self._require_few_records(call))
+            for call in process_rows_of_key(processor, key, self._require_rows_in_distinct_order(rows)):
+                found += map(output.convert_record_to_struct, self._require_record_count_within_limit(call))
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
         return found, None
 
-    def _require_few_records(self, call: Iterable[Record]) -> Iterator[Record]:
+    def _require_record_count_within_limit(self, records_of_call: Iterable[Record]) -> Iterator[Record]:
         limit = self.config.max_records_per_call
-        for number, record in enumerate(call):
+        for number, record in enumerate(records_of_call):
             if number == limit:
                 raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             yield record
 
-    def _require_distinct_order(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _require_rows_in_distinct_order(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yields the rows of a key unchanged. Without distinct order values, results would depend on batch boundaries.
 
         Raises:

@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
-from sessionlake.gold.declared.tables import create_product
+from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.gold.verify.tables import compute_expected_product_rows
 from sessionlake.processors.computation import (
     TableComputation,
@@ -50,7 +50,7 @@ class ProductComputation(TableComputation):
     """
 
     def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = create_product(config.product, value_type=present.get(config.product.value or ""))
+        self.product = create_product_from_settings(config.product, value_type=present.get(config.product.value or ""))
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
@@ -98,7 +98,7 @@ class ProductComputation(TableComputation):
         if not rows.numbers:
             require_exact_types(config, "value", [rows.value], present)
 
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the columns of the source rows that aggregates need: the keys, the bucket's start, and the values.
 
         Rows without a value in a key column, or without a bucket, are dropped.
@@ -118,7 +118,7 @@ class ProductComputation(TableComputation):
         """Returns the product's rows: aggregates over all source rows of each key and bucket.
 
         Args:
-            rows: Rows from `select_input`.
+            rows: Rows from `select_input_rows`.
         """
         names = tuple(name for name, _ in self.columns)
         return compute_rows_by_key(rows, self.by, _ProductRowsFunction(self.product, names), self.columns)

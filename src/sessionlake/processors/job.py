@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, DataLossError, LakeError
-from sessionlake.gold.declared.tables import create_product
+from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
@@ -93,7 +93,7 @@ def require_loadable_processor(settings: Settings, name: str) -> None:
     """
     config = find_processor_settings(settings, name)
     if isinstance(config, ProductProcessor):
-        create_product(config.product)
+        create_product_from_settings(config.product)
     elif config.key:
         create_processor_class_reference(config).load_keyed_processor()
     else:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class KeyedTable:
+class KeyedProcessorTable:
     """The output table of a processor with a key, and how it is computed from the source table.
 
     Attributes:
@@ -103,14 +103,14 @@ class KeyedTable:
             ConfigError: The table was written with another key.
         """
         config = self._config
-        if (by := self._read_stored_key(spark)) not in (None, self.computation.by):
+        if (by := self._read_stored_key_columns(spark)) not in (None, self.computation.by):
             raise ConfigError(
                 f"{config.config_key}.key: the table {config.output_table} was written with the key "
                 f"{', '.join(by or ())}, but the configuration has the key {', '.join(self.computation.by)}",
                 fix=f"Choose another `table`. Or drop it, and run `sessionlake rebuild {config.rebuild_argument}`",
             )
 
-    def _read_stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
+    def _read_stored_key_columns(self, spark: SparkSession) -> tuple[str, ...] | None:
         """Returns the key columns of the existing output table; None if there is no table."""
         if not self.lake.exists(spark, self._config.output_table):
             return None
@@ -175,7 +175,7 @@ class KeyedTable:
             and not self.is_up_to_date(spark)
         ):
             lake.set_property(spark, config.output_table, LOGIC, "")
-            if self._read_stored_key(spark) != self.computation.by:
+            if self._read_stored_key_columns(spark) != self.computation.by:
                 lake.drop_table(spark, config.output_table)
 
     def store_declaration_hash(self, spark: SparkSession) -> None:
@@ -207,7 +207,7 @@ class KeyedTable:
             )
         return self.lake.stream_table(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
-    def read_source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+    def read_source_table(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """Returns all rows of the source table at a version; None means the latest.
 
         Raises:
@@ -230,7 +230,7 @@ class KeyedTable:
             LakeError: Retention has removed some of the source rows.
             ProcessorError: The user's class failed.
         """
-        rows = self.computation.select_input(self.read_source(spark))
+        rows = self.computation.select_input_rows(self.read_source_table(spark))
         if changed_keys is not None:
             rows = rows.join(changed_keys, list(self.computation.by), "left_semi")
         return self.computation.compute_rows(rows)
@@ -251,7 +251,7 @@ def start_keyed_processor(
         ConfigError: The class, the product or the columns cannot be used.
         LakeError: The output table, the source table and the checkpoint do not belong together.
     """
-    table = KeyedTable(spark, settings, config)
+    table = KeyedProcessorTable(spark, settings, config)
     table.prepare_table(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
     other = find_changed_column(spark, table.lake, config.source, settings.checkpoint_path(config.layer))
@@ -305,7 +305,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
 class _KeyedBatchCommit:
     """Replaces the output rows of all keys that occur in a micro-batch, then writes the ledger row."""
 
-    table: KeyedTable
+    table: KeyedProcessorTable
     ledger: Ledger
     settings: Settings
     config: ProcessorSettings
@@ -315,7 +315,7 @@ class _KeyedBatchCommit:
 
         started, spark, config = datetime.now(UTC), frame.sparkSession, self.config
         by, lake = self.table.computation.by, self.table.lake
-        keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
+        keys = self.table.computation.select_input_rows(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.key_columns)
         former = self._select_replaced_rows(spark, keys, is_first_batch=not txn.version)
@@ -348,7 +348,7 @@ class _KeyedBatchCommit:
         work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:
             return held.join(changed_keys, list(work.by), "left_semi")
-        exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
+        exists = work.select_input_rows(self.table.read_source_table(spark)).select(*map(quote, work.by)).distinct()
         return held.join(exists.join(changed_keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
@@ -363,7 +363,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     """
     from pyspark.sql import functions as F
 
-    started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
+    started, table = datetime.now(UTC), KeyedProcessorTable(spark, settings, config)
     table.prepare_rebuild(spark)
     rows, found = _recompute_rows(spark, table, config)
     lake, last = table.lake, read_last_batch_number(table.lake.reader(spark), config.layer)
@@ -384,13 +384,13 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     return found.rows, found
 
 
-def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> TableDifference:
+def preview_keyed_table_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> TableDifference:
     """Returns how a rebuild would change the output table. No row is written."""
-    return _recompute_rows(spark, KeyedTable(spark, settings, config), config)[1]
+    return _recompute_rows(spark, KeyedProcessorTable(spark, settings, config), config)[1]
 
 
 def _recompute_rows(
-    spark: SparkSession, table: KeyedTable, config: ProcessorSettings
+    spark: SparkSession, table: KeyedProcessorTable, config: ProcessorSettings
 ) -> tuple[DataFrame, TableDifference]:
     table.require_same_key_as_stored(spark)
     if not table.lake.exists(spark, config.output_table):

@@ -42,7 +42,7 @@ def _read_applied_message_slice(
     facts = zip(
         *(getattr(outcome, name)[row_indices].tolist() for name in ("applied_at", "position", "epoch")), strict=True
     )
-    changes = _MessageChanges(to_contiguous(rows["changes"]), columns)
+    changes = _RowChangesOfMessages(to_contiguous(rows["changes"]), columns)
     both = zip(row_indices.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
         at, position, epoch = fact
@@ -64,7 +64,7 @@ def _read_applied_message_slice(
         yield index, message
 
 
-class _MessageChanges:
+class _RowChangesOfMessages:
     """The row changes of several messages. Reads the rows that one of these messages sets or deletes.
 
     Args:

@@ -158,23 +158,23 @@ def create_timestamps(milliseconds: list[int | None]) -> pa.Array:
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP_TYPE)
 
 
-def _parse_output_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
+def _parse_output_column(name: str, sql_type: str) -> tuple[str, Any, pa.DataType]:
     """Returns the normalized Spark SQL type of a declared column, the type of its Python values, and its Arrow type.
 
     Args:
         name: Name of the column.
-        sql: The declared type.
+        sql_type: The declared type.
 
     Raises:
         ValueError: The type is not allowed.
     """
-    normal = "".join(str(sql).lower().split())
+    normal = "".join(str(sql_type).lower().split())
     if normal in _OUTPUT_TYPES or is_decimal(normal):
         return normal, _OUTPUT_TYPES.get(normal, Decimal), parse_arrow_type(normal)
     if normal == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE
     try:
-        column = parse_columns({"value": str(sql)})[0]
+        column = parse_columns({"value": str(sql_type)})[0]
     except ValueError as error:
         text = str(error).replace("column 'value'", f"column {name!r}")
         raise ValueError(f"{text}, {', '.join(_OUTPUT_TYPES)}, decimal(p,s), timestamp") from None

@@ -215,9 +215,9 @@ class _ShardBatchProcessor:
                 life.process_message(index, message)
             now = self._now[topic, span.partition]
             if following is not None:
-                life.end_life(following.first_arrival, span.last_arrival)
-            elif now > life.expires_after:
-                life.end_life(now, span.last_arrival)
+                life.end_session_life(following.first_arrival, span.last_arrival)
+            elif now > life.expires_after_stream_time:
+                life.end_session_life(now, span.last_arrival)
             else:
                 life.fire_timers(now)
                 if life.has_applied_message or key in self._holding:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.processors.api import KeyedProcessor, Processor
-from sessionlake.processors.by_class import process_key
+from sessionlake.processors.by_class import process_rows_of_key
 from sessionlake.processors.load import ProcessorClassReference, require_declarations
 from sessionlake.processors.output import HEAD, OutputColumns
 from sessionlake.processors.outputs import (
@@ -157,7 +157,7 @@ def run_keyed(
             found.setdefault(tuple(row[name] for name in key), []).append(row)
         results = {}
         for whose, of_key in found.items():
-            calls = process_key(processor, dict(zip(key, whose, strict=True)), of_key)
+            calls = process_rows_of_key(processor, dict(zip(key, whose, strict=True)), of_key)
             records = [*chain.from_iterable(calls)]
             _ = [output.convert_record_to_struct(record) for record in records]
             results[whose] = [dict(record) for record in records]
@@ -238,14 +238,14 @@ def run_raw_batches(
 
 
 def _fold_batches(
-    judged: SilverFold, packed: Iterable[pa.RecordBatch], states: dict[int, bytes | None]
+    silver_fold: SilverFold, packed: Iterable[pa.RecordBatch], states: dict[int, bytes | None]
 ) -> Iterator[tuple[str, bytes]]:
     chunks: dict[int, list[bytes]] = {}
     for task in packed:
         for shard, chunk in zip(*task.to_pydict().values(), strict=True):
             chunks.setdefault(shard, []).append(chunk)
     for shard, mine in chunks.items():
-        after, emitted = judged(shard, states[shard], mine)
+        after, emitted = silver_fold(shard, states[shard], mine)
         states[shard] = after or states[shard]
         yield from emitted
 

@@ -188,14 +188,14 @@ def find_pattern_matches(
     found = [MATCH.empty_table()]
     for batch in reader.read_batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
         changes = _rename_changes_for_patterns(pa.Table.from_batches([batch]), declared, columns, once_topics)
-        found += [event.find_matches(changes, declared) for event in events]
+        found += [event.find_event_matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
 def _rename_changes_for_patterns(
     rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once_topics: OnceTopics | None = None
 ) -> pa.Table:
-    """Returns rows of silver's changes with the column names that `Event.find_matches` reads, without `clear` rows.
+    """Returns rows of silver's changes with the column names that `find_event_matches` reads, without `clear` rows.
 
     Args:
         rows: rows of `silver.session_changes`.

@@ -170,10 +170,12 @@ def _normalize_nan(value: Any) -> Any:
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
-def _create_reference_row(reference: ReferenceTable, key: Key, version: ReferenceRowVersion) -> Row:
-    values = dict(zip((name for name, _ in reference.columns), version.values, strict=True))
+def _create_reference_row(reference: ReferenceTable, key: Key, row_version: ReferenceRowVersion) -> Row:
+    values = dict(zip((name for name, _ in reference.columns), row_version.values, strict=True))
     return (
-        dict(zip(reference.key_names, key, strict=True)) | {FROM: version.begin, TO: _get_end_or_none(version)} | values
+        dict(zip(reference.key_names, key, strict=True))
+        | {FROM: row_version.begin, TO: _get_end_or_none(row_version)}
+        | values
     )
 
 

@@ -98,7 +98,7 @@ class LookupRunner:
         """Schedules a search for missing keys in some batches of silver. Any thread may call it."""
         self._unread_batches.append((first_batch, last_batch))
 
-    def request_next_keys(self) -> bool:
+    def request_rows_of_next_keys(self) -> bool:
         """Requests the next keys, as many as the settings allow at once, and writes the answers.
 
         Returns:
@@ -112,11 +112,11 @@ class LookupRunner:
             return False
         batches = [keys[i : i + self._settings.batch] for i in range(0, len(keys), self._settings.batch)]
         with ThreadPoolExecutor(self._settings.in_flight, "lookup") as pool:
-            found = [*pool.map(self._request_keys, batches)]
+            found = [*pool.map(self._request_rows_of_keys, batches)]
         failed = {key: why for _, part in found for key, why in part.items()}
         return self._store_answers([row for rows, _ in found for row in rows], failed, keys)
 
-    def _request_keys(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
+    def _request_rows_of_keys(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
         """Requests the rows of some keys.
 
         Returns:
@@ -170,7 +170,7 @@ class LookupRunner:
             return False
         except LakeError as error:  # the table is faulty
             failures = dict.fromkeys(keys, ("table", str(error)))
-        before = self._read_failures_of_keys(keys)
+        before = self._read_lookup_failures_of_keys(keys)
         again = None if self._settings.ttl is None else now + self._settings.ttl
         for key in keys:
             attempts = before[key]["attempts"] if key in before else 0
@@ -179,13 +179,13 @@ class LookupRunner:
             pause = min(self._settings.retry_after * 2 ** min(attempts, _MAX_DOUBLINGS), _MAX_PAUSE)
             self._next_requests[key] = now + pause if key in failures else again
             self._next_requests.move_to_end(key)
-        changed = [self._build_failure_row(key, before.get(key), failures.get(key), now) for key in keys]
-        self._write_failures([row for row in changed if row is not None])
+        changed = [self._build_lookup_failure_row(key, before.get(key), failures.get(key), now) for key in keys]
+        self._write_lookup_failures([row for row in changed if row is not None])
         while len(self._next_requests) > self._settings.cache:
             self._next_requests.popitem(last=False)
         return True
 
-    def _build_failure_row(
+    def _build_lookup_failure_row(
         self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime
     ) -> Row | None:
         """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
@@ -201,7 +201,7 @@ class LookupRunner:
         error, reason = why or ("", "")
         return {
             "reference": self._reference.name,
-            "key": _encode_key(key),
+            "key": _encode_key_as_json(key),
             "error": error,
             "reason": reason,
             "attempts": 1 + (before["attempts"] if before else 0),
@@ -210,7 +210,7 @@ class LookupRunner:
             DELETE: why is None,
         }
 
-    def _write_failures(self, rows: list[Row]) -> None:
+    def _write_lookup_failures(self, rows: list[Row]) -> None:
         if rows:
             schema = (
                 self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
@@ -219,14 +219,16 @@ class LookupRunner:
             txn = create_txn_for_reference_commit(self._spark, self._lake, LOOKUP_FAILURES)
             merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
-    def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
+    def _read_lookup_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the stored failures of some keys, which are rows of `gold.lookup_failures`, by key."""
         wanted_keys = {*keys}
-        named = [("key", is_in, [*map(_encode_key, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
-        rows = self._read_failures(*named) if wanted_keys else ()
-        return {key: row for row in rows if (key := _decode_key(row)) in wanted_keys}
+        named = (
+            [("key", is_in, [*map(_encode_key_as_json, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
+        )
+        rows = self._read_lookup_failures(*named) if wanted_keys else ()
+        return {key: row for row in rows if (key := _decode_key_of_failure_row(row)) in wanted_keys}
 
-    def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
+    def _read_lookup_failures(self, *conditions: Condition) -> Iterator[Row]:
         """Yields the stored failures of this reference table, which are rows of `gold.lookup_failures`."""
         of_reference = ("reference", operator.eq, self._reference.name)
         return self._lake.reader(self._spark).read_rows(LOOKUP_FAILURES, of_reference, *conditions)
@@ -238,15 +240,15 @@ class LookupRunner:
         `cache` allows.
         """
         now, most = self._now(), self._settings.cache
-        due = self._read_failures(("next_try", operator.le, now))
-        self._queue |= dict.fromkeys(islice(map(_decode_key, due), most))
+        due = self._read_lookup_failures(("next_try", operator.le, now))
+        self._queue |= dict.fromkeys(islice(map(_decode_key_of_failure_row, due), most))
         while self._unread_batches and len(self._queue) < most:
             batches = self._unread_batches.popleft()
             if batches is None and self._settings.ttl is None:
                 self._unread_batches.clear()  # the search of all earlier batches covers them
             named = {key for table, join in self._joins for key in self._read_missing_keys(table, join, batches)}
             found = {key for key in named if self._is_request_due(key, now)}
-            self._queue |= dict.fromkeys(found - self._read_failures_of_keys(found).keys())
+            self._queue |= dict.fromkeys(found - self._read_lookup_failures_of_keys(found).keys())
 
     def _read_missing_keys(
         self, table: EnrichedTable, join: ReferenceJoin, batches: tuple[int, int] | None
@@ -275,11 +277,11 @@ class LookupRunner:
         return again is not None and again <= now
 
 
-def _encode_key(key: Key) -> str:
+def _encode_key_as_json(key: Key) -> str:
     return json.dumps(list(key))
 
 
-def _decode_key(row: Row) -> Key:
+def _decode_key_of_failure_row(row: Row) -> Key:
     return tuple(json.loads(row["key"]))
 
 

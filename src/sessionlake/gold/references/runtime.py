@@ -87,7 +87,9 @@ class ReferenceRuntime:
         self.background: list[BackgroundStep] = []
         if references:
             pause = settings.gold.trigger.total_seconds()
-            self.background += [BackgroundStep(f"lookup-{one.name}", one.request_next_keys, pause) for one in lookups]
+            self.background += [
+                BackgroundStep(f"lookup-{one.name}", one.request_rows_of_next_keys, pause) for one in lookups
+            ]
             self.background.append(BackgroundStep("references", self._corrections.apply_next_corrections, pause))
 
     def apply_all_corrections(self) -> None:
@@ -175,20 +177,22 @@ class BackgroundStep:
             self.error = error
 
 
-def run_steps_until_idle(background: Sequence[BackgroundStep]) -> None:
+def run_steps_until_idle(steps: Sequence[BackgroundStep]) -> None:
     """Calls the functions of all steps in turn until none finds work. A step may create work for another step."""
-    while any([one.run_until_idle() for one in background]):  # noqa: C419  (each step runs, even after one found work)
+    while any([one.run_until_idle() for one in steps]):  # noqa: C419  (each step runs, even after one found work)
         pass
 
 
-class QueryWithBackground(LayerQuery):
+class QueryWithBackgroundThreads(LayerQuery):
     """The running streaming query of a layer, with background steps that start and stop with it."""
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         super().__init__(layer, checkpoint)
         self._background: Sequence[BackgroundStep] = ()
 
-    def start_background(self, background: Sequence[BackgroundStep], *, once: bool) -> QueryWithBackground:
+    def start_background_threads(
+        self, background: Sequence[BackgroundStep], *, once: bool
+    ) -> QueryWithBackgroundThreads:
         """Starts the threads of background steps, and returns this query.
 
         Args:

@@ -53,7 +53,7 @@ class ViewDefinition:
     sql: str
 
     @property
-    def main_source(self) -> str:
+    def main_source_table(self) -> str:
         """Two-level name of the main table, whose rows the view describes."""
         return next(iter(self.reads.values()))
 

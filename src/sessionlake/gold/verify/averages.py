@@ -92,7 +92,7 @@ def find_inconsistent_restatements(
     ]
     found.append(
         _find_rows_that_fail_checks(
-            series, _join_last_restatement(series, table, chain, points), _build_row_checks(series)
+            series, _join_last_restatement(series, table, chain, points), _build_average_row_checks(series)
         )
     )
     return reduce(lambda one, other: one.unionByName(other), found)
@@ -217,7 +217,7 @@ def _join_last_restatement(
     return figures.join(newest, [*series.keys], "left").join(last, [*series.row_keys], "full").fillna(0, "number")
 
 
-def _build_row_checks(series: RollingAverage) -> list[Check]:
+def _build_average_row_checks(series: RollingAverage) -> list[Check]:
     """Returns the conditions that must be true for each row of a table of averages, each with a text for failures."""
     from pyspark.sql import functions as F
 

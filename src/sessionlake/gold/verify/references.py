@@ -69,13 +69,13 @@ def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, t
     own = [F.col(quote(SILVER_NAMES.get(name, name))).alias(name) for name in table.change_column_names]
     rows = changes.select(*own)
     for join in table.joins:
-        rows = _join_versions(
+        rows = _join_reference_rows(
             rows, join, lake.read(spark, join.reference.applied_table_name).where(f"{GONE_BY} IS NULL")
         )
     return rows.select(*(quote(name) for name, _ in table.column_types))
 
 
-def _join_versions(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
+def _join_reference_rows(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keys = [internal(f"key:{name}") for name in join.reference.key_names]

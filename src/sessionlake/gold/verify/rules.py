@@ -182,7 +182,7 @@ class _ExpectedAlerts:
         rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
         return rows.select("rule", *_list_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
-    def _build_until_column(self, rule: Rule) -> Column:
+    def _build_evaluated_until_column(self, rule: Rule) -> Column:
         """Returns a Spark column with the stream time in ms up to which a rule is evaluated for a row's key."""
         from pyspark.sql import functions as F
 
@@ -210,7 +210,7 @@ class _ExpectedAlerts:
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
         moments = minutes.select(*rule.key_columns, F.explode(F.array(*edges)).alias("end")).distinct()
-        moments = moments.where(F.col("end") <= F.floor(self._build_until_column(rule) / MINUTE_MS))
+        moments = moments.where(F.col("end") <= F.floor(self._build_evaluated_until_column(rule) / MINUTE_MS))
         line = Over.partitionBy(*rule.key_columns).orderBy("end")
         moving = moments.join(minutes, [*rule.key_columns, "end"], "left").select(
             *rule.key_columns, "end", *build_sliding_window_columns(rule.distinct_windows, line)
@@ -235,18 +235,20 @@ class _ExpectedAlerts:
 
         pattern = rule.tree
         assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
-        by = [VALUE if name == rule.key_column else name for name in rule.key_columns]
+        by = [VALUE if name == rule.declared_key_column else name for name in rule.key_columns]
         topics, declared = self.topics, self.declared
         first, second = (build_event_column(part, topics, declared) for part in (pattern.first, pattern.second))
         value = (
             F.lit(None)
-            if rule.key_column is None
-            else F.col(quote(build_text_field_name(declared.texts.index(rule.key_column))))
+            if rule.declared_key_column is None
+            else F.col(quote(build_text_field_name(declared.texts.index(rule.declared_key_column))))
         )
         order = [*map(quote, (LIFE, TURN))]
         events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
                                      first.alias("first"), second.alias("second"))  # fmt: skip
-        events = events.where("first OR second").where("true" if rule.key_column is None else f"{VALUE} IS NOT NULL")
+        events = events.where("first OR second").where(
+            "true" if rule.declared_key_column is None else f"{VALUE} IS NOT NULL"
+        )
         # Under `once`, offsets do not order events of different sessions: each session's events of one time stay
         # together.
         across = F.when(F.col(order[0]) == NO_LIFE, F.col(order[1]))
@@ -259,7 +261,7 @@ class _ExpectedAlerts:
             following = events.withColumn("next", F.min(F.when(F.col("second"), F.col("ts"))).over(behind))
             due = F.col("ts") + within
             alone = F.col("next").isNull() | (F.col("next") > due)
-            found = following.where(F.col("first") & alone & (due < self._build_until_column(rule))).select(
+            found = following.where(F.col("first") & alone & (due < self._build_evaluated_until_column(rule))).select(
                 *by, due.alias("at")
             )
         else:

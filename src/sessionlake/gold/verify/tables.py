@@ -105,7 +105,7 @@ def _select_product_events(
         declared: the declared columns that the changes have.
         events: all numbers that changes set, or all texts if the product aggregates texts.
     """
-    column = product.source.column
+    column = product.source.only_decimal_column
     events = events if column is None else select_decimal_events(changes, declared, WITH_PLACE, column)
     return events.where(build_event_source_condition_sql(product.source))
 
