@@ -241,7 +241,10 @@ def require_all_read_changes_exist(lake: Lake, spark: SparkSession) -> None:
     found = read_removal_records_without_limits(lake.reader(spark)).get(CHANGES)
     if found is not None and found.max_missing_rows:
         raise LakeError(
-            f"{found.removal_description}", why="Gold cannot compute again what it had computed from these rows"
+            f"{found.removal_description}",
+            why="Gold cannot compute again what it had computed from these rows",
+            fix="Keep gold's tables: they still have what was computed. To verify or rebuild gold later, give "
+            "maintain.retention a longer time from now on",
         )
 
 
