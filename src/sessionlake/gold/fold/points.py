@@ -230,7 +230,7 @@ class OlderPoints:
 
     @staticmethod
     def create_for_forgotten_owners(were_forgotten: Bools, ts: Int64s) -> OlderPoints:
-        """Returns the values for series of which, where `were_forgotten`, all points up to time `ts` (ms) were dropped."""
+        """Returns the values for series whose points up to time `ts` (ms) were dropped, where `were_forgotten`."""
         return OlderPoints(were_forgotten, np.where(were_forgotten, ts, 0))
 
     @staticmethod
