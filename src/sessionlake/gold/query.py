@@ -80,7 +80,7 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet. Or the range includes buckets that have expired.
     """
-    begin, end = _convert_to_exact_minute_ms("since", since), _convert_to_whole_minute_ms("until", until)
+    begin, end = _convert_to_exact_minute_ms("since", since), _convert_to_exact_minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _require_valid_metrics_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
