@@ -361,8 +361,7 @@ class GoldSettings(SettingsSection):
 
     @model_validator(mode="after")
     def _require_distinct_table_names(self) -> Self:
-        copies = (one.gold_copy_table for one in self.references)
-        tables = [*self.declared_table_names, *self.processor_table_names, *copies]
+        tables = [*self.declared_table_names, *self.processor_table_names, *(one.applied_table_name for one in self.references)]
         if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}; rename one")
         return self
@@ -392,7 +391,7 @@ class GoldSettings(SettingsSection):
         """Names with schema of gold's tables that exist only because of this configuration; none with a source."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
         own = (table for table in self.declared_table_names if table not in standard)
-        return (*own, *(one.gold_copy_table for one in self.references))
+        return (*own, *(one.applied_table_name for one in self.references))
 
     @property
     def reference_table_names(self) -> tuple[str, ...]:
