@@ -84,7 +84,7 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         UsageError: The file cannot be read.
         ConfigError: The configuration is invalid.
     """
-    feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
+    feeds = [feed.convert_to_feed() for feed in load_settings(Path(config)).capture.feeds]
     differences = run_feed_test_file(feeds, read_feed_test_file(Path(file)), str(file))
     if differences:
         lines = [line for one in differences for line in one.format_lines()]

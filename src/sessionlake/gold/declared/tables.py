@@ -63,7 +63,10 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
         ConfigError: two tables have the same name.
     """
     _refuse_names_of_other_gold_tables(
-        [*(one.table for one in settings.gold.enriched), *(one.applied_table_name for one in settings.gold.references)]
+        [
+            *(one.table_name for one in settings.gold.enriched),
+            *(one.applied_table_name for one in settings.gold.references),
+        ]
     )
     return (
         *list_declared_averages(settings),
@@ -79,7 +82,7 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
         ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_names_of_other_gold_tables(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    _refuse_names_of_other_gold_tables(one.table_name for one in declared.values() if one.name not in STANDARD_AVERAGES)
     by_name = {name: AverageTableSettings(name=name) for name in STANDARD_AVERAGES} | declared
     return tuple(_create_rolling_average(settings, one) for one in by_name.values())
 
@@ -116,7 +119,7 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_names_of_other_gold_tables(table for one in settings.gold.products for table in one.tables)
+    _refuse_names_of_other_gold_tables(table for one in settings.gold.products for table in one.table_names)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
     own = (one for one in settings.gold.products if one.source is None)
