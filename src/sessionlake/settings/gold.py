@@ -361,11 +361,8 @@ class GoldSettings(SettingsSection):
 
     @model_validator(mode="after")
     def _require_distinct_table_names(self) -> Self:
-        tables = [
-            *self.declared_table_names,
-            *self.processor_table_names,
-            *(one.applied_table_name for one in self.references),
-        ]
+        applied = (one.applied_table_name for one in self.references)
+        tables = [*self.declared_table_names, *self.processor_table_names, *applied]
         if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}; rename one")
         return self

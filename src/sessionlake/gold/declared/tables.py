@@ -62,12 +62,8 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_names_of_other_gold_tables(
-        [
-            *(one.table_name for one in settings.gold.enriched),
-            *(one.applied_table_name for one in settings.gold.references),
-        ]
-    )
+    enriched, applied = settings.gold.enriched, (one.applied_table_name for one in settings.gold.references)
+    _refuse_names_of_other_gold_tables([*(one.table_name for one in enriched), *applied])
     return (
         *list_declared_averages(settings),
         *list_declared_products(settings),
