@@ -113,7 +113,7 @@ WORDS = {
     "key": "KEY",
     "version": "VERSION",
     "batch": "BATCH",
-    "settings.table_location_text": "HOME",
+    "settings.lake_location": "HOME",
     "place": "PLACE",
     "location": "PLACE",
     "_settings.location": "HOME",

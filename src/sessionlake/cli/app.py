@@ -161,7 +161,7 @@ def run(
             run_once_and_report(spark, settings, layer, stop, begun)
             return
         parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
-        print_to_stderr(f"running {parts} into {settings.table_location_text}; Ctrl-C stops")
+        print_to_stderr(f"running {parts} into {settings.lake_location}; Ctrl-C stops")
         pipeline.run_until_stopped(spark, settings, layer, stop, print_processor_error, on_wait=print_to_stderr)
         print_to_stderr("stopped")
 

@@ -58,7 +58,7 @@ def archive(
         )
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"archive: {MESSAGES} does not exist yet in {settings.table_location_text}",
+            f"archive: {MESSAGES} does not exist yet in {settings.lake_location}",
             fix="Fill it with `sessionlake run bronze`, or name another home with SESSIONLAKE_HOME",
         )
 

@@ -145,7 +145,7 @@ def require_exportable_table(settings: Settings, table: str, time_travel_option:
     needed = views.get(table, table)
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
-            f"export: {needed} does not exist yet in {settings.table_location_text}",
+            f"export: {needed} does not exist yet in {settings.lake_location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 

@@ -72,7 +72,7 @@ def maintain_until_stopped(
         if text := describe_maintenance(done):
             say(text)
 
-    say(f"maintaining {table or 'all tables'} of {settings.table_location_text}; Ctrl-C stops")
+    say(f"maintaining {table or 'all tables'} of {settings.lake_location}; Ctrl-C stops")
     while not stop.is_set():
         if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)

@@ -33,7 +33,7 @@ def require_publishable_table(settings: Settings, publication: Publication) -> N
     lake.storage.require_writable_storage()
     if lake.is_known_missing(publication.table):
         raise LakeError(
-            f"publish: {publication.table} does not exist yet in {settings.table_location_text}",
+            f"publish: {publication.table} does not exist yet in {settings.lake_location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
     require_reachable_broker(settings)

@@ -52,7 +52,7 @@ def require_existing_tables(settings: Settings, sql: str) -> None:
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
-            f"query: {', '.join(missing)} does not exist yet in {settings.table_location_text}",
+            f"query: {', '.join(missing)} does not exist yet in {settings.lake_location}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
 

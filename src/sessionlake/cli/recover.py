@@ -130,7 +130,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover ledger: {settings.table_location_text} has no {MESSAGES}, from which the ledger is computed",
+            f"recover ledger: {settings.lake_location} has no {MESSAGES}, from which the ledger is computed",
             fix="Restore the table from a backup. For a new lake, run `sessionlake run all`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])

@@ -30,7 +30,7 @@ def require_comparable_bronze(settings: Settings) -> None:
     """
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"verify bronze: {MESSAGES} does not exist yet in {settings.table_location_text}",
+            f"verify bronze: {MESSAGES} does not exist yet in {settings.lake_location}",
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
         )
     if settings.bronze.source is not MessageSourceKind.KAFKA:

@@ -167,8 +167,7 @@ def explain(
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(
-            f"{table} does not exist yet in {settings.table_location_text}",
-            fix="Run `sessionlake run all --once` to fill it",
+            f"{table} does not exist yet in {settings.lake_location}", fix="Run `sessionlake run all --once` to fill it"
         )
     rows, reader = _read_gold_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:

@@ -72,7 +72,7 @@ def create_claimed_error(
     activity = f"has {name}" if holder is None else holder.doing
     holder_text = "" if holder is None else f" ({holder})"
     return ClaimedByOtherProcessError(
-        f"another process {activity} over the tables in {settings.table_location_text}{holder_text}",
+        f"another process {activity} over the tables in {settings.lake_location}{holder_text}",
         why="Only one process at a time may do this, or both would write the same rows. Nothing was changed",
         fix=fix,
     )

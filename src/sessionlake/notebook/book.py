@@ -85,7 +85,7 @@ class Book:
         sources = list_feed_view_sources(self.settings.capture)
         if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
-                f"{self.settings.table_location_text} has no table {', '.join(missing)}",
+                f"{self.settings.lake_location} has no table {', '.join(missing)}",
                 fix="On a laptop, run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the "
                 "widgets catalog and schema_prefix, and run the jobs that fill the tables",
             )

@@ -288,7 +288,7 @@ class Settings(BaseSettings):
         return self.home / "warehouse"
 
     @property
-    def table_location_text(self) -> str:
+    def lake_location(self) -> str:
         """Where the tables are, as a text for users: the catalog, or the home folder."""
         return f"catalog {self.catalog}" if self.catalog else str(self.home)
 

@@ -233,8 +233,7 @@ class HeldLease:
                     _warn_about_takeover(before)
                 return begun, found
         raise ClaimedByOtherProcessError(
-            f"{self.name}: several processes in {self._settings.table_location_text} try to get its lease at the same "
-            "time",
+            f"{self.name}: several processes in {self._settings.lake_location} try to get its lease at the same time",
             why="Only the one with the lease may write",
             fix="Run the command again when no other process runs",
         )

@@ -94,7 +94,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
     silver = next(status for status in statuses if status.layer == SILVER)
     missing = missing_offsets(reader) if reader.exists(LEDGER) else {}
     return ReportContents(
-        place=settings.table_location_text,
+        place=settings.lake_location,
         made_at=datetime.now(UTC),
         statuses=statuses,
         missing=_count_faulty_offsets(missing, allow_gaps=settings.allows_offset_gaps),

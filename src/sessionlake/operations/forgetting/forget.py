@@ -109,7 +109,7 @@ class Forgetting:
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(
-                f"forget: {self._settings.table_location_text} has no messages, because bronze has not run there",
+                f"forget: {self._settings.lake_location} has no messages, because bronze has not run there",
                 fix="Set SESSIONLAKE_HOME to the home that has the session",
             )
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)

@@ -158,7 +158,7 @@ def _open_started_lake(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
         raise LakeError(
-            f"silver has not run in {settings.table_location_text} yet, so there is nothing to rebuild",
+            f"silver has not run in {settings.lake_location} yet, so there is nothing to rebuild",
             fix="Run `sessionlake run all`, or name another home with SESSIONLAKE_HOME",
         )
     return lake

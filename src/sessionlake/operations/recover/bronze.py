@@ -93,7 +93,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: {settings.table_location_text} has no bronze.messages, so bronze has not run there",
+            f"recover bronze: {settings.lake_location} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])

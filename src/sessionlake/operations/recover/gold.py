@@ -48,7 +48,7 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
     require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
-            f"recover gold: gold has not run in {settings.table_location_text}, so there is nothing to recover",
+            f"recover gold: gold has not run in {settings.lake_location}, so there is nothing to recover",
             fix="Start gold with `sessionlake run gold`, or name another home with SESSIONLAKE_HOME",
         )
     refuse_interrupted_operations(settings, LAYER)

@@ -53,7 +53,7 @@ def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_layer_started(spark, lake, LAYER):
         raise LakeError(
-            f"recover silver: silver has not run in {settings.table_location_text}, so there is nothing to recover",
+            f"recover silver: silver has not run in {settings.lake_location}, so there is nothing to recover",
             fix="Start silver with `sessionlake run silver`, or name another home with SESSIONLAKE_HOME",
         )
     refuse_lost_ledger(spark, settings, LAYER)

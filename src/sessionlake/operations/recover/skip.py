@@ -95,7 +95,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"bronze skip: {settings.table_location_text} has no bronze.messages, so bronze has not run there",
+            f"bronze skip: {settings.lake_location} has no bronze.messages, so bronze has not run there",
             fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     lake.create_or_update_tables(spark, [MESSAGES, LEDGER, TOPICS])
