@@ -26,7 +26,7 @@ from rich.table import Table
 from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
 from sessionlake.feeds.feed import DecoderClassSetting
-from sessionlake.feeds.reader import KafkaRecords
+from sessionlake.feeds.reader import KafkaRecordColumns
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.decode import decode_messages
 from sessionlake.settings.feeds import FeedSettings
@@ -204,7 +204,7 @@ def main() -> None:
             continue
         settings = FeedSettings.model_validate(yaml.safe_load(text))
         feed = settings.build()
-        records = KafkaRecords(
+        records = KafkaRecordColumns(
             ["bench"] * count, [0] * count, raw["offset"].to_pylist(), raw["kafka_ts"].to_pylist(), [None] * count,
             values, [{}] * count,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
 from sessionlake.delta.storage.spark_writes import _build_pruning_bounds
 from sessionlake.feeds.events import DecodedMessage, RowUpsert
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.fold.series import RollingAverage
@@ -252,7 +252,7 @@ def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
     feed, totals, wanted = typed.settings.capture.feeds[0].build(), defaultdict[str, Decimal](Decimal), []
     for message in typed.messages[:COUNT]:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
-        decoded = read(feed, KafkaRecord(*place))
+        decoded = read_record(feed, KafkaRecord(*place))
         assert isinstance(decoded, DecodedMessage)
         (event,) = decoded.events
         for row in (row for row in event.rows if isinstance(row, RowUpsert)):

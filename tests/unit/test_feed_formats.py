@@ -16,7 +16,7 @@ from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecordColumns, read_record
 from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
 from sessionlake.settings.capture import CaptureSettings
 from support.feed_cases import feed
@@ -76,8 +76,8 @@ def read_both(
 ) -> DecodedMessage | MessageRefusal:
     """What the interpreter reads; the fast reader must give the same."""
     record = KafkaRecord("orders", 0, 7, 1_000, key, value)
-    found = read(given, record, payload=payload)
-    lists = CompiledFeedReader.compile_feed(given, payload).read_records(KafkaRecords.of([record]))
+    found = read_record(given, record, payload=payload)
+    lists = CompiledFeedReader.compile_feed(given, payload).read_records(KafkaRecordColumns.from_records([record]))
     if isinstance(found, MessageRefusal):
         assert lists.refused == {0: found}
     else:
@@ -220,4 +220,4 @@ def test_schemas_are_of_the_one_format_that_feeds_have(feeds, payload, why):
 
 def test_a_feed_of_avro_without_schemas_is_an_error_of_the_caller():
     with pytest.raises(TypeError, match="needs the schemas"):
-        read(feed(ORDERS), KafkaRecord("orders", 0, 0, 0, None, b""))
+        read_record(feed(ORDERS), KafkaRecord("orders", 0, 0, 0, None, b""))

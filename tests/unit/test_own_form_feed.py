@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sessionlake.feeds.events import MessageRefusal
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, read_record
 from sessionlake.protocol.message import INT64_MAX, build_message_types
 from sessionlake.protocol.parse import Parsed, find_key_reason, parse_value
 from sessionlake.settings.feeds import FeedSettings
@@ -56,7 +56,7 @@ def verdicts(message: KafkaMessage, own: CaptureSettings) -> tuple[str, str]:
     limits = {"latest_ts": INT64_MAX, "max_bytes": MAX_BYTES, "seq_optional": own.integrity is Integrity.NONE}
     first = find_key_reason(message.key) or parse_value(message.value, types, **limits)
     place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
-    second = read(FEED.build(), KafkaRecord(*place), max_bytes=MAX_BYTES)
+    second = read_record(FEED.build(), KafkaRecord(*place), max_bytes=MAX_BYTES)
     return "ok" if isinstance(first, Parsed) else str(first), str(second.reason) if isinstance(
         second, MessageRefusal
     ) else "ok"

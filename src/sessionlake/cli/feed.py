@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sessionlake.feeds.feed import Feed
     from sessionlake.feeds.lines import MessageOfLine
     from sessionlake.feeds.payload import PayloadReader
-    from sessionlake.feeds.trial import Trial
+    from sessionlake.feeds.trial import FeedTrial
     from sessionlake.settings.model import Settings
 
 feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
@@ -86,13 +86,13 @@ def feed_try(
         with open_messages_file(file) as content:
             lines = _read_messages_file(content, topic, bare, settings.capture.max_message_bytes)
             show_trial(trial, judged, lines, shown, form, f"sessionlake feed try {file}")
-    if trial.totals.failed:
+    if trial.totals.count_of_failures:
         raise typer.Exit(1)
 
 
 def _create_trial(
     settings: Settings, feeds: Sequence[Feed], only: Feed | None, bare: Feed | None = None, *, is_live: bool = False
-) -> tuple[Trial, JudgedTrial]:
+) -> tuple[FeedTrial, JudgedTrial]:
     """Returns what reads the messages by the feeds, and what judges them as silver does.
 
     Args:
@@ -103,12 +103,12 @@ def _create_trial(
         is_live: True to judge each message as soon as it is read.
     """
     from sessionlake.cli.feed_trial import BLOCK, JudgedTrial
-    from sessionlake.feeds.trial import Trial
+    from sessionlake.feeds.trial import FeedTrial
 
-    trial = Trial(
+    trial = FeedTrial(
         feeds,
-        only=only,
-        bare=bare,
+        only_feed=only,
+        feed_of_bare_values=bare,
         unbound={feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"},
         max_bytes=settings.capture.max_message_bytes,
         payload=_create_payload_reader(settings, feeds),

@@ -19,7 +19,7 @@ from sessionlake.feeds.compiled import get_compiled_feed_reader
 from sessionlake.feeds.events import SessionEvent
 from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.lists import ColumnarEvents
-from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
+from sessionlake.feeds.reader import KafkaRecordColumns, find_feed_of_topic
 from sessionlake.feeds.values import format_json
 from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.chunk import IGNORED, build_chunk_schema
@@ -209,7 +209,7 @@ def _drop_redundant_ignored_events(events: ColumnarEvents) -> None:
     )
 
 
-def select_kafka_records(raw: pa.Table, message_indices: Int64s) -> KafkaRecords:
+def select_kafka_records(raw: pa.Table, message_indices: Int64s) -> KafkaRecordColumns:
     """Returns the messages at some indices of a table with the columns that `FeedDecoder.decode` reads."""
     rows = raw if len(message_indices) == raw.num_rows else raw.take(pa.array(message_indices))
     codes, topics = encode_as_codes(rows["topic"])
@@ -219,7 +219,7 @@ def select_kafka_records(raw: pa.Table, message_indices: Int64s) -> KafkaRecords
     headers: list[Mapping[str, bytes | None]] = [_NO_HEADERS] * rows.num_rows
     if "headers" in rows.schema.names:
         headers = [{one["key"]: one["value"] for one in some or ()} for some in rows["headers"].to_pylist()]
-    return KafkaRecords(names[codes].tolist(), partitions, offsets, clocks, keys, values, headers)
+    return KafkaRecordColumns(names[codes].tolist(), partitions, offsets, clocks, keys, values, headers)
 
 
 def _select_topic_offset_and_time_columns(raw: pa.Table, message_indices: Int64s) -> list[pa.Array]:

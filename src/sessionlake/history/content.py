@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import convert_time_to_ms
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read_record
 from sessionlake.history.fate import MessageContent
 from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.chunk import IGNORED
@@ -105,7 +105,7 @@ def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | N
         bronze_row["value"],
     )
     payload = read_payload_of_feeds(capture)
-    found = read(
+    found = read_record(
         feed,
         KafkaRecord(*place, headers),
         max_bytes=capture.max_message_bytes,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.trees import build_message_class, parse_tree
+from sessionlake.feeds.trees import build_protobuf_message_class, parse_protobuf_as_dict
 
 _SCHEMA = """
 FeedMessage: header 1 FeedHeader, entity 2 repeated FeedEntity
@@ -50,7 +50,7 @@ _RELATIONSHIP = ("SCHEDULED", "ADDED", "UNSCHEDULED", "CANCELED", "4", "REPLACEM
 _KINDS = ("trip_update", "vehicle", "alert", "shape", "stop", "trip_modifications", "unknown")
 _OF_POSITION = ("latitude", "longitude", "bearing", "odometer", "speed")
 _FULL_DATASET, _DIFFERENTIAL = 0, 1
-_FeedMessage = build_message_class("FeedMessage", _SCHEMA)
+_FeedMessage = build_protobuf_message_class("FeedMessage", _SCHEMA)
 
 
 class GtfsRealtime:
@@ -65,7 +65,7 @@ class GtfsRealtime:
         """
         if message.value is None:
             return
-        found = parse_tree(_FeedMessage, message.value)
+        found = parse_protobuf_as_dict(_FeedMessage, message.value)
         header = found.get("header", {})
         seq, rows = header.get("timestamp"), _read_entities(found["entity"])
         ts = message.timestamp if seq is None else seq * 1000

@@ -20,9 +20,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from sessionlake.feeds.decoder import Event, Message, Put, decode_utf8_or_none
-from sessionlake.feeds.numbers import make_finite
+from sessionlake.feeds.numbers import replace_non_finite_by_text
 from sessionlake.feeds.reader import MAX_BYTES
-from sessionlake.feeds.trees import build_message_class, parse_tree
+from sessionlake.feeds.trees import build_protobuf_message_class, parse_protobuf_as_dict
 
 _SCHEMA = """
 Payload: timestamp 1 uint64, metrics 2 repeated Metric, seq 3 uint64, uuid 4 string, body 5 bytes
@@ -72,7 +72,7 @@ _QUALITY = "Quality"
 """Name of the property that says how good a value is: 0 is bad, 192 good, 500 stale."""
 _FIXED_TYPES = {_QUALITY: "Int32"}
 """Data types of the properties that the specification defines."""
-_Payload = build_message_class("Payload", _SCHEMA)
+_Payload = build_protobuf_message_class("Payload", _SCHEMA)
 Find = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 
 
@@ -103,7 +103,7 @@ class Sparkplug:
         topic = _read_topic(message)
         if topic is None or message.value is None:
             return
-        payload = _decompress(parse_tree(_Payload, message.value))
+        payload = _decompress(parse_protobuf_as_dict(_Payload, message.value))
         metrics, device, seq = payload["metrics"], topic.device, payload.get("seq")
         common: dict[str, Any] = {"session": (topic.group, topic.node), "ts": payload.get("timestamp")}
         if topic.kind == "NDEATH":
@@ -284,7 +284,7 @@ def _decompress(payload: dict[str, Any]) -> dict[str, Any]:
     body = stream.decompress(payload.get("body", b""), MAX_BYTES)
     if not stream.eof:
         raise ValueError(f"the compressed payload is incomplete, or has more than {MAX_BYTES:,} bytes")
-    found = parse_tree(_Payload, body)
+    found = parse_protobuf_as_dict(_Payload, body)
     return found | {"seq": payload["seq"]} if "seq" in payload else found
 
 
@@ -320,7 +320,7 @@ def _read_bytes(value: bytes, kind: str) -> Any:
         found = list(islice(_read_array(value, kind), _MOST_ELEMENTS + 1))
         if len(found) > _MOST_ELEMENTS:
             raise ValueError(f"an array has more than {_MOST_ELEMENTS:,} elements")
-        return make_finite(found)
+        return replace_non_finite_by_text(found)
     raise _UnknownTypeError
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sessionlake.feeds.events import RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.feeds.reader import load_json
-from sessionlake.feeds.rows import AppliedChanges, FeedRows, decode_rows
+from sessionlake.feeds.rows import EffectsOfAppliedChanges, SessionRowsInMemory, decode_rows
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.shard_batch import RowsOutcome
@@ -54,7 +54,7 @@ class RowsOfBatch:
     topics: Sequence[str]
     rules: RuleLookup
     columns: tuple[Column, ...]
-    applied: dict[int, AppliedChanges] = field(default_factory=dict)
+    applied: dict[int, EffectsOfAppliedChanges] = field(default_factory=dict)
 
     def load_session_rows(self, session_number: int, stored: bytes | None) -> LoadedSessionRows:
         """Decodes the stored rows of a session, so that its messages can be applied to them.
@@ -181,7 +181,7 @@ class LoadedSessionRows:
     """
 
     batch: RowsOfBatch
-    rows: FeedRows
+    rows: SessionRowsInMemory
 
     def apply_message(self, index: int) -> RowsOutcome:
         """Applies the changes of a message to the rows. `index` is the index of the message in the outcome."""
@@ -193,7 +193,7 @@ class LoadedSessionRows:
             changes,
             clears=clears,
             scope=scope,
-            sent=None if sent is None else load_json(sent.encode(), digits=feed.needs_digits),
+            sent_checksum=None if sent is None else load_json(sent.encode(), numbers_as_text=feed.needs_digits),
         )
         if found.removed_before or found.removed_after or found.is_scoped or found.completed:
             self.batch.applied[index] = found
@@ -203,7 +203,7 @@ class LoadedSessionRows:
 
     def encode(self) -> bytes:
         """Encodes the rows for the stored state."""
-        return self.rows.encode()
+        return self.rows.encode_rows()
 
 
 def replace_message_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
