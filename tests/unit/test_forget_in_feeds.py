@@ -15,7 +15,7 @@ from sessionlake.delta.storage.session_rows import MessageRows
 from sessionlake.feeds.json_spans import JsonMessageParts
 from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import find_first_difference
+from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.operations.forgetting.eraser import SessionEraser
 from sessionlake.operations.forgetting.messages import MessageEraser
 from sessionlake.protocol.arrow import HEADERS
@@ -74,11 +74,11 @@ def require_law(messages: Messages, capture: CaptureSettings, session: str, seed
         rebuilt.batch(erased(batch, capture, session))
     for shard, state in forgetting.states().items():
         state.replace_sessions(ShardState(), lambda _topic, _partition, name: name == session)
-        forgetting.stored[shard] = state.encode(capture.declared_columns)
+        forgetting.stored[shard] = state.encode_shard_state(capture.declared_columns)
     for batch in [[], *batches[3:]]:
         left = erased(batch, capture, session)
         for mine, other in zip(forgetting.states().values(), rebuilt.states().values(), strict=True):
-            assert find_first_difference(mine, other) is None
+            assert find_first_state_difference(mine, other) is None
         forgetting.batch(left)
         rebuilt.batch(left)
     expected = tables_of_others(untouched, session)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState, find_changed_column
+from sessionlake.integrity.state import ShardState, find_changed_column_in_stored_state
 from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
@@ -65,7 +65,7 @@ def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> N
         LakeError: A session's state cannot be read, or the state is for another number of shards.
     """
     judging, memory = split_state_parts(state)
-    if (other := find_changed_column(judging, processor.columns)) is not None:
+    if (other := find_changed_column_in_stored_state(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
             f"processor {name}: its stored states have a column {other}, which the configuration no "
@@ -74,7 +74,7 @@ def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> N
             fix=f"Declare the column as before. Or run `sessionlake rebuild processor:{name}`, which "
             "computes its table and states from all of bronze with the present columns",
         )
-    ShardState.decode(judging, processor.columns)
+    ShardState.decode_shard_state(judging, processor.columns)
     if memory is None:
         return
     made_for = read_stored_shard_count(memory)

@@ -19,9 +19,9 @@ from sessionlake.feeds.events import RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.feeds.reader import load_json
 from sessionlake.feeds.rows import EffectsOfAppliedChanges, SessionRowsInMemory, decode_rows
-from sessionlake.integrity.outcome import EventKind
-from sessionlake.integrity.rules import RuleLookup
-from sessionlake.integrity.shard_batch import RowsOutcome
+from sessionlake.integrity.outcome import IntegrityEventKind
+from sessionlake.integrity.rules import JudgingRuleLookup
+from sessionlake.integrity.shard_batch import RowChangesOutcome
 from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
 from sessionlake.protocol.chunk import (
     ChangeKind,
@@ -52,7 +52,7 @@ class RowsOfBatch:
 
     messages: pa.Table
     topics: Sequence[str]
-    rules: RuleLookup
+    rules: JudgingRuleLookup
     columns: tuple[Column, ...]
     applied: dict[int, EffectsOfAppliedChanges] = field(default_factory=dict)
 
@@ -183,7 +183,7 @@ class LoadedSessionRows:
     batch: RowsOfBatch
     rows: SessionRowsInMemory
 
-    def apply_message(self, index: int) -> RowsOutcome:
+    def apply_message_to_rows(self, index: int) -> RowChangesOutcome:
         """Applies the changes of a message to the rows. `index` is the index of the message in the outcome."""
         messages, feed = self.batch.messages, self.rows.feed
         changes, scope = self.batch.read_changes(index, feed)
@@ -198,10 +198,12 @@ class LoadedSessionRows:
         if found.removed_before or found.removed_after or found.is_scoped or found.completed:
             self.batch.applied[index] = found
         added = len(found.removed_before) + len(found.removed_after) - found.is_scoped
-        failed = [EventKind.ROW_LIMIT] * found.is_too_large + [EventKind.PRESENCE] * found.presence_failed
-        return RowsOutcome(added, found.checks, failed + [EventKind.CHECKSUM] * found.checksum_failed)
+        failed = [IntegrityEventKind.ROW_LIMIT] * found.is_too_large + [
+            IntegrityEventKind.PRESENCE
+        ] * found.presence_failed
+        return RowChangesOutcome(added, found.checks, failed + [IntegrityEventKind.CHECKSUM] * found.checksum_failed)
 
-    def encode(self) -> bytes:
+    def encode_rows(self) -> bytes:
         """Encodes the rows for the stored state."""
         return self.rows.encode_rows()
 
