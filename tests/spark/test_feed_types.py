@@ -41,7 +41,7 @@ from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.protocol.columns import create_column_of_feed
-from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessages
+from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessageEncoder
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from support.lakes import limit
 from support.typed_feed import LATER, TOPIC, TYPES, VALUES, capture
@@ -113,7 +113,7 @@ def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> No
 
 def test_published_messages_have_exact_values(typed: TypedLake) -> None:
     changes = typed.lake.read(typed.spark, ROWS).withColumns({CHANGE: F.lit("insert"), VERSION: F.lit(1).cast("long")})
-    made = UpsertMessages(ROW_KEY, batch=1)(changes.toArrow().to_batches())
+    made = UpsertMessageEncoder(ROW_KEY, batch=1)(changes.toArrow().to_batches())
     sent = [json.loads(row["value"]) for batch in made for row in batch.to_pylist()]
     for row, message in zip(typed.expected(), in_order(sent), strict=True):
         for name in ("total", "cents", "wide"):

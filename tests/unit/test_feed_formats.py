@@ -17,7 +17,7 @@ from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, 
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecordColumns, read_record
-from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
+from sessionlake.protocol.payload import ConfiguredSchemas, PayloadFormat, PayloadFormatAndSchemas
 from sessionlake.settings.capture import CaptureSettings
 from support.feed_cases import feed
 from support.protobuf_bytes import Float, protobuf
@@ -66,8 +66,8 @@ def definition(schema: dict[str, Any]) -> tuple[bytes, ...]:
     return (json.dumps(schema).encode(),)
 
 
-AVRO = PayloadReader(Payload(PayloadFormat.AVRO, ConfiguredSchemas(definition(ENVELOPE))))
-BY_ID = PayloadReader(Payload(PayloadFormat.AVRO, header=True, schemas=ConfiguredSchemas(
+AVRO = PayloadReader(PayloadFormatAndSchemas(PayloadFormat.AVRO, ConfiguredSchemas(definition(ENVELOPE))))
+BY_ID = PayloadReader(PayloadFormatAndSchemas(PayloadFormat.AVRO, header=True, schemas=ConfiguredSchemas(
     by_id=((1, definition(ENVELOPE)), (2, definition(KEY)), (3, (b"{",))))))  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def descriptor() -> tuple[bytes, ...]:
     return (file.SerializeToString(),)
 
 
-PROTO = PayloadReader(Payload(PayloadFormat.PROTOBUF, ConfiguredSchemas(descriptor()), message="m.Top"))
+PROTO = PayloadReader(PayloadFormatAndSchemas(PayloadFormat.PROTOBUF, ConfiguredSchemas(descriptor()), message="m.Top"))
 TOP = """
 name: top
 topics: top

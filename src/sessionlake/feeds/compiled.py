@@ -29,7 +29,7 @@ from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecordColumns, list_arguments_same_for_all_messages, read_record
 from sessionlake.feeds.shapes import JsonShape
 from sessionlake.feeds.writer import FeedCodeWriter
-from sessionlake.protocol.payload import Payload, PayloadFormat
+from sessionlake.protocol.payload import PayloadFormat, PayloadFormatAndSchemas
 
 
 @dataclass
@@ -164,10 +164,10 @@ def _fill_missing_rescued_with_none(events: ColumnarEvents) -> None:
 
 
 _MOST_COMPILED = 64
-_compiled: dict[tuple[str, Payload | None], CompiledFeedReader] = {}
+_compiled: dict[tuple[str, PayloadFormatAndSchemas | None], CompiledFeedReader] = {}
 
 
-def get_compiled_feed_reader(feed: Feed, payload: Payload | None = None) -> CompiledFeedReader:
+def get_compiled_feed_reader(feed: Feed, payload: PayloadFormatAndSchemas | None = None) -> CompiledFeedReader:
     """Returns the compiled form of a feed. A process compiles each feed once.
 
     Args:

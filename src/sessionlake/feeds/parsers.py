@@ -14,7 +14,7 @@ from sessionlake.feeds.numbers import NumberRange
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import get_value_parser, parse_kafka_key
 from sessionlake.feeds.values import FeedColumn
-from sessionlake.protocol.jsontext import is_too_deep
+from sessionlake.protocol.jsontext import is_json_nested_too_deep
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -57,7 +57,7 @@ def create_value_and_key_parsers(
         """Returns a Kafka key as paths read it. Raises an exception for a key that only the slow reader can read."""
         if feed.key_format is not KafkaKeyFormat.JSON:
             return parse_kafka_key(feed, key, payload)
-        if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
+        if len(key) > MAX_DEPTH and is_json_nested_too_deep(key.decode()):
             raise UnusualMessageError
         return json(key)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from sessionlake.feeds.decoder import PayloadError
 from sessionlake.feeds.numbers import replace_non_finite_by_text
-from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, UnusableSchemaError
+from sessionlake.protocol.payload import Definition, PayloadFormat, PayloadFormatAndSchemas, UnusableSchemaError
 from sessionlake.protocol.reasons import Reason
-from sessionlake.protocol.wire import read_header
+from sessionlake.protocol.wire import read_wire_header
 
 
 class PayloadReader:
@@ -24,7 +24,7 @@ class PayloadReader:
         payload: The format and the schemas.
     """
 
-    def __init__(self, payload: Payload) -> None:
+    def __init__(self, payload: PayloadFormatAndSchemas) -> None:
         self._payload = payload
         self._malformed = Reason.NOT_AVRO if payload.format is PayloadFormat.AVRO else Reason.NOT_PROTOBUF
         self._known: dict[tuple[int, tuple[int, ...]], Callable[[bytes], Any]] = {}
@@ -37,7 +37,7 @@ class PayloadReader:
         """
         header: tuple[int, tuple[int, ...]] = (0, ())
         if self._payload.header:
-            found = read_header(value, with_path=self._payload.format is PayloadFormat.PROTOBUF)
+            found = read_wire_header(value, with_path=self._payload.format is PayloadFormat.PROTOBUF)
             if found is None:
                 raise PayloadError(self._malformed)
             header, value = found[0], value[found[1] :]
@@ -53,7 +53,7 @@ class PayloadReader:
             schema_id: Id of the schema.
             type_path: For Protobuf, the indices of the message type in the schema, from the outermost type on.
         """
-        definition = self._payload.schemas.definitions([schema_id]).get(schema_id)
+        definition = self._payload.schemas.find_definitions([schema_id]).get(schema_id)
         if definition is None:
             raise PayloadError(Reason.UNKNOWN_SCHEMA)
         try:
@@ -67,9 +67,9 @@ class PayloadReader:
 def _create_avro_reader(definition: Definition) -> Callable[[bytes], Any]:
     import fastavro
 
-    from sessionlake.protocol.avro import DECODE_ERRORS, build_tree_schema
+    from sessionlake.protocol.avro import DECODE_ERRORS, build_schema_for_decoding_to_dicts
 
-    schema = build_tree_schema(definition)
+    schema = build_schema_for_decoding_to_dicts(definition)
 
     def decode_avro(body: bytes) -> Any:
         stream = BytesIO(body)
@@ -90,10 +90,10 @@ def _create_protobuf_reader(
     from google.protobuf.message_factory import GetMessageClass
 
     from sessionlake.feeds.trees import parse_protobuf_as_dict
-    from sessionlake.protocol.protobuf import find_message_type, find_type_name
+    from sessionlake.protocol.protobuf_types import find_message_type_descriptor, find_message_type_name
 
-    name = message_type or find_type_name(definition, type_path)
+    name = message_type or find_message_type_name(definition, type_path)
     if name is None:
         raise UnusableSchemaError(f"there is no message type at {list(type_path)}")
-    kind = GetMessageClass(find_message_type(definition, name))
+    kind = GetMessageClass(find_message_type_descriptor(definition, name))
     return lambda body: parse_protobuf_as_dict(kind, body)

@@ -37,7 +37,7 @@ from sessionlake.feeds.row_writer import RowCodeWriter
 from sessionlake.feeds.shapes import JsonShape
 from sessionlake.feeds.times import convert_time_to_milliseconds
 from sessionlake.feeds.values import convert_constant
-from sessionlake.protocol.jsontext import is_too_deep
+from sessionlake.protocol.jsontext import is_json_nested_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -73,7 +73,7 @@ class FeedCodeWriter(RowCodeWriter):
         super().__init__(feed, message_shape, stores_undeclared=stores_undeclared)
         loads, load_key = create_value_and_key_parsers(feed, payload, message_type, keeps_digits=stores_undeclared)
         self.names |= {
-            "has_too_long_integer": has_too_long_integer, "is_too_deep": is_too_deep,
+            "has_too_long_integer": has_too_long_integer, "is_json_nested_too_deep": is_json_nested_too_deep,
             "NO_SCOPE": NO_SCOPE, "loads": loads, "load_key": load_key,
             "convert_time_to_milliseconds": convert_time_to_milliseconds,
         }  # fmt: skip
@@ -144,7 +144,7 @@ class FeedCodeWriter(RowCodeWriter):
         if self._feed.format is PayloadFormat.JSON:
             self._add_code_line("if len(value) > unchecked:")
             self._add_code_line("    if len(value) > max_bytes: raise Unusual")
-            deep = f'value.count(b"[") + value.count(b"{{") > {MAX_DEPTH} and is_too_deep(value.decode())'
+            deep = f'value.count(b"[") + value.count(b"{{") > {MAX_DEPTH} and is_json_nested_too_deep(value.decode())'
             self._add_code_line(f"    if {deep}: raise Unusual")
             self._add_code_line(f"    if len(value) > {MOST_DIGITS} and has_too_long_integer(value): raise Unusual")
             self._add_code_line("if not value.isascii(): value.decode()")

@@ -15,7 +15,7 @@ from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read_recor
 from sessionlake.history.fate import MessageContent
 from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.chunk import IGNORED
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Row
@@ -68,7 +68,9 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
     row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
-    chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    chunk = (
+        decode_messages_to_chunk(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    )
     return list(_convert_to_contents(chunk))
 
 

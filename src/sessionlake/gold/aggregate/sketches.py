@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
-from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
@@ -68,7 +68,11 @@ class SketchAggregate(Aggregate):
         return {name: self._merge_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        return {name: self._merge_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
+        return {
+            name: self._merge_entries(
+                convert_to_contiguous_array(parts[name]), groups.group_numbers, len(groups.lengths)
+            )
+        }
 
     def _merge_entries(self, rows: pa.Array, group_of_row: Int64s, group_count: int) -> pa.Array:
         entries, lengths = unpack_entries(rows, self.entry_type)
@@ -184,7 +188,7 @@ class Registers(SketchAggregate):
         return (self.of,)
 
     def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
-        code, distinct = encode_as_codes(events[self.of])
+        code, distinct = encode_values_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
@@ -246,7 +250,7 @@ def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry_type: np.dtype[Any]) 
         rows: The binary column that a `SketchAggregate` stores.
         entry_type: Numpy type of a pair.
     """
-    held = (to_contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
+    held = (convert_to_contiguous_array(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]

@@ -29,7 +29,7 @@ from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, bui
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_matches_by_keys
 from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
-from sessionlake.protocol.arrow import convert_to_doubles
+from sessionlake.protocol.arrow import convert_to_double_column
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to this many values are pushed down as a filter on files.
@@ -209,7 +209,7 @@ def _rename_for_patterns(
         if name in declared.texts:
             made[build_text_field_name(declared.texts.index(name))] = value
         else:
-            made[build_number_field_name(declared.numbers.index(name))] = convert_to_doubles(value)
+            made[build_number_field_name(declared.numbers.index(name))] = convert_to_double_column(value)
     return add_order_columns(pa.table(made), once)
 
 

@@ -38,8 +38,8 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import is_decimal, parse_arrow_type
-from sessionlake.protocol.names import describe_name_clash, find_clashing_names, internal
+from sessionlake.protocol.columns import is_decimal_type, parse_arrow_type
+from sessionlake.protocol.names import add_internal_prefix, describe_name_clash, find_names_equal_to_sql
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -54,7 +54,9 @@ from sessionlake.settings.model import Settings
 from sessionlake.settings.named_code import NamedCodeError, load_named_code
 from sessionlake.settings.section import milliseconds
 
-_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
+_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(
+    add_internal_prefix, ("sum", "count", "squares", "buckets", "registers")
+)
 _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.COUNT: Count(),
     AggregateKind.SUM: Sum("value"),
@@ -83,7 +85,7 @@ _HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
     AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
 }
 # Of a source's decimal column, these functions aggregate the nearest doubles.
-_DOUBLE_SUM = internal("double_sum")
+_DOUBLE_SUM = add_internal_prefix("double_sum")
 _INEXACT_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE),
 }
@@ -267,7 +269,7 @@ def _find_declaration_faults(product: Product, declared: ProductSettings) -> Ite
 
 
 def _refuse_equal_column_names(product: Product, where: str) -> None:
-    if (pair := find_clashing_names(name for name, _ in product.column_types)) is not None:
+    if (pair := find_names_equal_to_sql(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
@@ -340,7 +342,7 @@ def _create_decimal_aggregates(
 def _has_decimals(declared: ProductSettings, value_type: str | None) -> bool:
     """Returns True if the product aggregates a decimal column of a source table."""
     is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
-    return is_of_numbers and value_type is not None and is_decimal(value_type)
+    return is_of_numbers and value_type is not None and is_decimal_type(value_type)
 
 
 def _create_event_source(

@@ -38,7 +38,7 @@ from sessionlake.gold.fold.rolling import fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
 from sessionlake.gold.fold.units import DecimalUnits
-from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, number_distinct_combinations
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -204,7 +204,7 @@ class GoldFold:
         if column not in self.declared.decimals:
             return None
         values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
-        return DecimalUnits.from_decimals(to_contiguous(values)).select_points(is_set)
+        return DecimalUnits.from_decimals(convert_to_contiguous_array(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -286,7 +286,7 @@ def _extend_names(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, I
     Returns:
         The extended list, which starts with the known names. Then, for each row of the column, the index of its name.
     """
-    values = to_contiguous(column)
+    values = convert_to_contiguous_array(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _to_int64s(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
@@ -308,7 +308,8 @@ def _create_key_column_function(
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {
-        name: encode_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+        name: encode_values_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own)))))
+        for i, name in enumerate(own)
     }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.decimals import build_decimals, join_halves, split_units
 from sessionlake.gold.fold.series import EXACT
-from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array
 from sessionlake.protocol.types import Bools, Float64s, Int64s, Uint64s
 
 _NO_DECIMAL = -1
@@ -54,7 +54,8 @@ class DecimalUnits:
             return None
         none = rows[scale].is_null().to_numpy()
         halves = (
-            np.where(none, 0, half) for half in split_units(to_contiguous(rows[units].cast(pa.decimal128(38, 0))))
+            np.where(none, 0, half)
+            for half in split_units(convert_to_contiguous_array(rows[units].cast(pa.decimal128(38, 0))))
         )
         high, low = halves
         return DecimalUnits(high, low, rows[scale].fill_null(_NO_DECIMAL).cast(pa.int64()).to_numpy())
@@ -121,7 +122,7 @@ def replace_decimals(points: pa.Table, columns: Sequence[str]) -> pa.Table:
     found = DecimalUnits.create_nulls(points.num_rows)
     for column in map(points.column, columns):
         is_set = column.is_valid().to_numpy()
-        own = DecimalUnits.from_decimals(to_contiguous(column)).select_points(is_set)
+        own = DecimalUnits.from_decimals(convert_to_contiguous_array(column)).select_points(is_set)
         found.high[is_set], found.low[is_set], found.scale[is_set] = own.high, own.low, own.scale
     points = points.drop_columns([*columns])
     for name, values in found.to_columns().items():

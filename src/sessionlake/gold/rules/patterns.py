@@ -38,7 +38,7 @@ from sessionlake.gold.rules.tree import (
     PatternKind,
     find_selection,
 )
-from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.arrow import encode_values_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -300,12 +300,12 @@ def _rank_values(column: pa.ChunkedArray) -> Int64s:
     """Returns integers that have the same order as the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
-    code, distinct = encode_as_codes(column)
+    code, distinct = encode_values_as_codes(column)
     rank = np.empty(len(distinct), np.int64)
     rank[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
     return rank[code]
 
 
 def _look_up_numbers(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = encode_as_codes(column)
+    code, distinct = encode_values_as_codes(column)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]
