@@ -365,7 +365,7 @@ def _decode_data_set_rows(data_set: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _decode_template(template: dict[str, Any]) -> dict[str, Any]:
-    """Returns a template whose metrics and parameters have `datatype` as text, and `template`."""
+    """Returns a template whose metrics and parameters have `datatype` as text, and `value`."""
     return template | {
         name: [_decode_template_member(one) for one in template[name]] for name in ("metrics", "parameters")
     }
