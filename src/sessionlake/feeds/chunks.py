@@ -27,7 +27,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.erased import decode_chain_places, find_placeholders_of_erased_messages
 from sessionlake.protocol.kafka_time import compute_latest_event_times, find_kafka_times_in_future
-from sessionlake.protocol.message import INT64_MAX, NO_SEQ, LinkToPreviousSeq, MessageType
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType, SeqLink
 from sessionlake.protocol.payload import PayloadFormatAndSchemas
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Int8s, Int64s
@@ -252,7 +252,7 @@ def _build_chunk_without_events(
         "reason": pa.array(reasons),
         "size": _compute_value_sizes(raw, message_indices),
         "clock": heads[3],
-        "link": pa.array(np.full(count, LinkToPreviousSeq.INTERVAL, np.int8)),
+        "link": pa.array(np.full(count, SeqLink.INTERVAL, np.int8)),
         "changes": pa.array([[]] * count, schema.field("changes").type),
     }
     return pa.Table.from_arrays(
@@ -269,8 +269,8 @@ def _build_chunk_of_events(
     types[[number for number, scope in enumerate(events.scope) if scope]] = MessageType.UPDATE
     link = np.where(
         events.restart,
-        LinkToPreviousSeq.RESTART,
-        np.where(events.is_link, LinkToPreviousSeq.LINK, LinkToPreviousSeq.INTERVAL),
+        SeqLink.RESTART,
+        np.where(events.is_link, SeqLink.LINK, SeqLink.INTERVAL),
     ).astype(np.int8)
     seq = [NO_SEQ if one is None else one for one in events.seq]
     arrays = [

@@ -297,10 +297,8 @@ class _AsOfQuery:
         gone = self._partition_starts.get(place)
         if gone is not None and gone.highest_ms >= ts:
             return True
-        silent = (
-            one for one in self._silences if one.topic_partition == place and (until is None or one.behind < until)
-        )
-        if any(one.until >= ts for one in silent):
+        silences = (one for one in self._silences if one.topic_partition == place)
+        if any(one.until >= ts and (until is None or one.behind < until) for one in silences):
             return True
         later = self._reader.read_batches(
             MESSAGES,

@@ -10,7 +10,7 @@ import numpy as np
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_kafka_or_stream_time
-from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, LinkToPreviousSeq
+from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, SeqLink
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -97,7 +97,7 @@ class MessageHeader:
 
         A seq at most half of `modulo` ahead of `last_seq` is new; all others are duplicates.
         """
-        if NO_SEQ in {self.seq, last_seq} or self.link == LinkToPreviousSeq.RESTART:
+        if NO_SEQ in {self.seq, last_seq} or self.link == SeqLink.RESTART:
             return self
         seq = unwrap_restarting_counter(self.seq, last_seq, modulo)
         after = self.after if self.after == ANY_SEQ else seq - (self.seq - self.after) % modulo

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from sessionlake.protocol.arrow import concatenate_ranges
 from sessionlake.protocol.chunk import RowChangeKind, build_change_fields, build_chunk_schema
 from sessionlake.protocol.columns import ID, Column
-from sessionlake.protocol.message import NO_SEQ, LinkToPreviousSeq, Message, MessageType, get_row_attribute_name
+from sessionlake.protocol.message import NO_SEQ, Message, MessageType, SeqLink, get_row_attribute_name
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -152,7 +152,7 @@ def build_chunk_of_messages(
         pc.fill_null(pc.binary_length(raw["value"]), 0).cast(pa.int32()),
         raw["kafka_ts"],
         pa.array(seq - 1, mask=seq == NO_SEQ),
-        pa.array(np.full(len(seq), LinkToPreviousSeq.INTERVAL, np.int8)),
+        pa.array(np.full(len(seq), SeqLink.INTERVAL, np.int8)),
         pa.array(np.zeros(len(seq), np.int32)),
         *[pa.nulls(len(seq), pa.string())] * 2,
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),

@@ -47,7 +47,7 @@ TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The message types that may change a table."""
 
 
-class LinkToPreviousSeq(IntEnum):
+class SeqLink(IntEnum):
     """How a message's `after` is compared with the last seq of its session."""
 
     INTERVAL = 0
