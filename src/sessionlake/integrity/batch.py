@@ -133,11 +133,8 @@ def _find_sessions_for_fast_path(batch: ShardBatch, is_run_start: Bools) -> Bool
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.message_times[first] <= timeout)
     follows = (cursors["last_seq"] != NO_SEQ) & _mark_messages_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = (
-        known
-        & (cursors["status"] == SessionStatus.OPEN)
-        & (follows | (is_none & (stream.link[first] != SeqLink.RESTART)))
-    )
+    follows |= is_none & (stream.link[first] != SeqLink.RESTART)
+    goes_on = known & (cursors["status"] == SessionStatus.OPEN) & follows
     starts_anywhere = _list_rule_values_by_session(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
     begins &= stream.link[first] != SeqLink.REPEATED
