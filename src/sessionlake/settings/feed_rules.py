@@ -17,7 +17,7 @@ from sessionlake.feeds.feed import (
     RowMapping,
     RuleCondition,
 )
-from sessionlake.feeds.numbers import Bounds
+from sessionlake.feeds.numbers import NumberRange
 from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.feeds.paths import EachElementStep, FeedPath, PathConstant
 from sessionlake.feeds.values import FeedColumn, convert_constant
@@ -140,7 +140,7 @@ def _convert_message_condition(path_and_values: tuple[str, Any]) -> RuleConditio
                 "range of numbers; name the path to a number"
             )
         ends = (convert_float_to_decimal(wanted.above), convert_float_to_decimal(wanted.below))
-        return RuleCondition(parse_feed_path(name), Bounds(*ends))
+        return RuleCondition(parse_feed_path(name), NumberRange(*ends))
     values = tuple(map(convert_float_to_decimal, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return RuleCondition(None, tuple(MessageBodyType(value) for value in values))
