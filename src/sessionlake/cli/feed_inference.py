@@ -106,7 +106,7 @@ def _remove_order_settings(proposal: ProposedFeed) -> ProposedFeed:
 
 def _try_feed_on_messages(settings: FeedSettings, records: Sequence[KafkaRecord]) -> FeedTrial:
     """Returns the trial of a feed on all messages."""
-    feed = settings.build()
+    feed = settings.convert_to_feed()
     trial = FeedTrial([feed], only_feed=feed)
     for record in records:
         trial.read_message(record)

@@ -226,7 +226,7 @@ class ProductSettings(SettingsSection):
                 f"values of the decimal column {self.value} cannot be aggregated exactly as {', '.join(others)}; use "
                 f"some of {', '.join(sorted(_EXACT_KINDS))}. Or leave out `value` to aggregate all columns as doubles"
             )
-        require_allowed_column_names((*self.keys, *self.aggregates), self._added_columns, self.table)
+        require_allowed_column_names((*self.keys, *self.aggregates), self._added_columns, self.table_name)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError(
                 "a table with the keys topic and session_id has a column `partition`; give yours another name"

@@ -23,7 +23,6 @@ from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     AggregateKind,
     ProductSettings,
-    ProductValueKind,
 )
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(
