@@ -195,7 +195,7 @@ class ProductSettings(SettingsSection):
             return self
         for wrong in chain(_find_unsupported_settings(self), _find_missing_settings(self)):
             raise ValueError(wrong)
-        require_allowed_column_names((*self.keys, *self.aggregates), self._added_columns, self.table)
+        require_allowed_column_names((*self.keys, *self.aggregates), self._added_columns, self.table_name)
         return self
 
     @property

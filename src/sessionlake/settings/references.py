@@ -73,7 +73,7 @@ class ReferenceSettings(SettingsSection):
     @model_validator(mode="after")
     def _require_consistent_settings(self) -> Self:
         require_allowed_column_names(
-            (*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},"
+            (*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table_name},"
         )
         if wrong := [name for name, sql in self.keys.items() if not _is_sql_type_allowed(sql, _KEY_TYPES)]:
             raise ValueError(f"{', '.join(wrong)}: a key cannot be of this type; use one of {', '.join(_KEY_TYPES)}")

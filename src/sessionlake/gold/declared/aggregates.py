@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.sources import (
 from sessionlake.protocol.columns import is_decimal_type, parse_arrow_type
 from sessionlake.protocol.names import add_internal_prefix
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.settings.gold import (
+from sessionlake.settings.gold import ProductValueKind, (
     AggregateKind,
     ProductSettings,
 )
@@ -111,5 +111,5 @@ def _create_exact_decimal_aggregates(
 
 def is_source_value_decimal(declared: ProductSettings, value_type: str | None) -> bool:
     """Returns True if the product aggregates a decimal column of a source table."""
-    is_of_numbers = declared.source is not None and declared.of is IntegrityEventKind.NUMBERS
+    is_of_numbers = declared.source is not None and declared.of is ProductValueKind.NUMBERS
     return is_of_numbers and value_type is not None and is_decimal_type(value_type)
