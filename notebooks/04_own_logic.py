@@ -125,7 +125,7 @@ book.show(busy, 10)
 # COMMAND ----------
 
 if len(busy):
-    intervals = pictures.intervals(busy, f"When the sessions of {topic} were busy")
+    intervals = pictures.draw_stream_time_intervals(busy, f"When the sessions of {topic} were busy")
     book.picture(intervals, "own_busy_times")
 
 # COMMAND ----------
