@@ -176,7 +176,9 @@ def select_decimal_events(
 
 def build_event_source_condition_sql(source: EventSource) -> str:
     """Returns the SQL condition that selects the events of a source among the rows of `select_events`."""
-    column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
+    column = (
+        "true" if source.only_decimal_column is None else f"metric = {quote_sql_string(source.only_decimal_column)}"
+    )
     return f"{column} AND {build_feed_condition(source.topics)}"
 
 

@@ -43,11 +43,8 @@ def keep_job_status(bundle: Bundle, job: Job) -> Job:
     if name is None or _is_start_of_everything_requested(bundle):
         return job
     with open_workspace(None) as client:
-        triggers = [
-            getattr(own.settings, trigger)
-            for own in _find_jobs_deployed_before(client, bundle, job)
-            for trigger in _TRIGGERS
-        ]
+        jobs = _find_jobs_deployed_before(client, bundle, job)
+        triggers = [getattr(own.settings, trigger) for own in jobs for trigger in _TRIGGERS]
     status = choose_pause_status(
         _format_pause_status(trigger.pause_status) for trigger in triggers if trigger is not None
     )
@@ -108,16 +105,8 @@ def _is_start_of_everything_requested(bundle: Bundle) -> bool:
 
 def _find_jobs_deployed_before(client: WorkspaceClient, bundle: Bundle, job: Job) -> list[BaseJob]:
     """Returns the workspace's jobs that have the same name as `job` and were deployed to the bundle's target."""
-    found = client.jobs.list(name=str(job.name))
-    return [
-        own
-        for own in found
-        if own.settings and own.settings.name == job.name and _is_job_deployed_to_target(own, bundle)
-    ]
-
-
-def _is_job_deployed_to_target(job: BaseJob, bundle: Bundle) -> bool:
-    return find_target_of_deployed_job(job.settings) == bundle.target
+    found = [own for own in client.jobs.list(name=str(job.name)) if own.settings and own.settings.name == job.name]
+    return [own for own in found if find_target_of_deployed_job(own.settings) == bundle.target]
 
 
 def _read_owners_from_workspace(client: WorkspaceClient, kind: str, ids: list[str]) -> list[PermissionEntry]:
