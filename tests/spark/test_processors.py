@@ -22,7 +22,7 @@ from sessionlake.operations.rebuild.processors import preview_rebuild, rebuild_p
 from sessionlake.processors import keyed
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.silver.decisions import read_stopping_message, record_decision
+from sessionlake.silver.decisions import read_message_that_stopped_layer, record_decision
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.clocks import set_clock_back
@@ -180,13 +180,13 @@ def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) 
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("update", 2), 1200))
     with pytest.raises(IntegrityViolationError, match=r"gap: session 's'.*offset 1: expected seq 1"):
         counted.run()
-    stopped = read_stopping_message(counted.settings, "processor-counted")
+    stopped = read_message_that_stopped_layer(counted.settings, "processor-counted")
     assert stopped is not None
-    assert (stopped.session_id, stopped.offset, read_stopping_message(counted.settings)) == ("s", 1, None)
+    assert (stopped.session_id, stopped.offset, read_message_that_stopped_layer(counted.settings)) == ("s", 1, None)
     record_decision(counted.settings, None, "s", Decision.ACCEPT_GAP, who="me")
     for layer in (Layer.PROCESSOR, Layer.SILVER):
         counted.run(layer)
-    assert read_stopping_message(counted.settings, "processor-counted") is None
+    assert read_message_that_stopped_layer(counted.settings, "processor-counted") is None
     assert [row[1] for row in counted.rows()] == [0, 0, 1]
     changed = rows_of(counted.spark, counted.lake, "silver.integrity_events")
     assert [(row["action"], row["offset"]) for row in changed] == [("accepted", 1)]
@@ -221,7 +221,9 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)
     assert counted.rows() == stored
 
-    monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
+    monkeypatch.setattr(
+        "sessionlake.streaming.journal.inject_fault_if_requested", _dies_at("after:publish:silver.counted")
+    )
     with pytest.raises(_DeathError):
         rebuild_processor(counted.spark, counted.settings, "counted")
     refused = "was interrupted while .* Run `sessionlake rebuild processor:counted`"
@@ -256,11 +258,11 @@ def _power_cut(*_: object) -> None:
 
 
 def _dies_at(place: str) -> Any:
-    def fault_point(name: str) -> None:
+    def inject_fault_if_requested(name: str) -> None:
         if name == place:
             raise _DeathError
 
-    return fault_point
+    return inject_fault_if_requested
 
 
 @pytest.mark.soak
@@ -274,7 +276,9 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
     )
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
+        patch.setattr(
+            "sessionlake.streaming.journal.inject_fault_if_requested", _dies_at("after:publish:silver.counted")
+        )
         with pytest.raises(_DeathError):
             rebuild_processor(counted.spark, counted.settings, "counted")
     preview_rebuild(counted.spark, counted.settings, "other")

@@ -270,7 +270,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
         other = of_shards(settings, number, number)
         with monkeypatch.context() as patch:
             for module in ("streaming.handover", "operations.resharding.reshard"):
-                patch.setattr(f"sessionlake.{module}.fault_point", dying)
+                patch.setattr(f"sessionlake.{module}.inject_fault_if_requested", dying)
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard_layers(spark, other, number)

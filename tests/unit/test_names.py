@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.schemas.properties import join_names, split_names
+from sessionlake.delta.schemas.properties import decode_column_list, encode_column_list
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
@@ -255,5 +255,5 @@ def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
 
 @given(some(EVERY, 4))
 def test_the_columns_that_files_have_statistics_of_are_listed_and_read_back(names: list[str]) -> None:
-    assert split_names(join_names(names)) == tuple(names)
-    assert split_names("") == ()
+    assert decode_column_list(encode_column_list(names)) == tuple(names)
+    assert decode_column_list("") == ()

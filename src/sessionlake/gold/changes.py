@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
@@ -167,7 +167,7 @@ def select_decimals(
 def build_source_condition(source: EventSource) -> str:
     """Returns the SQL condition that selects the events of a source among the rows of `select_events`."""
     column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
-    return f"{column} AND {build_feed_condition(source.topics)}"
+    return f"{column} AND {build_feed_topics_condition(source.topics)}"
 
 
 def build_event_filter(product: Product) -> Column:

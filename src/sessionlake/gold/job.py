@@ -55,15 +55,20 @@ from sessionlake.gold.tables.notes import (
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.checkpoint import (
-    choose_starting_options,
+    choose_restart_options,
     read_last_committed_batch,
     read_last_planned_batch,
 )
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import Handover, ResumedFold, find_active_handover_folder, read_active_handover
+from sessionlake.streaming.guards import refuse_new_checkpoint_over_data
+from sessionlake.streaming.handover import (
+    FoldResumedFromHandover,
+    Handover,
+    find_active_handover_folder,
+    read_active_handover,
+)
 from sessionlake.streaming.journal import refuse_interrupted_operations
 from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -124,7 +129,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: Gold may not start.
     """
-    refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
+    refuse_new_checkpoint_over_data(spark, lake, lake.settings, LAYER)
     refuse_interrupted_operations(lake.settings, LAYER)
     lake.create_or_update_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_reference_tables(spark, lake, lake.settings)
@@ -236,7 +241,7 @@ def create_folded_stream(
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.choose_commit_order_read_options(spark, CHANGES)
     else:
-        options |= choose_starting_options(settings.checkpoint_path(LAYER))
+        options |= choose_restart_options(settings.checkpoint_path(LAYER))
     read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
@@ -245,7 +250,7 @@ def create_folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if handover is not None:
-        fold = ResumedFold(fold, str(find_active_handover_folder(settings, LAYER)))
+        fold = FoldResumedFromHandover(fold, str(find_active_handover_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 
@@ -286,7 +291,7 @@ class _GoldBatchCommitter:
         try:
             part = FoldResult.collect_payloads(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
-            with without_code_generation(spark, enabled=part.report.read.changes <= few):
+            with disable_code_generation(spark, enabled=part.report.read.changes <= few):
                 averages = writer.write_averages(self._averages)
                 rows = BatchRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import to_rows
+from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
@@ -36,7 +36,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_own_columns_only
-from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
+from sessionlake.streaming.checkpoint import is_reading_initial_snapshot, read_last_committed_batch
 from sessionlake.streaming.errors import explain_sql_error
 from sessionlake.streaming.handover import read_version_reached_by_batch
 
@@ -215,7 +215,7 @@ def _has_read_only_complete_batches(settings: Settings) -> bool:
     Raises:
         LakeError: This is not known, because gold is still reading the changes from before its first start.
     """
-    if reads_initial_snapshot(settings.checkpoint_path(GOLD)):
+    if is_reading_initial_snapshot(settings.checkpoint_path(GOLD)):
         raise LakeError(
             f"gold is still reading the rows that {CHANGES} had when gold started for the first time",
             why="Until it has read them all, it is not known which of them are in gold's figures",
@@ -284,7 +284,7 @@ def _find_time_of_removal(reader: TableReader, key: Row) -> datetime | None:
 
 
 def _collect_rows(frame: DataFrame) -> list[Row]:
-    return to_rows(frame.toArrow())
+    return convert_to_row_dicts(frame.toArrow())
 
 
 def _build_offset_range_columns() -> list[Any]:

@@ -38,7 +38,7 @@ from sessionlake.integrity.holding import HeldMessages, must_wait_for_snapshot, 
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Decision, Rules
-from sessionlake.integrity.shard_batch import SessionRows
+from sessionlake.integrity.shard_batch import SessionRowSelection
 from sessionlake.integrity.transition import apply_message
 from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -65,7 +65,7 @@ class SessionJudge:
         rules: Rules,
         outcome: JudgingOutcome,
         decisions: Mapping[int, Decision] | None = None,
-        rows: SessionRows | None = None,
+        rows: SessionRowSelection | None = None,
         chain_gaps: Sequence[ChainGap] = (),
     ) -> None:
         self._cursor = cursor
@@ -356,7 +356,7 @@ class SessionJudge:
         elif message.type in TABLE_CHANGING_TYPES and cursor.changed_at == NEVER:
             cursor.changed_at = self._applied_at
 
-    def _apply_to_rows(self, message: MessageHeader, rows: SessionRows) -> None:
+    def _apply_to_rows(self, message: MessageHeader, rows: SessionRowSelection) -> None:
         """Applies a message to the rows in memory. A failed check is a violation, but the message stays applied."""
         found, cursor = rows.apply_message(message.index), self._cursor
         cursor.changes += found.added_changes

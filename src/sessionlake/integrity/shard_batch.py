@@ -32,7 +32,7 @@ class RowsOutcome(NamedTuple):
     failed: Sequence[EventKind]
 
 
-class SessionRows(Protocol):
+class SessionRowSelection(Protocol):
     """The rows of one session, kept in memory while its messages are judged because its feed needs them."""
 
     def apply_message(self, index: int) -> RowsOutcome:
@@ -44,7 +44,7 @@ class SessionRows(Protocol):
         ...
 
 
-LoadSessionRows = Callable[[int, bytes | None], SessionRows]
+LoadSessionRows = Callable[[int, bytes | None], SessionRowSelection]
 """Decodes a session's rows, from its number in the batch and what `SessionRows.encode` stored (None: no rows yet)."""
 
 

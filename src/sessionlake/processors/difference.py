@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.delta.storage.values import to_rows
+from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -99,6 +99,6 @@ def compare_tables(before: DataFrame, after: DataFrame, keys: Sequence[str], max
             row[_BEFORE],
             row[_AFTER],
         )
-        for row in to_rows(other.orderBy(*map(quote, keys)).limit(max_rows).toArrow())
+        for row in convert_to_row_dicts(other.orderBy(*map(quote, keys)).limit(max_rows).toArrow())
     )
     return TableDifference(after.count(), counts, first, columns)

@@ -31,7 +31,7 @@ from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, internal, quote
-from sessionlake.spark.frames import Rows, UnappliedMap, apply_to_groups, apply_to_rows, to_spark_frame
+from sessionlake.spark.frames import DeferredArrowMap, Rows, apply_to_groups, apply_to_rows, convert_to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ class ProductMerger:
                 )
                 yield self._merge_rows(product, part)
 
-    def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
+    def _drop_expired(self, product: Product, part: pa.Table | DeferredArrowMap) -> Rows:
         """Returns the batch's rows of a product without those whose bucket has expired."""
         floors = self.expiry.get_expiry_times(product.table_name)
         if self.rows.compute_count_and_time_range(product).low >= max(floors.values(), default=NEVER) * 1000:
@@ -89,14 +89,16 @@ class ProductMerger:
                 done = self.lake.last_commit(self.spark, product.table_name)
                 return TableOutput(product.table_name, done.version, done.rows)
             if rows > self.lake.driver_limits.driver_changes:
-                return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
+                return self._merge_on_cluster(product, convert_to_spark_frame(self.spark, part))
             part = drop_expired_arrow_rows(
                 self.rows.collect_rows(product), self.expiry.get_expiry_times(product.table_name)
             )
         try:
             return self._merge_in_driver(product, part)
         except TooLargeError:
-            return self._merge_on_cluster(product, to_spark_frame(self.spark, part.cast(product.arrow_schema())))
+            return self._merge_on_cluster(
+                product, convert_to_spark_frame(self.spark, part.cast(product.arrow_schema()))
+            )
 
     def _has_only_new_keys(self, product: Product) -> bool:
         """Returns True if all rows of the batch have keys that the product's table does not have.
@@ -177,7 +179,7 @@ def append_late_points(
         return add_constant_columns(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
     rows = apply_to_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
-    count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
+    count = rows.num_rows if isinstance(rows, pa.Table) else convert_to_spark_frame(spark, rows).count()
     if count:
         append_rows(spark, lake, LATE_POINTS, rows, txn)
         yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)

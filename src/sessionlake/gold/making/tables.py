@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import append_rows, create_txn_outside_queries, delete_rows, make_delta_skip_transaction
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -40,8 +40,8 @@ from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import compare_rows
-from sessionlake.spark.frames import PerBatchFunction, apply_to_groups
+from sessionlake.spark.compare import compare_actual_with_expected_rows
+from sessionlake.spark.frames import FunctionPerArrowBatch, apply_to_groups
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.handover import read_next_batch_number
 
@@ -97,7 +97,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = PerBatchFunction(lambda some: add_constant_columns(product.select_late_rows(some, declared), stamps))
+    late = FunctionPerArrowBatch(lambda some: add_constant_columns(product.select_late_rows(some, declared), stamps))
     append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.txn_of_second_write)
 
 
@@ -209,7 +209,9 @@ def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable)
     """
     if live.isEmpty():
         return None
-    return compare_rows(product.table_name, product.row_keys, product.result_columns, live, rows).first_difference
+    return compare_actual_with_expected_rows(
+        product.table_name, product.row_keys, product.result_columns, live, rows
+    ).first_difference
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: DeclaredColumns) -> DataFrame:
@@ -240,7 +242,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         *series.seq_order_columns,
         *decimals,
     ]
-    points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
+    points = add_seq_order(events.where(build_feed_topics_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         rows = replace_decimals(rows, decimals)
@@ -254,6 +256,6 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
 
 def _compute_product_rows(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
     parts = changes.mapInArrow(
-        PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
+        FunctionPerArrowBatch(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
     )
     return apply_to_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)

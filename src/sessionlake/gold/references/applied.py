@@ -32,7 +32,7 @@ from sessionlake.gold.enrich.reference import (
 )
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import build_ddl, quote
-from sessionlake.spark.frames import PerBatchFunction, apply_to_batches
+from sessionlake.spark.frames import FunctionPerArrowBatch, apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -238,5 +238,5 @@ def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: 
     needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.change_column_names)
     own = changes.select(*map(quote, needed))
     return apply_to_batches(
-        own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), build_ddl(table.column_types)
+        own, FunctionPerArrowBatch(lambda rows: table.join_rows(rows, versions)), build_ddl(table.column_types)
     )

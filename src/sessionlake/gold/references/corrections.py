@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.reading import Condition, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -35,7 +35,7 @@ from sessionlake.gold.references.applied import (
     read_reference,
 )
 from sessionlake.protocol.names import build_ddl, quote
-from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches
+from sessionlake.spark.frames import FunctionPerArrowBatch, Rows, apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +101,7 @@ class CorrectionRunner:
         if part is None:
             return False
         self._applied.record_correction(self._spark, reference, part)
-        fault_point(f"taken:{reference.table_name}")
+        inject_fault_if_requested(f"taken:{reference.table_name}")
         self._update_enriched_tables(reference, part)
         return True
 
@@ -158,7 +158,7 @@ class CorrectionRunner:
             frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
             rows = apply_to_batches(
-                frame, PerBatchFunction(join_again), build_ddl((*identity, *join.added_columns))
+                frame, FunctionPerArrowBatch(join_again), build_ddl((*identity, *join.added_columns))
             ).localCheckpoint()
         else:
             rows = join_again(near)

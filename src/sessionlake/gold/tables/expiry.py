@@ -20,7 +20,7 @@ from sessionlake.delta.commit import create_txn_outside_queries, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import find_nearest_datetime
-from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.aggregate.final import FinalTable
@@ -238,9 +238,9 @@ class BucketExpiry:
             store_removal_record(spark, self._lake, noted)
             self._floors[table] = now
             txn = create_txn_outside_queries(spark, self._lake, table, "expiry")
-            fault_point(f"before:expire:{table}")
+            inject_fault_if_requested(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
-            fault_point(f"after:expire:{table}")
+            inject_fault_if_requested(f"after:expire:{table}")
         store_removal_record(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 

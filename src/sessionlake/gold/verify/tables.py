@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import build_feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_topics_condition
 from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
@@ -34,7 +34,7 @@ from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
+from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_actual_with_expected_rows
 from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
@@ -76,18 +76,24 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             if table.lateness_ms is not None:
                 late.append(_compute_expected_late_points(events.where(build_late_filter(table)), table))
         rows = lake.read_small_table_into_memory(spark, table.table_name)
-        found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
+        found.append(
+            compare_actual_with_expected_rows(table.table_name, table.row_keys, table.result_columns, rows, truth)
+        )
         for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
             rows = drop_expired_spark_rows(lake.read_small_table_into_memory(spark, final.table_name), *gone)
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
-            found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
+            found.append(
+                compare_actual_with_expected_rows(final.table_name, final.row_keys, table.result_columns, rows, truth)
+            )
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
-        found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
+        found.append(
+            compare_actual_with_expected_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth)
+        )
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_applied_references(spark, lake, settings, tables)
@@ -165,7 +171,7 @@ def _compute_expected_averages(numbers: DataFrame, series: RollingAverage, decim
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_condition(series.topics))
+    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_topics_condition(series.topics))
     all_points = Window.partitionBy(*keys)
     line = all_points.orderBy(*map(quote, series.sort_columns))
     last = line.rowsBetween(1 - series.window_points, Window.currentRow)

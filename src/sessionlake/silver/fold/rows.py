@@ -173,7 +173,7 @@ class RowsOfBatch:
 
 @dataclass
 class LoadedSessionRows:
-    """The rows of one session in memory, to which its messages are applied. Implements `SessionRows`.
+    """The rows of one session in memory, to which its messages are applied. Implements `SessionRowSelection`.
 
     Attributes:
         batch: The rows of all sessions of the batch.
