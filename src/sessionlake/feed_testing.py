@@ -39,7 +39,7 @@ from typing import Any
 import yaml
 
 from sessionlake.errors import UsageError
-from sessionlake.feeds.cases import Difference, Frame, run_frames
+from sessionlake.feeds.cases import FeedTestDifference, FeedTestMessage, run_feed_test
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.numbers import Digits
 from sessionlake.protocol.reasons import Reason
@@ -68,7 +68,7 @@ class FeedTest:
     """
 
     feed: str | None
-    frames: tuple[Frame, ...]
+    frames: tuple[FeedTestMessage, ...]
     rows: dict[str, list[dict[str, Any]]]
 
 
@@ -87,11 +87,11 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
     feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
     differences = run_test(feeds, read_test(Path(file)), str(file))
     if differences:
-        lines = [line for one in differences for line in one.lines()]
+        lines = [line for one in differences for line in one.format_lines()]
         raise AssertionError("\n".join([f"{file}: not as expected", *lines]))
 
 
-def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Difference]:
+def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[FeedTestDifference]:
     """Runs a test of feeds, and returns each difference between the expected and the actual results.
 
     Args:
@@ -118,7 +118,7 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Diff
             why="The topic decides which feed reads the message",
             fix="Add `topic: NAME` or `feed: NAME` at the top of the file",
         )
-    coded = next((feed for feed in ([only] if only else feeds) if feed.needs_payload), None)
+    coded = next((feed for feed in ([only] if only else feeds) if feed.reads_avro_or_protobuf), None)
     if coded is not None:
         raise UsageError(
             f"{file_name}: the feed {coded.name} reads {coded.format.value}, which is bytes, and a file "
@@ -126,8 +126,10 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Diff
             fix="Test the feed on messages of a topic: `sessionlake feed try --topic NAME`",
         )
     topic = only.name if only is not None else ""
-    frames = [Frame({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames]
-    return list(run_frames(feeds, only, frames, test.rows))
+    frames = [
+        FeedTestMessage({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames
+    ]
+    return list(run_feed_test(feeds, only, frames, test.rows))
 
 
 def read_test(file: Path) -> FeedTest:
@@ -169,7 +171,7 @@ def read_test(file: Path) -> FeedTest:
     )
 
 
-def _read_frame(frame_content: Any, topic: Any, place: str) -> Frame:
+def _read_frame(frame_content: Any, topic: Any, place: str) -> FeedTestMessage:
     content = _require_mapping(frame_content, _OF_FRAME, place)
     if "value" not in content:
         raise UsageError(
@@ -188,7 +190,7 @@ def _read_frame(frame_content: Any, topic: Any, place: str) -> Frame:
                 f"{place}: `{name}` is {fields[name]!r}, which has the wrong type",
                 fix="`topic` is a text, `headers` an object, and `timestamp` and `partition` are integers",
             )
-    return Frame(fields, _read_rows(content.get("rows"), place), refused, content.get("ignored") is True)
+    return FeedTestMessage(fields, _read_rows(content.get("rows"), place), refused, content.get("ignored") is True)
 
 
 def _require_mapping(value: Any, known_keys: Sequence[str], place: str) -> Mapping[str, Any]:

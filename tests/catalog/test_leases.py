@@ -34,7 +34,7 @@ from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedByOtherProcessError
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.operations.pipeline import Layer, claim_layers, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import EVERYTHING
@@ -96,7 +96,9 @@ class Place:
         rebuild_silver(self.spark, self.settings, None, EVERYTHING, print)
 
     def resolve(self) -> None:
-        record_or_withdraw_decision(self.spark, self.settings, "s", Decision.ISOLATE, offset=None, topic=None, why=None)
+        record_or_withdraw_decision(
+            self.spark, self.settings, "s", OperatorDecision.ISOLATE, offset=None, topic=None, why=None
+        )
 
     def assert_no_row_is_harmed(self) -> None:
         messages = [message for part in self._parts[: self.arrived] for message in part]

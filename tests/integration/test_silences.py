@@ -56,7 +56,10 @@ def statuses(world: World) -> Counter[str]:
 def remembered(world: World) -> int:
     """How many sessions the states have."""
     states = read_shard_states(world.spark, world.settings)
-    return sum(len(ShardState.decode(state, world.settings.capture.declared_columns).cursors) for _, state in states)
+    return sum(
+        len(ShardState.decode_shard_state(state, world.settings.capture.declared_columns).cursors)
+        for _, state in states
+    )
 
 
 def list_silences(world: World) -> list[Silence]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sessionlake.integrity.rules import build_decode_rules
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver.fold.pack import Packer
@@ -54,7 +54,7 @@ def main() -> None:
 def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
     folder.mkdir()
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
-    log = StreamTimesLog("silver", folder, StreamTimeNotes())
+    log = StreamTimesLog("silver", folder, StreamTimesAtBatchEnds())
     packer = Packer(build_decode_rules(capture), SHARDS, earlier_times=StoredStreamTimes(str(folder)))
     fold = SilverFold(capture.declared_columns, capture)
     sent, offsets = np.zeros(SESSIONS, np.int64), np.zeros(topics * PARTITIONS, np.int64)

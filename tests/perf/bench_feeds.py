@@ -23,9 +23,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.feeds.compiled import CompiledFeed
+from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.feed import DecoderUse
+from sessionlake.feeds.feed import DecoderClassSetting
 from sessionlake.feeds.reader import KafkaRecords
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.decode import decode_messages
@@ -208,8 +208,11 @@ def main() -> None:
             ["bench"] * count, [0] * count, raw["offset"].to_pylist(), raw["kafka_ts"].to_pylist(), [None] * count,
             values, [{}] * count,
         )  # fmt: skip
-        compiled = partial(CompiledFeed.of(feed).read, records)
-        by_class = partial(CompiledFeed.of(replace(feed, rules=(), decoder=DecoderUse(decoder))).read, records)
+        compiled = partial(CompiledFeedReader.compile_feed(feed).read_records, records)
+        by_class = partial(
+            CompiledFeedReader.compile_feed(replace(feed, rules=(), decoder=DecoderClassSetting(decoder))).read_records,
+            records,
+        )
         chunks = build_feed_decoder(CaptureSettings(feeds=(settings,)), 64)
         found = cpu(count, base, compiled, by_class, lambda raw=raw, chunks=chunks: chunks and chunks.decode(raw))
         best, times = [f"{min(one):.2f}" for one in found], [ratio(one, found[0]) for one in found]

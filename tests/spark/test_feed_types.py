@@ -28,7 +28,7 @@ from sessionlake.delta.schemas.names import CHANGES, ROWS, RULE_EVENTS
 from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
 from sessionlake.delta.storage.spark_writes import _build_pruning_bounds
-from sessionlake.feeds.events import Decoded, Put
+from sessionlake.feeds.events import DecodedMessage, RowUpsert
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_gold_tables
@@ -253,9 +253,9 @@ def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
     for message in typed.messages[:COUNT]:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
         decoded = read(feed, KafkaRecord(*place))
-        assert isinstance(decoded, Decoded)
+        assert isinstance(decoded, DecodedMessage)
         (event,) = decoded.events
-        for row in (row for row in event.rows if isinstance(row, Put)):
+        for row in (row for row in event.rows if isinstance(row, RowUpsert)):
             values = dict.fromkeys(feed.columns) | row.values if event.kind == "snapshot" else row.values
             totals[event.session] += values.get("total") or 0
             content = EXECUTED["text"](values), totals[event.session]

@@ -24,7 +24,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.history.content import FeedReading
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import trace
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.notebook.book import Book
 from sessionlake.operations.forgetting.forget import Forgetting
@@ -298,7 +298,7 @@ def test_each_session_of_a_message_is_decided_about_alone_and_shown_as_of_a_mome
     both = [part_of(name, full=True, bids=[["1", "1"]]) for name in "AB"]
     gap = [part_of(name, bids=[["2", "2"]]) for name in "AB"]
     arrive(spark, settings, message_of_books(0, *both), message_of_books(2, *gap))
-    for session, decision in (("A", Decision.SKIP), ("B", Decision.ACCEPT_GAP)):
+    for session, decision in (("A", OperatorDecision.SKIP), ("B", OperatorDecision.ACCEPT_GAP)):
         with pytest.raises(SilverStoppedError, match=f"session '?{session}'?"):
             through_silver(spark, settings)
         record_decision(settings, spark, session, decision, who="me")

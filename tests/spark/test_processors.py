@@ -16,7 +16,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, ROWS
 from sessionlake.errors import ConfigError, DataLossError, IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.history.status import layer_statuses
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.processors import preview_rebuild, rebuild_processor
 from sessionlake.processors import keyed
@@ -183,7 +183,7 @@ def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) 
     stopped = read_message_that_stopped_layer(counted.settings, "processor-counted")
     assert stopped is not None
     assert (stopped.session_id, stopped.offset, read_message_that_stopped_layer(counted.settings)) == ("s", 1, None)
-    record_decision(counted.settings, None, "s", Decision.ACCEPT_GAP, who="me")
+    record_decision(counted.settings, None, "s", OperatorDecision.ACCEPT_GAP, who="me")
     for layer in (Layer.PROCESSOR, Layer.SILVER):
         counted.run(layer)
     assert read_message_that_stopped_layer(counted.settings, "processor-counted") is None

@@ -244,8 +244,8 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
     findings = []
     for shard in handover.list_shards_in_handover(settings):
         file = handover.find_active_handover_folder(settings) / f"{shard}.state"
-        state = ShardState.decode(file.read_bytes(), settings.capture.declared_columns)
-        wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held_messages)
+        state = ShardState.decode_shard_state(file.read_bytes(), settings.capture.declared_columns)
+        wrong = ShardState(state.keys, state.cursors.copy(), state.variable_parts, state.clock, state.held_messages)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
             topic, partition, session = split_session_key(key)
             if (topic, session.encode()) not in came:
@@ -253,7 +253,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
                 due = state.cursors["end_seq"][place]
                 values = f"end_seq: found 77, rebuilt {'nothing' if due < 0 else due}"
                 findings.append(f"shard {shard}, topic {topic}, partition {partition}, session {session!r}, {values}")
-        file.write_bytes(wrong.encode(settings.capture.declared_columns))
+        file.write_bytes(wrong.encode_shard_state(settings.capture.declared_columns))
     return findings
 
 

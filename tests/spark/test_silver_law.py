@@ -16,7 +16,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
 from sessionlake.history.state import compute_shard_stats, find_session_state
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
@@ -135,7 +135,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     stats = [compute_shard_stats(shard, state) for shard, state in states.items()]
     held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
-    holding = next(ShardState.decode(state, pipeline.settings.capture.declared_columns) for state in states.values())
+    holding = next(
+        ShardState.decode_shard_state(state, pipeline.settings.capture.declared_columns) for state in states.values()
+    )
     assert holding.held_messages is not None
     topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
     shard = compute_shard_of_session(spark, pipeline.settings, topic, session)
@@ -180,12 +182,12 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
 
     for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
         with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, partition 0, offset 1"):
-            record_decision(pipeline.settings, spark, session, Decision.ACCEPT_GAP, offset=offset, who="me")
-    record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
+            record_decision(pipeline.settings, spark, session, OperatorDecision.ACCEPT_GAP, offset=offset, who="me")
+    record_decision(pipeline.settings, spark, "s", OperatorDecision.ISOLATE, who="me", why="a mistake")
     withdraw_decision(pipeline.settings, spark, "s", who="me")
-    record_decision(pipeline.settings, spark, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
+    record_decision(pipeline.settings, spark, "s", OperatorDecision.ACCEPT_GAP, who="me", why="the sensor was off")
     with pytest.raises(UsageError, match="a decision is already recorded: accept-gap"):
-        record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
+        record_decision(pipeline.settings, spark, "s", OperatorDecision.ISOLATE, who="me")
     pipeline.stream()
     [entry] = rows_of(spark, pipeline.lake, LEDGER)
     assert (entry["applied"], entry["decisions"]) == (
@@ -198,7 +200,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     with pytest.raises(
         UsageError, match=r"no layer has stopped at session 's', offset 1.*silver is not known to have stop"
     ):
-        record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, offset=1, who="me")
+        record_decision(pipeline.settings, spark, "s", OperatorDecision.ISOLATE, offset=1, who="me")
     with pytest.raises(UsageError, match="silver has acted on the decision, so it cannot be withdrawn"):
         withdraw_decision(pipeline.settings, spark, "s", who="me")
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.values import FeedColumn
 
@@ -16,15 +16,15 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVENT = ("message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows")
 
 
-def by_slow_reader(feed: Feed, records: list[KafkaRecord]) -> EventLists:
+def by_slow_reader(feed: Feed, records: list[KafkaRecord]) -> ColumnarEvents:
     """The events of messages, read one by one by the reader that defines what a feed means."""
-    found = EventLists.of(feed)
+    found = ColumnarEvents.create_empty(feed)
     for number, one in enumerate(records):
-        found.add(feed, number, read(feed, one))
+        found.add_message_result(feed, number, read(feed, one))
     return found
 
 
-def in_order(found: EventLists, feed: Feed) -> dict[str, Any]:
+def in_order(found: ColumnarEvents, feed: Feed) -> dict[str, Any]:
     """Lists with the events in the order of their messages, and with values in the types of the columns."""
     parts = asdict(found)
     order = sorted(range(len(found.message)), key=found.message.__getitem__)

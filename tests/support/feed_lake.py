@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, QUARANTINE, ROWS, SILVER
 from sessionlake.delta.schemas.tables import COUNTS
-from sessionlake.feeds.events import Decoded, Refusal
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.model import CaptureSettings, Settings
@@ -177,10 +177,10 @@ def tables_of(settings: Settings, records: Iterable[KafkaRecord]) -> tuple[dict[
         feed = find_feed_of_topic(feeds, record.topic)
         assert feed is not None
         found = read(feed, record)
-        if isinstance(found, Refusal):
+        if isinstance(found, MessageRefusal):
             refused.append((record.topic, record.partition, record.offset, str(found.reason), record.value))
             continue
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         for event in found.events:
             place = (record.topic, record.partition, event.session)
             tables.setdefault(place, SessionTable(feed)).apply(event)

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.tables import COUNTS
-from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build_decode_rules
+from sessionlake.integrity.rules import DecisionKey, JudgingRuleLookup, OperatorDecision, build_decode_rules
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.protocol.arrow import HEADERS, SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
@@ -119,14 +119,14 @@ class Folder:
         rnd: random.Random,
         *,
         bulk: bool = True,
-        decisions: dict[DecisionKey, Decision] | None = None,
+        decisions: dict[DecisionKey, OperatorDecision] | None = None,
         interval: int = INTERVAL,
         headers: Mapping[str, bytes] | None = None,
     ) -> None:
         columns = capture.declared_columns
         self._headers = [{"key": name, "value": value} for name, value in (headers or {}).items()]
         self._capture, self._columns, self._shards, self._rnd = capture, columns, shards, rnd
-        self._decode, self._times = build_decode_rules(capture), StreamTimeNotes()
+        self._decode, self._times = build_decode_rules(capture), StreamTimesAtBatchEnds()
         decided = {} if decisions is None else decisions
         self._fold = SilverFold(columns, capture, decided, is_vectorized=bulk, snapshot_interval=interval)
         self.stored: dict[int, bytes | None] = {}
@@ -155,7 +155,7 @@ class Folder:
         violations = [violation for report in reports for violation in report.violations]
         ends = sum_partition_counts(reports)
         require_continued_stream_times("silver", ends, self.ends)
-        self._times = self._times.add_notes(
+        self._times = self._times.add_stream_times(
             list_stream_times_after_batch(ends, reports)
         )  # before the batch is committed, as in silver
         if violations:
@@ -164,19 +164,21 @@ class Folder:
         self.ends |= {(part.topic, part.partition): part.last_offset for part in ends if part.messages}
         self._keep(payloads, reports)
 
-    def use_rules(self, rules: RuleLookup) -> None:
+    def use_rules(self, rules: JudgingRuleLookup) -> None:
         """Judges the next batches by other rules than those of the capture settings."""
         self._fold = replace(self._fold, _rules=rules)
 
     def reshard(self, shards: int) -> None:
         """Changes the number of shards."""
-        resharder = JudgingResharder(RuleLookup(self._capture), shards)
+        resharder = JudgingResharder(JudgingRuleLookup(self._capture), shards)
         self.stored = dict(resharded(resharder, self.stored, spark_shard_of if self._capture.feeds else shard_of))
         self._shards = shards
 
     def states(self) -> dict[int, ShardState]:
         """Returns the state of each shard."""
-        return {shard: ShardState.decode(self.stored.get(shard), self._columns) for shard in range(self._shards)}
+        return {
+            shard: ShardState.decode_shard_state(self.stored.get(shard), self._columns) for shard in range(self._shards)
+        }
 
     def table(self, kind: SilverOutput, schema: pa.Schema) -> pa.Table:
         """Returns all output rows of a kind, with the number of their batch."""
@@ -235,7 +237,7 @@ class Folder:
         if self.silver.sessions:
             columns = zip(zip(*self.silver.sessions, strict=True), SESSION_COLUMN_TYPES, strict=True)
             sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
-            events = build_split_events(find_split_sessions(sessions), self._split, RuleLookup(self._capture))
+            events = build_split_events(find_split_sessions(sessions), self._split, JudgingRuleLookup(self._capture))
             self._split = pa.concat_tables([self._split, events.select(SESSION)])
             self.silver.events += plain(events)
 
@@ -305,7 +307,7 @@ def fold(
     shards: int,
     rnd: random.Random,
     bulk: bool = True,
-    decisions: dict[DecisionKey, Decision] | None = None,
+    decisions: dict[DecisionKey, OperatorDecision] | None = None,
     interval: int = INTERVAL,
 ) -> Silver:
     """Returns silver's tables after these micro-batches."""

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from sessionlake.feeds.events import Refusal
+from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
@@ -200,7 +200,7 @@ def fold(found: Iterable[KafkaMessage], rules: CaptureSettings) -> dict[str, dic
     for message in found:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
         decoded = read(feed, KafkaRecord(*place))
-        assert not isinstance(decoded, Refusal), decoded
+        assert not isinstance(decoded, MessageRefusal), decoded
         for event in decoded.events:
             tables.setdefault(event.session, SessionTable(feed)).apply(event)
     return {session: table.rows for session, table in tables.items()}

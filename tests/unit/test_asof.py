@@ -16,8 +16,8 @@ from _pytest.mark import ParameterSet
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import compute_session_table, find_session, session_as_of
-from sessionlake.integrity.clock import PartitionTime
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.clock import PartitionStreamTime
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.ledger.retained import _SCHEMA
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.chunk import encode_ipc
@@ -218,7 +218,7 @@ def test_as_of_a_time_in_a_silence_it_is_reported_if_silver_has_noted_that(tmp_p
         at(tables, settings, place, session, SessionMoment(ts=until))
     notes = Path(open_stored_times(settings, "silver").folder)
     notes.mkdir(parents=True)
-    noted = StreamTimeNotes().add_notes([PartitionTime(*place, until, end)])
+    noted = StreamTimesAtBatchEnds().add_stream_times([PartitionStreamTime(*place, until, end)])
     (notes / "recent.arrow").write_bytes(encode_ipc(noted.recent))
     for session, rows in expected.items():
         assert_equal(at(tables, settings, place, session, SessionMoment(ts=until)), rows, session)

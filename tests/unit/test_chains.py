@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sessionlake.integrity import chains
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
@@ -213,7 +213,7 @@ def test_a_gap_stops_each_session_of_the_chain_until_it_is_accepted() -> None:
     with pytest.raises(ViolationError) as stop:
         Folder(settings("fail"), 2, random.Random(1)).batch(messages)
     assert (stop.value.violation.offset, stop.value.violation.event) == (2, "gap")
-    decisions = {("books", 0, session, 2): Decision.ACCEPT_GAP for session in "ab"}
+    decisions = {("books", 0, session, 2): OperatorDecision.ACCEPT_GAP for session in "ab"}
     folder = Folder(settings("fail"), 2, random.Random(1), decisions=decisions)
     folder.batch(messages)
     events = [(row["session_id"], row["event"], row["action"], row["offset"]) for row in folder.silver.events]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
@@ -91,7 +91,7 @@ def test_a_metric_that_does_not_fit_its_column_stays_untyped_and_does_not_stop_s
     table = SessionTable(given)
     for one in sent:
         found = read(given, KafkaRecord(*one[:6]))
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         table.apply(found.events[0])
     assert table.rows == rows
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.compiled import CompiledFeed
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.compiled import CompiledFeedReader
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
 from sessionlake.feeds.table import SessionTable
 from support.debezium_source import COLUMNS, KEYS, Source
@@ -54,7 +54,7 @@ def test_the_table_is_that_of_the_database_at_every_commit(seed):
     for _ in range(30):
         while offset < len(source.sent):
             found = read(given, KafkaRecord("shop.orders", 0, offset, 0, None, source.sent[offset]))
-            assert isinstance(found, Decoded), found
+            assert isinstance(found, DecodedMessage), found
             for event in found.events:
                 table.apply(event)
             offset += 1
@@ -70,9 +70,9 @@ def test_the_fast_reader_reads_all_but_tombstones_itself(seed):
     source.take_snapshot()
     for _ in range(100):
         source.transact()
-    compiled = CompiledFeed.of(find_feed_of_topic(source))
+    compiled = CompiledFeedReader.compile_feed(find_feed_of_topic(source))
     records = [KafkaRecord("shop.orders", 0, offset, 0, None, value) for offset, value in enumerate(source.sent)]
-    compiled.read(KafkaRecords.of(records))
+    compiled.read_records(KafkaRecords.of(records))
     assert compiled.slow == source.sent.count(None)
 
 

@@ -15,7 +15,7 @@ from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedByOtherProcessError, UsageError
-from sessionlake.integrity.rules import Decision, DecisionKey
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> Settings:
     return found
 
 
-def decide(settings: Settings, offset: int | None = None, decision: Decision = Decision.SKIP) -> None:
+def decide(settings: Settings, offset: int | None = None, decision: OperatorDecision = OperatorDecision.SKIP) -> None:
     record_or_withdraw_decision(None, settings, "s", decision, offset=offset, topic=None, why=None)
 
 
@@ -42,23 +42,23 @@ def withdraw(settings: Settings, offset: int | None = None) -> None:
     record_or_withdraw_decision(None, settings, "s", None, offset=offset, topic=None, why="a mistake")
 
 
-def known(settings: Settings) -> dict[DecisionKey, Decision]:
+def known(settings: Settings) -> dict[DecisionKey, OperatorDecision]:
     return read_decisions(Lake(settings).reader())
 
 
 def test_the_place_at_which_silver_stopped_can_be_decided(settings):
     stop(settings, 6)
     decide(settings)
-    assert known(settings) == {("t", 0, "s", 6): Decision.SKIP}
+    assert known(settings) == {("t", 0, "s", 6): OperatorDecision.SKIP}
 
 
 def test_so_can_the_one_at_which_a_processor_that_is_ahead_of_silver_stopped(settings):
     stop(settings, 7, "processor-p")
-    decide(settings, 7, Decision.ACCEPT_GAP)
-    assert known(settings) == {("t", 0, "s", 7): Decision.ACCEPT_GAP}
+    decide(settings, 7, OperatorDecision.ACCEPT_GAP)
+    assert known(settings) == {("t", 0, "s", 7): OperatorDecision.ACCEPT_GAP}
 
 
-@pytest.mark.parametrize("decision", list(Decision))
+@pytest.mark.parametrize("decision", list(OperatorDecision))
 def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
     with pytest.raises(
         UsageError, match=r"no layer has stopped at session 's', offset 6.*silver is not known to have stop"
@@ -94,8 +94,8 @@ def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settin
         UsageError, match="offset 2 was processed as a valid message, and judged a violation only later"
     ):
         decide(settings, 2)
-    decide(settings, 2, Decision.ISOLATE)
-    assert known(settings) == {("t", 0, "s", 2): Decision.ISOLATE}
+    decide(settings, 2, OperatorDecision.ISOLATE)
+    assert known(settings) == {("t", 0, "s", 2): OperatorDecision.ISOLATE}
 
 
 def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_tables(settings):
@@ -120,11 +120,11 @@ def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
 
 def test_a_decision_is_withdrawn_and_made_again_as_often_as_one_likes(settings):
     stop(settings, 6)
-    for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
+    for decision in (OperatorDecision.SKIP, OperatorDecision.ISOLATE, OperatorDecision.SKIP):
         decide(settings, 6, decision)
         assert known(settings) == {("t", 0, "s", 6): decision}
         with pytest.raises(UsageError, match=rf"already recorded: {decision}\. To replace it, first take it back"):
-            decide(settings, 6, Decision.ACCEPT_GAP)
+            decide(settings, 6, OperatorDecision.ACCEPT_GAP)
         withdraw(settings)
         assert known(settings) == {}
     words = ["skip-message", "withdrawn", "isolate", "withdrawn", "skip-message", "withdrawn"]
@@ -147,8 +147,8 @@ def test_a_place_is_decided_again_though_the_table_was_set_back(settings):
     decide(settings)
     DeltaTable(find_table_folder(Lake(settings), DECISIONS)).restore(0)
     assert known(settings) == {}
-    decide(settings, decision=Decision.ISOLATE)
-    assert known(settings) == {("t", 0, "s", 6): Decision.ISOLATE}
+    decide(settings, decision=OperatorDecision.ISOLATE)
+    assert known(settings) == {("t", 0, "s", 6): OperatorDecision.ISOLATE}
 
 
 class SlowClock(datetime):
@@ -188,7 +188,7 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
     stop(settings, 6)
     reader, table = Lake(settings).reader(), find_table_folder(Lake(settings), DECISIONS)
     shutil.copytree(table, table.with_name("before"))
-    decide(settings, 6, Decision.SKIP)
+    decide(settings, 6, OperatorDecision.SKIP)
     other = entry("silver", 5, [6], batch=1)
     other["decisions"][0]["decision"] = "skip-message"
     write_deltalake(find_table_folder(Lake(settings), LEDGER), pa.Table.from_pylist([other]), mode="append")
@@ -196,9 +196,9 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
     table.with_name("before").rename(table)
     assert known(settings) == {}
     stop(settings, 8)
-    decide(settings, 8, Decision.ISOLATE)
-    followed = {("t", 0, "s", 0): Decision.ISOLATE, ("t", 0, "s", 6): Decision.SKIP}
-    assert read_binding_decisions(reader) == followed | {("t", 0, "s", 8): Decision.ISOLATE}
+    decide(settings, 8, OperatorDecision.ISOLATE)
+    followed = {("t", 0, "s", 0): OperatorDecision.ISOLATE, ("t", 0, "s", 6): OperatorDecision.SKIP}
+    assert read_binding_decisions(reader) == followed | {("t", 0, "s", 8): OperatorDecision.ISOLATE}
 
 
 @pytest.mark.parametrize("layer", ["silver", "processor-p"])
@@ -216,7 +216,7 @@ def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
 def test_one_about_what_was_taken_in_before_it_broke_can(settings):
     stop(settings, 2)
     stop(settings, 2, "processor-p")
-    decide(settings, 2, Decision.ISOLATE)
+    decide(settings, 2, OperatorDecision.ISOLATE)
     withdraw(settings)
     assert known(settings) == {}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sessionlake.feeds.checksums import Crc32
+from sessionlake.feeds.checksums import Crc32Checksum
 from sessionlake.feeds.kraken import checksum as kraken_checksum
 from sessionlake.feeds.numbers import Bounds, Digits
 from sessionlake.settings.feeds import FeedSettings
@@ -63,37 +63,38 @@ messages:
     ],
 )
 def test_the_text_of_a_checksum_joins_values_rows_and_groups(given: dict[str, Any], text: str) -> None:
-    check = Crc32(**({"groups": ("bid", "ask"), "columns": ("p", "q")} | given))
-    assert check.join_values(GROUPS) == text
+    check = Crc32Checksum(**({"groups": ("bid", "ask"), "columns": ("p", "q")} | given))
+    assert check.build_checksum_text(GROUPS) == text
     number = zlib.crc32(text.encode())
     assert all(
-        check.fits(GROUPS, sent) for sent in (number, str(number), Digits(number), number - 2**32 * (number >= 2**31))
+        check.matches_sent_checksum(GROUPS, sent)
+        for sent in (number, str(number), Digits(number), number - 2**32 * (number >= 2**31))
     )
-    assert not check.fits(GROUPS, number ^ 1)
+    assert not check.matches_sent_checksum(GROUPS, number ^ 1)
 
 
 @pytest.mark.parametrize("sent", [None, True, 1.5, Decimal("1.5"), "x", "", "9" * 5000, 2**32, -(2**31) - 1, [1], {}])
 def test_anything_but_a_number_of_32_bits_fits_no_rows(sent: Any) -> None:
-    assert not Crc32(("bid",), ("p",)).fits(GROUPS, sent)
+    assert not Crc32Checksum(("bid",), ("p",)).matches_sent_checksum(GROUPS, sent)
 
 
 def test_a_null_fits_no_checksum() -> None:
-    check = Crc32(("bid",), ("p",))
-    assert check.fits({}, 0)
-    assert not check.fits({("bid",): [{"p": None}]}, 0)
+    check = Crc32Checksum(("bid",), ("p",))
+    assert check.matches_sent_checksum({}, 0)
+    assert not check.matches_sent_checksum({("bid",): [{"p": None}]}, 0)
 
 
 def test_the_function_of_one_exchange_and_its_description_agree() -> None:
     rnd = random.Random(7)
-    check = Crc32(("ask", "bid"), ("price_text", "qty_text"), digits_only=True)
+    check = Crc32Checksum(("ask", "bid"), ("price_text", "qty_text"), digits_only=True)
     for _ in range(50):
         groups = {
             (side,): [{"price_text": f"{rnd.random():.5f}", "qty_text": f"{rnd.random() * 9:.8f}"} for _ in range(3)]
             for side in ("ask", "bid")
         }
-        sent = str(zlib.crc32((check.join_values(groups) or "").encode()))
+        sent = str(zlib.crc32((check.build_checksum_text(groups) or "").encode()))
         assert kraken_checksum(groups, sent)
-        restored = pickle.loads(pickle.dumps(check.load()))  # noqa: S301 - bytes that this test wrote
+        restored = pickle.loads(pickle.dumps(check.get_checksum_function()))  # noqa: S301 - bytes that this test wrote
         assert restored(groups, sent)
 
 

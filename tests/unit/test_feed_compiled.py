@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.bulk import convert_times
-from sessionlake.feeds.compiled import CompiledFeed
+from sessionlake.feeds.bulk import convert_times_and_find_invalid
+from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
 from sessionlake.feeds.times import convert_to_milliseconds
 from support.event_lists import by_slow_reader, in_order
@@ -240,7 +240,7 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
     text, frames = FRAMES[name]
     given, rnd = feed(text), random.Random(seed)
     records = messages(rnd, frames, 60, 0.5)
-    assert in_order(CompiledFeed.of(given).read(KafkaRecords.of(records)), given) == in_order(
+    assert in_order(CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of(records)), given) == in_order(
         by_slow_reader(given, records), given
     )
 
@@ -248,10 +248,10 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
 @pytest.mark.parametrize("name", FRAMES)
 def test_frames_as_they_are_need_no_interpreter(name):
     text, frames = FRAMES[name]
-    compiled = CompiledFeed.of(feed(text))
+    compiled = CompiledFeedReader.compile_feed(feed(text))
     assert compiled.sources
     records = messages(random.Random(1), frames, 100, 0)
-    assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(
+    assert in_order(compiled.read_records(KafkaRecords.of(records)), compiled.feed) == in_order(
         by_slow_reader(feed(text), records), compiled.feed
     )
     assert compiled.slow == 0
@@ -271,11 +271,11 @@ messages:
   - {{is: ignore}}
 """
     given = feed(text)
-    compiled = CompiledFeed.of(given)
+    compiled = CompiledFeedReader.compile_feed(given)
     assert compiled.sources
     values = [{"kind": hostile, "x';raise SystemExit#": "s", "id": "1", "a\"b'c": "v"}, {"kind": "x"}]
     records = [KafkaRecord("h", 0, n, 0, None, json.dumps(value).encode()) for n, value in enumerate(values)]
-    found = compiled.read(KafkaRecords.of(records))
+    found = compiled.read_records(KafkaRecords.of(records))
     assert (found.session, found.row_id, found.values, compiled.slow) == (["s"], ["1"], [["1"], ["v"]], 0)
 
 
@@ -309,8 +309,10 @@ def test_hostile_values_also_in_unread_and_repeated_fields_are_read_as_the_inter
         fields = b'"s": "a", "deep": %s, "list": %s' % (inner, items)
         for text in (b"{" + field + fields + b"}", b"{" + fields + b", " + field[:-2] + b"}"):
             records.append(KafkaRecord("u", 0, len(records), 0, None, text))
-    compiled = CompiledFeed.of(given)
-    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_slow_reader(given, records), given)
+    compiled = CompiledFeedReader.compile_feed(given)
+    assert in_order(compiled.read_records(KafkaRecords.of(records)), given) == in_order(
+        by_slow_reader(given, records), given
+    )
     assert 0 < compiled.slow < len(records)
 
 
@@ -347,8 +349,8 @@ def records_with_undeclared_fields(rnd: random.Random, count: int) -> list[Kafka
 def test_rows_with_undeclared_fields_need_no_interpreter(seed):
     given = feed(RESCUED)
     records = records_with_undeclared_fields(random.Random(seed), 200)
-    compiled = CompiledFeed.of(given)
-    found = compiled.read(KafkaRecords.of(records))
+    compiled = CompiledFeedReader.compile_feed(given)
+    found = compiled.read_records(KafkaRecords.of(records))
     assert in_order(found, given) == in_order(by_slow_reader(given, records), given)
     assert compiled.slow == 0
     assert sum(one is not None for one in found.rescued) > 50
@@ -361,7 +363,7 @@ def test_hostile_values_of_undeclared_fields_are_read_as_the_interpreter_does(va
         b'{"s": "a", "is": "all", "row": %s}' % value,
     ]
     given, records = feed(RESCUED), [KafkaRecord("u", 0, n, 0, None, text) for n, text in enumerate(texts)]
-    assert in_order(CompiledFeed.of(given).read(KafkaRecords.of(records)), given) == in_order(
+    assert in_order(CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of(records)), given) == in_order(
         by_slow_reader(given, records), given
     )
 
@@ -403,8 +405,10 @@ def test_decimals_of_deleted_rows_are_checked():
     values = [json.dumps({"op": op, "s": "s", "id": id_, "v": v}).encode() for op in "du" for id_, v in pairs]
     given = feed(DELETES)
     records = [KafkaRecord("d", 0, number, 0, None, value) for number, value in enumerate(values)]
-    compiled = CompiledFeed.of(given)
-    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_slow_reader(given, records), given)
+    compiled = CompiledFeedReader.compile_feed(given)
+    assert in_order(compiled.read_records(KafkaRecords.of(records)), given) == in_order(
+        by_slow_reader(given, records), given
+    )
     assert compiled.slow < len(records)
 
 
@@ -413,7 +417,7 @@ def test_a_value_that_is_too_long_is_refused(most):
     given = feed(UNREAD)
     text = b'{"s": "a", "deep": {"kind": "a"}, "list": []}'
     records = [KafkaRecord("u", 0, n, 0, None, text + b" " * (20 * n)) for n in range(60)]
-    found = CompiledFeed.of(given).read(KafkaRecords.of(records), max_bytes=most)
+    found = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of(records), max_bytes=most)
     assert [*found.refused] == [n for n, one in enumerate(records) if len(one.value or b"") > most]
 
 
@@ -434,4 +438,4 @@ def test_times_of_many_messages_are_those_of_single_ones():
             except ValueError:
                 exact.append(0)
                 wrong.append(number)
-        assert convert_times(times) == (exact, wrong), times
+        assert convert_times_and_find_invalid(times) == (exact, wrong), times

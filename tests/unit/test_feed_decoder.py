@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.feeds import decode, decode_many, events, time_limit
-from sessionlake.feeds.compiled import CompiledFeed
-from sessionlake.feeds.completion import Completer
+from sessionlake.feeds import decode, decode_many, decoder_events, events, time_limit
+from sessionlake.feeds.compiled import CompiledFeedReader
+from sessionlake.feeds.completion import DecoderRowCompleter
 from sessionlake.feeds.decoder import Delete, Event, Put
-from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.events import Delete as DeleteRow
-from sessionlake.feeds.events import Put as PutRow
-from sessionlake.feeds.feed import Kind, Presence
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
+from sessionlake.feeds.events import RowDelete as DeleteRow
+from sessionlake.feeds.events import RowUpsert as PutRow
+from sessionlake.feeds.feed import EventKind, PresentOrAbsent
+from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.reader import KafkaRecords, load_json, load_json_fast, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
@@ -53,27 +53,27 @@ ROW = {"meter": "m", "at": 5, "n": 3, "values": {"a": 1.5, "b": None}}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> Decoded | Refusal:
+def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> DecodedMessage | MessageRefusal:
     monkeypatch.setattr(feed_decoders.Given, "result", staticmethod(result) if callable(result) else result)
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
-    found, lists = read(given, one), EventLists.of(given)
-    lists.add(given, 0, found)
-    by_fast_reader = CompiledFeed.of(given).read(KafkaRecords.of([one]))
+    found, lists = read(given, one), ColumnarEvents.create_empty(given)
+    lists.add_message_result(given, 0, found)
+    by_fast_reader = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of([one]))
     assert in_order(by_fast_reader, given) == in_order(lists, given)
     return found
 
 
 def row_of(monkeypatch: pytest.MonkeyPatch, row: Any, **changed: Any) -> Any:
     found = given_result(monkeypatch, [Event(session="s", rows=[row])], **changed)
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     return found.events[0].rows[0]
 
 
 def test_a_decoder_gives_events_with_rows_in_order():
     found = read(feed(METERS, order="decoder"), record(ROW))
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     (event,) = found.events
-    assert (event.session, event.kind, event.ts, event.seq, event.after) == ("m", Kind.UPDATE, 5, 3, 2)
+    assert (event.session, event.kind, event.ts, event.seq, event.after) == ("m", EventKind.UPDATE, 5, 3, 2)
     assert event.rows == (PutRow(("a",), "a", {"value": 1.5, "name": "a"}), DeleteRow(("b",), "b"))
 
 
@@ -85,23 +85,23 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
     table = SessionTable(given)
     for one in records:
         found = read(given, one)
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         table.apply(found.events[0])
     assert table.rows == {"b": {"name": "b", "value": 3.0}}
-    lists = CompiledFeed.of(given).read(KafkaRecords.of([*records, record(b"{")]))
+    lists = CompiledFeedReader.compile_feed(given).read_records(KafkaRecords.of([*records, record(b"{")]))
     assert (lists.row_id, lists.rows, lists.seq) == (["a", "b", "a", "b"], [2, 1, 1], [0, 1, 2])
     assert lists.refused[3].reason == "not_json"
 
 
 def test_without_seq_time_and_session_those_of_the_record_and_of_the_feed_apply(monkeypatch):
     found = given_result(monkeypatch, [Event()], session=["kafka.topic", "kafka.headers.h"])
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert found.events[0].session == '["given","x"]'
     assert (found.events[0].seq, found.events[0].after, found.events[0].ts) == (7, None, 1_000)
     found = given_result(monkeypatch, [Event(session="s")], order={"modulo": 256})
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert found.events[0].seq is None
-    assert given_result(monkeypatch, []) == Decoded((), ())
+    assert given_result(monkeypatch, []) == DecodedMessage((), ())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_value_is_what_json_has_or_python_s_own(monkeypatch, column, value, ex
 def test_undeclared_values_are_rescued_or_dropped_and_a_key_may_be_a_dict(monkeypatch):
     row = Put({"name": "n", "z": 1}, {"z": 1, "b": Decimal("1.0")}, expect="absent")
     found = row_of(monkeypatch, row)
-    assert (found.key, found.rescued, found.expect) == (("n",), '{"b":1.0,"z":1}', Presence.ABSENT)
+    assert (found.key, found.rescued, found.expect) == (("n",), '{"b":1.0,"z":1}', PresentOrAbsent.ABSENT)
     assert row_of(monkeypatch, row, rescue=False).rescued is None
 
 
@@ -209,10 +209,10 @@ def rows(*given: Any) -> list[Event]:
     ],
 )  # fmt: skip
 def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
-    for module in (decode, decode_many):
+    for module in (decode, decoder_events):
         monkeypatch.setattr(module, "MAX_ROWS", 5_000)
     found = given_result(monkeypatch, result)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, MessageRefusal), found
     assert found.reason == "bad_value"
     assert re.search(why, found.why), found.why
     assert len(found.why) < 400
@@ -226,22 +226,22 @@ def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
     ],
 )
 def test_a_scope_or_expectation_needs_rows_in_memory(monkeypatch, result, what):
-    assert isinstance(given_result(monkeypatch, result), Decoded)
+    assert isinstance(given_result(monkeypatch, result), DecodedMessage)
     monkeypatch.setattr(feed_decoders.Given, "needs_rows", False)
     found = given_result(monkeypatch, result)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.why == f"the decoder yields {what}, but the class does not say `needs_rows = True`"
     kept = {"per": ["name"], "best": "value", "rows": 3}
-    assert isinstance(given_result(monkeypatch, result, keep=kept), Decoded)
+    assert isinstance(given_result(monkeypatch, result, keep=kept), DecodedMessage)
 
 
 def test_events_in_the_same_chain_have_the_same_seq(monkeypatch):
     monkeypatch.setattr(feed_decoders.Given, "has_chains", True, raising=False)
     same = [Event(session=name, chain="c", seq=5, after=4) for name in "ab"]
-    assert isinstance(given_result(monkeypatch, same, order="decoder"), Decoded)
+    assert isinstance(given_result(monkeypatch, same, order="decoder"), DecodedMessage)
     for other in (Event(session="d", chain="c", seq=6), Event(kind="ignore", chain="c", seq=6)):
         found = given_result(monkeypatch, [*same, other], order="decoder")
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         assert (found.reason, found.why) == ("bad_value", "the decoder yields several seqs of the chain c")
 
 
@@ -249,30 +249,30 @@ def test_a_decoder_completes_rows_with_those_before_and_only_columns_of_the_mess
     table = SessionTable(feed(METERS, decoder="support.feed_decoders:Sums", order="decoder"))
     for n, values in enumerate([{"a": 1, "b": 2}, {"a": 5}, {"a": None}, {"a": 1}]):
         found = read(table.feed, record(ROW | {"n": n, "values": values}, offset=n))
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         table.apply(found.events[0])
         if n == 1:
             assert {name: row["value"] for name, row in table.rows.items()} == {"a": 6.0, "b": 2.0}
     assert {name: row["value"] for name, row in table.rows.items()} == {"a": 1.0, "b": 2.0}
-    event = events.Event("m", Kind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
+    event = events.SessionEvent("m", EventKind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
     table.apply(event)
     assert (table.rows["a"]["value"], table.presence_failed) == (1.0, 1)
 
 
 def test_a_row_s_key_may_not_be_too_long_nor_come_twice_if_the_feed_refuses_it(monkeypatch):
     found = given_result(monkeypatch, rows(Put(("x" * 2_000,), {})))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "bad_row_id"
     twice = rows(Put(("a",), {}), Delete(("a",)))
-    assert isinstance(given_result(monkeypatch, twice), Decoded)
+    assert isinstance(given_result(monkeypatch, twice), DecodedMessage)
     found = given_result(monkeypatch, twice, repeats="refuse")
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "duplicate_row_id"
 
 
 PARTS: dict[str, list[Any]] = {
     "session": ["s", ("s", "t"), ("s",), "t", None, 7, ("s", 7), "", [], True],
-    "kind": ["update", "snapshot", Kind.UPDATE, "end", "heartbeat", "ignore", "x", None, []],
+    "kind": ["update", "snapshot", EventKind.UPDATE, "end", "heartbeat", "ignore", "x", None, []],
     "ts": [None, 5, -1, 2**63, "5", 1.0, True],
     "seq": [None, 0, 5, -1, 2**63, True, 1.0],
     "after": [None, None, -1, 4, 5, 6, "4", True, -(2**63)],
@@ -311,11 +311,11 @@ def count_slow_messages(monkeypatch: pytest.MonkeyPatch, rnd: random.Random, pla
     given = feed(PAIRS, session="kafka.topic", rescue=rnd.random() < 0.5, repeats=rnd.choice(["refuse", "in_order"]),
                  order=rnd.choice(["arrival", "decoder"]), decoder="support.feed_decoders:ByOffset")  # fmt: skip
     records = [record({}, topic="given", offset=offset) for offset in range(len(results))]
-    exact = EventLists.of(given)
+    exact = ColumnarEvents.create_empty(given)
     for number, one in enumerate(records):
-        exact.add(given, number, read(given, one))
-    compiled = CompiledFeed.of(given)
-    assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
+        exact.add_message_result(given, number, read(given, one))
+    compiled = CompiledFeedReader.compile_feed(given)
+    assert in_order(compiled.read_records(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
     return compiled.slow
 
 
@@ -333,13 +333,13 @@ def test_the_fast_reader_reads_most_messages_without_faults(monkeypatch):
 
 
 def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):
-    for module in (decode, decode_many):
+    for module in (decode, decoder_events):
         monkeypatch.setattr(module, "MAX_ROWS", 2)
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
-    assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), Decoded)
-    assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), Decoded)
+    assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), DecodedMessage)
+    assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), DecodedMessage)
     split = [Event(session=name, rows=[Delete(("a",)), Delete(("b",))]) for name in "ab"]
-    assert isinstance(given_result(monkeypatch, split), Refusal)
+    assert isinstance(given_result(monkeypatch, split), MessageRefusal)
 
 
 def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_time(monkeypatch):
@@ -347,8 +347,8 @@ def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_tim
     monkeypatch.setattr(decode_many, "_BLOCK", 5)
     monkeypatch.setattr(feed_decoders.Endless, "offsets", (2, 11))
     given = feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
-    begun, compiled = time.process_time(), CompiledFeed.of(given)
-    found = compiled.read(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
+    begun, compiled = time.process_time(), CompiledFeedReader.compile_feed(given)
+    found = compiled.read_records(KafkaRecords.of([record({}, offset=offset) for offset in range(12)]))
     assert time.process_time() - begun < 4
     assert {number: (one.reason, one.why) for number, one in found.refused.items()} == dict.fromkeys(
         (2, 11), ("bad_value", "the decoder used more than 0.2 s of CPU time")
@@ -361,9 +361,11 @@ def test_a_decoder_that_does_not_end_costs_its_message_alone_and_bounded_cpu_tim
 
 def test_methods_that_do_not_end_fail_as_those_that_raise_do(monkeypatch):
     monkeypatch.setattr(time_limit, "MAX_CPU_SECONDS", 0.2)
-    completer = Completer.of(feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless"))
-    assert completer.complete({"name": "a", "value": 1}, {}) == ({}, True)
-    assert completer.narrow({"name": "a"}, {}) == (None, True)
+    completer = DecoderRowCompleter.create_for_feed(
+        feed(METERS, session="kafka.topic", decoder="support.feed_decoders:Endless")
+    )
+    assert completer.complete_row_values({"name": "a", "value": 1}, {}) == ({}, True)
+    assert completer.narrow_snapshot_scope({"name": "a"}, {}) == (None, True)
 
 
 def test_a_message_without_json_has_the_reason_that_fits():

@@ -12,8 +12,8 @@ import fastavro
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from sessionlake.feeds.compiled import CompiledFeed
-from sessionlake.feeds.events import Decoded, Delete, Put, Refusal
+from sessionlake.feeds.compiled import CompiledFeedReader
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
@@ -71,12 +71,14 @@ BY_ID = PayloadReader(Payload(PayloadFormat.AVRO, header=True, schemas=Configure
     by_id=((1, definition(ENVELOPE)), (2, definition(KEY)), (3, (b"{",))))))  # fmt: skip
 
 
-def read_both(given: Feed, value: bytes | None, payload: PayloadReader, key: bytes | None = None) -> Decoded | Refusal:
+def read_both(
+    given: Feed, value: bytes | None, payload: PayloadReader, key: bytes | None = None
+) -> DecodedMessage | MessageRefusal:
     """What the interpreter reads; the fast reader must give the same."""
     record = KafkaRecord("orders", 0, 7, 1_000, key, value)
     found = read(given, record, payload=payload)
-    lists = CompiledFeed.of(given, payload).read(KafkaRecords.of([record]))
-    if isinstance(found, Refusal):
+    lists = CompiledFeedReader.compile_feed(given, payload).read_records(KafkaRecords.of([record]))
+    if isinstance(found, MessageRefusal):
         assert lists.refused == {0: found}
     else:
         assert lists.row_id == [row.row_id for event in found.events for row in event.rows]
@@ -91,12 +93,12 @@ def change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
 def test_avro_is_read_as_a_tree_with_exact_decimals(payload, number):
     given = feed(ORDERS)
     found = read_both(given, avro(ENVELOPE, change("c", None, VALUE), number), payload)
-    assert isinstance(found, Decoded)
-    assert found.events[0].rows == (Put((1,), "[1]", VALUE),)
+    assert isinstance(found, DecodedMessage)
+    assert found.events[0].rows == (RowUpsert((1,), "[1]", VALUE),)
     found = read_both(given, avro(ENVELOPE, change("d", VALUE | {"total": None}), number), payload)
-    assert isinstance(found, Decoded)
-    assert found.events[0].rows == (Delete((1,), "[1]"),)
-    assert read_both(given, None, payload) == Decoded((1,), ())
+    assert isinstance(found, DecodedMessage)
+    assert found.events[0].rows == (RowDelete((1,), "[1]"),)
+    assert read_both(given, None, payload) == DecodedMessage((1,), ())
 
 
 def test_a_decimal_beyond_the_schema_s_precision_is_not_rounded():
@@ -104,8 +106,8 @@ def test_a_decimal_beyond_the_schema_s_precision_is_not_rounded():
     large = json.loads(text)
     value = avro(large, change("c", None, VALUE | {"total": Decimal("1234567890.12")}))
     found = read_both(feed(ORDERS), value, AVRO)
-    assert isinstance(found, Decoded)
-    assert isinstance(row := found.events[0].rows[0], Put)
+    assert isinstance(found, DecodedMessage)
+    assert isinstance(row := found.events[0].rows[0], RowUpsert)
     assert row.values["total"] == Decimal("1234567890.12")
 
 
@@ -126,18 +128,18 @@ GOOD = avro(ENVELOPE, change("c", None, VALUE))
 )
 def test_what_is_not_avro_of_a_known_schema_is_refused(value, payload, reason):
     found = read_both(feed(ORDERS), value, payload)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == reason
 
 
 def test_avro_keys_are_read_by_their_schema():
     given = feed("{name: t, topics: t, uses: upsert, key: [id], columns: {id: bigint, v: string}}", key_format="avro")
     found = read_both(given, b'{"v":"x"}', BY_ID, avro(KEY, {"id": 5}, 2))
-    assert isinstance(found, Decoded)
-    assert found.events[0].rows == (Put((5,), "[5]", {"id": 5, "v": "x"}),)
+    assert isinstance(found, DecodedMessage)
+    assert found.events[0].rows == (RowUpsert((5,), "[5]", {"id": 5, "v": "x"}),)
     for key in (b"5", b"\0\0\0\0\x02", b"\0\0\0\0\x09x"):
         found = read_both(given, b'{"v":"x"}', BY_ID, key)
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         assert (found.reason, found.path) == ("bad_key", "kafka.key")
 
 
@@ -174,12 +176,12 @@ messages:
 def test_protobuf_is_read_as_a_tree_in_which_fields_without_presence_have_values():
     rows = (3, protobuf((1, "a"), (2, Float(0.5)))), (3, protobuf((1, "b")))
     found = read_both(feed(TOP), protobuf((2, 4), *rows), PROTO)
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert (found.events[0].seq, found.events[0].after) == (4, 3)
-    assert found.events[0].rows[1] == Put(("b",), "b", {"id": "b", "v": 0.0, "raw": '{"id":"b","v":0.0}'})
+    assert found.events[0].rows[1] == RowUpsert(("b",), "b", {"id": "b", "v": 0.0, "raw": '{"id":"b","v":0.0}'})
     found = read_both(feed(TOP), protobuf((1, 1), *rows), PROTO)
-    assert isinstance(found, Decoded)
-    assert found.events[0].rows == (Put(("a",), "a", {"id": "a", "v": 0.5}), Delete(("b",), "b"))
+    assert isinstance(found, DecodedMessage)
+    assert found.events[0].rows == (RowUpsert(("a",), "a", {"id": "a", "v": 0.5}), RowDelete(("b",), "b"))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_protobuf_is_read_as_a_tree_in_which_fields_without_presence_have_values
 )
 def test_what_is_not_the_protobuf_message_is_refused(value, reason):
     found = read_both(feed(TOP), value, PROTO)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == reason
 
 

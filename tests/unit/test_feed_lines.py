@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from sessionlake.feeds.events import Refusal
-from sessionlake.feeds.lines import read_lines, read_member_messages
+from sessionlake.feeds.events import MessageRefusal
+from sessionlake.feeds.lines import parse_message_lines, read_lines
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.protocol.reasons import Reason
 from support.feed_cases import BOOK, feed
 
 
 def only(text: bytes) -> tuple[KafkaRecord, bool]:
-    [line] = read_member_messages([text], "t")
+    [line] = parse_message_lines([text], "t")
     return line.record, line.is_bare
 
 
@@ -65,7 +65,7 @@ def test_a_recording_gives_frames_with_their_times_and_skips_what_the_client_did
         b"1618678133: [2]\n",
     ]
     found = [(line.number, line.record.offset, line.record.timestamp, line.record.value)
-             for line in read_member_messages(lines, "t")]  # fmt: skip
+             for line in parse_message_lines(lines, "t")]  # fmt: skip
     assert found == [(3, 0, 1618678132927, b'{"a": 1}'), (5, 1, 1618678133000, b"[2]")]
 
 
@@ -90,7 +90,7 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_read():
 )
 def test_hostile_lines_are_refused_with_their_reason(line, reason):
     found = read(feed(BOOK), only(line)[0])
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason is reason
 
 

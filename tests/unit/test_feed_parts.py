@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
-from sessionlake.feeds.feed import Kind
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind
 from sessionlake.feeds.parts import join_parts
 from sessionlake.feeds.reader import read
 from sessionlake.feeds.table import SessionTable
 from support.feed_cases import feed, record
 from support.seeds import seeds
 
-SNAPSHOT, UPDATE, HEARTBEAT, END = Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT, Kind.END
+SNAPSHOT, UPDATE, HEARTBEAT, END = EventKind.SNAPSHOT, EventKind.UPDATE, EventKind.HEARTBEAT, EventKind.END
 
 
-def part(kind: Kind, seq: int | None, *values: str, **given: Any) -> Event:
-    rows = tuple(Put((value,), value, {}) for value in values)
-    return Event(
+def part(kind: EventKind, seq: int | None, *values: str, **given: Any) -> SessionEvent:
+    rows = tuple(RowUpsert((value,), value, {}) for value in values)
+    return SessionEvent(
         "s", kind, 10 if seq is None else seq, seq, **{"after": None if seq is None else seq - 1} | given, rows=rows
     )
 
@@ -49,7 +49,9 @@ def part(kind: Kind, seq: int | None, *values: str, **given: Any) -> Event:
          part(SNAPSHOT, 1, "a", "b", after=None, restart=True)),
     ],
 )  # fmt: skip
-def test_parts_have_their_effects_one_after_the_other(before: Event, after: Event, joined: Event) -> None:
+def test_parts_have_their_effects_one_after_the_other(
+    before: SessionEvent, after: SessionEvent, joined: SessionEvent
+) -> None:
     assert join_parts(before, after, None) == joined
 
 
@@ -84,7 +86,9 @@ NOT_NEXT = "have seq 2 and 4, and do not say that none is between"
         (part(UPDATE, 2, chain="c"), part(UPDATE, 2, chain="d"), None, "have several numbers of a chain"),
     ],
 )
-def test_parts_that_are_no_one_event_are_refused(before: Event, after: Event, modulo: int | None, why: str) -> None:
+def test_parts_that_are_no_one_event_are_refused(
+    before: SessionEvent, after: SessionEvent, modulo: int | None, why: str
+) -> None:
     with pytest.raises(ValueError, match=f"parts of session s,? ?{why}"):
         join_parts(before, after, modulo)
 
@@ -109,32 +113,34 @@ def test_rows_of_a_repeated_part_are_not_applied_again_with_those_of_a_new_one()
     table = SessionTable(feed(LISTS))
     for message in ([one(5, "X", "a")], [one(7, "X", "b")], [one(5, "X", "a"), one(9, "Y", "c")]):
         found = read(feed(LISTS), record(message))
-        for event in found.events if isinstance(found, Decoded) else ():
+        for event in found.events if isinstance(found, DecodedMessage) else ():
             table.apply(event)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "bad_value"
     assert {name: row["v"] for name, row in table.rows.items()} == {"X": "b"}
 
 
-def random_history(rnd: random.Random, how: str) -> list[Event]:
+def random_history(rnd: random.Random, how: str) -> list[SessionEvent]:
     """The events of a session, each of which has a place in its order."""
-    events: list[Event] = []
+    events: list[SessionEvent] = []
     seq = rnd.randint(0, 3)
     for _ in range(8):
         after, seq = seq, seq + (1 if how == "step" else rnd.randint(1, 3))
         kind = rnd.choice([SNAPSHOT, HEARTBEAT, *[UPDATE] * 5])
-        rows: list[Put | Delete] = []
+        rows: list[RowUpsert | RowDelete] = []
         for _ in range(0 if kind is HEARTBEAT else rnd.randint(0, 3)):
             name = rnd.choice("xyz")
             if rnd.random() < 0.3:
-                rows.append(Delete((name,), name))
+                rows.append(RowDelete((name,), name))
             else:
-                rows.append(Put((name,), name, {"id": name, "v": str(seq)} if rnd.random() < 0.8 else {"id": name}))
-        events.append(Event("s", kind, seq, seq, None if how == "rising" else after, rows=tuple(rows)))
+                rows.append(
+                    RowUpsert((name,), name, {"id": name, "v": str(seq)} if rnd.random() < 0.8 else {"id": name})
+                )
+        events.append(SessionEvent("s", kind, seq, seq, None if how == "rising" else after, rows=tuple(rows)))
     return events
 
 
-def join_or_none(parts: list[Event]) -> Event | None:
+def join_or_none(parts: list[SessionEvent]) -> SessionEvent | None:
     joined = parts[0]
     try:
         for one in parts[1:]:
@@ -169,7 +175,7 @@ def test_joined_parts_have_the_effect_of_separate_messages_wherever_the_session_
         assert repeated
 
 
-def by_seq(event: Event) -> int:
+def by_seq(event: SessionEvent) -> int:
     return event.seq or 0
 
 
@@ -180,27 +186,27 @@ def test_parts_of_a_session_with_several_numbers_of_a_chain_are_refused() -> Non
     found = read(
         feed(CHAINED), record([{"s": "a", "n": 5, "c": "c", "id": "x"}, {"s": "a", "n": 6, "c": "c", "id": "x"}])
     )
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.why == "parts of session a have several numbers of a chain, or several chains"
 
 
 def test_ignored_parts_advance_each_of_their_chains() -> None:
     ignored = [{"is": "nothing", "n": 5, "c": "c"}, {"is": "nothing", "n": 7, "c": "d"}]
     found = read(feed(CHAINED), record(ignored))
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert [(event.session, event.chain, event.seq) for event in found.events] == [("", "c", 5), ("", "d", 7)]
     found = read(feed(CHAINED), record([*ignored, {"is": "nothing", "n": 6, "c": "c"}]))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.why.startswith("parts of an ignored message have several numbers of a chain")
 
 
 def test_a_message_has_one_place_in_a_chain() -> None:
     parts = [{"s": "a", "n": 5, "c": "c", "id": "x"}, {"s": "b", "n": 6, "c": "c", "id": "x"}]
     found = read(feed(CHAINED), record(parts))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert (found.reason, found.why) == ("bad_value", "the parts have several numbers of the chain c")
     found = read(feed(CHAINED), record([parts[0], parts[1] | {"n": 5}, parts[1] | {"n": 6, "c": "d", "s": "e"}]))
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert [(event.session, event.chain, event.seq) for event in found.events] == [
         ("a", "c", 5), ("b", "c", 5), ("e", "d", 6),
     ]  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.feeds.paths import MISSING, Constant, Place, find, find_elements, parse_path
+from sessionlake.feeds.path_parsing import parse_feed_path
+from sessionlake.feeds.paths import MISSING, PathConstant, PathContext, find_elements_at_path, find_value_at_path
 
 VALUE = {
     "a": {"b": [1, 2, {"c": None}], "x.y": {"z": "t"}},
@@ -12,7 +13,9 @@ VALUE = {
     "state": {"on": True, "off": None},
     "text": "p/q/r",
 }
-PLACE = Place(VALUE, "shop.a", 3, 7, 1_000, "k/1", {"source": "one", "a.b": "two"}, {"p": 1, "n": {"m": 2}}, VALUE["a"])
+PLACE = PathContext(
+    VALUE, "shop.a", 3, 7, 1_000, "k/1", {"source": "one", "a.b": "two"}, {"p": 1, "n": {"m": 2}}, VALUE["a"]
+)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +44,12 @@ PLACE = Place(VALUE, "shop.a", 3, 7, 1_000, "k/1", {"source": "one", "a.b": "two
         ("kafka.headers.source", "one"),
         ('kafka.headers."a.b"', "two"),
         ("kafka.headers.none", MISSING),
-        ("=ask", Constant("ask")),
-        ("=", Constant("")),
+        ("=ask", PathConstant("ask")),
+        ("=", PathConstant("")),
         ("none | a.b[0]", 1),
         ("a.b[-1].c | a.b[0]", None),  # null is there
         ("none | nor.this", MISSING),
-        ("none | =0", Constant("0")),
+        ("none | =0", PathConstant("0")),
         ('parts(kafka.key, "/")[1]', "1"),
         ('parts(text, "/")[-1]', "r"),
         ('parts(text, "/")[3]', MISSING),
@@ -54,15 +57,19 @@ PLACE = Place(VALUE, "shop.a", 3, 7, 1_000, "k/1", {"source": "one", "a.b": "two
     ],
 )
 def test_a_path_gives_what_it_says(path, value):
-    assert find(parse_path(path), PLACE) == value
+    assert find_value_at_path(parse_feed_path(path), PLACE) == value
 
 
 def test_a_message_that_is_an_array_has_elements_of_its_own():
-    place = Place([0, {"a": [[1]]}, {"a": [[2], [3]], "c": "9"}, "book", "pair"], "t", 0, 0, 0, None, {})
-    assert find(parse_path("[-1]"), place) == "pair"
-    assert find(parse_path("[-3].c"), place) == "9"
-    assert [one.value for one in find_elements(parse_path("[1:-2][*].a[*]"), place) or []] == [[1], [2], [3]]
-    assert find(parse_path("kafka.key"), place) is MISSING
+    place = PathContext([0, {"a": [[1]]}, {"a": [[2], [3]], "c": "9"}, "book", "pair"], "t", 0, 0, 0, None, {})
+    assert find_value_at_path(parse_feed_path("[-1]"), place) == "pair"
+    assert find_value_at_path(parse_feed_path("[-3].c"), place) == "9"
+    assert [one.value for one in find_elements_at_path(parse_feed_path("[1:-2][*].a[*]"), place) or []] == [
+        [1],
+        [2],
+        [3],
+    ]
+    assert find_value_at_path(parse_feed_path("kafka.key"), place) is MISSING
 
 
 @pytest.mark.parametrize(
@@ -80,16 +87,16 @@ def test_a_message_that_is_an_array_has_elements_of_its_own():
     ],
 )
 def test_elements_come_in_order_and_what_has_none_is_reported_apart(path, values):
-    found = find_elements(parse_path(path), PLACE)
+    found = find_elements_at_path(parse_feed_path(path), PLACE)
     assert (found if found is None else [element.value for element in found]) == values
 
 
 def test_an_element_knows_what_holds_its_array():
-    found = find_elements(parse_path("data[*].levels[*]"), PLACE) or []
+    found = find_elements_at_path(parse_feed_path("data[*].levels[*]"), PLACE) or []
     assert [element.parent["s"] for element in found] == ["u", "u"]
-    entries = find_elements(parse_path("entries(state)"), PLACE) or []
+    entries = find_elements_at_path(parse_feed_path("entries(state)"), PLACE) or []
     assert [(entry.value.key, entry.value.value) for entry in entries] == [("on", True), ("off", None)]
-    assert find_elements(parse_path("entries(text)"), PLACE) is None
+    assert find_elements_at_path(parse_feed_path("entries(text)"), PLACE) is None
 
 
 @pytest.mark.parametrize(
@@ -112,4 +119,4 @@ def test_an_element_knows_what_holds_its_array():
 )
 def test_a_path_that_cannot_be_read_is_refused_with_its_place(path, why):
     with pytest.raises(ValueError, match=why):
-        parse_path(path)
+        parse_feed_path(path)

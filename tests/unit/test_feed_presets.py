@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
-from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.reader import read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feed_presets import list_preset_names
@@ -36,9 +36,9 @@ from support.preset_cases import (
 )
 
 
-def events(given: Feed, value: Any, **of_record: Any) -> tuple[Event, ...]:
+def events(given: Feed, value: Any, **of_record: Any) -> tuple[SessionEvent, ...]:
     found = read(given, record(value, **of_record))
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     return found.events
 
 
@@ -65,13 +65,16 @@ def test_debezium_reads_every_operation():
         "id": 7, "customer": "ada", "note": "n", "total": Decimal("123.45"),
         "changed": datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC), "due": date(2024, 10, 4),
     }  # fmt: skip
-    put = Put((7,), "[7]", values)
+    put = RowUpsert((7,), "[7]", values)
     assert [(one[0].kind, one[0].rows) if one else None for one in found] == [
-        (Kind.UPDATE, (put,)),
-        (Kind.UPDATE, (put,)),
-        (Kind.UPDATE, (Put((7,), "[7]", {name: value for name, value in values.items() if name != "note"}),)),
-        (Kind.UPDATE, (Delete((7,), "[7]"),)),
-        (Kind.SNAPSHOT, ()),
+        (EventKind.UPDATE, (put,)),
+        (EventKind.UPDATE, (put,)),
+        (
+            EventKind.UPDATE,
+            (RowUpsert((7,), "[7]", {name: value for name, value in values.items() if name != "note"}),),
+        ),
+        (EventKind.UPDATE, (RowDelete((7,), "[7]"),)),
+        (EventKind.SNAPSHOT, ()),
         None,
     ]
     assert [one[0].ts for one in found if one] == [1_700_000_000_456, *[1_700_000_000_123] * 4]
@@ -109,7 +112,7 @@ def test_a_key_change_of_debezium_is_a_deletion_and_a_creation():
 def test_values_of_debezium_s_types_are_read_by_the_column_s_from(column, value, expected):
     given = feed(ORDERS, columns={"id": "bigint", "v": column})
     (event,) = events(given, envelope("c", None, {"id": 1, "v": value}))
-    assert event.rows == (Put((1,), "[1]", {"id": 1, "v": expected}),)
+    assert event.rows == (RowUpsert((1,), "[1]", {"id": 1, "v": expected}),)
 
 
 @pytest.mark.parametrize("value", [UNAVAILABLE, "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==", [UNAVAILABLE]])
@@ -117,14 +120,14 @@ def test_a_value_that_debezium_does_not_have_keeps_the_column_s_value(value):
     column = "array<string>" if isinstance(value, list) else "string"
     given = feed(ORDERS, columns={"id": "bigint", "v": column})
     (event,) = events(given, envelope("u", None, {"id": 1, "v": value}))
-    assert event.rows == (Put((1,), "[1]", {"id": 1}),)
+    assert event.rows == (RowUpsert((1,), "[1]", {"id": 1}),)
 
 
 def test_messages_of_debezium_that_no_rule_reads_are_refused():
     reasons = []
     for value in ({"op": "x"}, {"ts_ms": 1}, [], envelope("d", None), envelope("c", None, {"customer": "x"})):
         found = read(feed(ORDERS), record(value))
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         reasons.append(found.reason.value)
     assert reasons == ["no_rule", "no_rule", "no_rule", "bad_path", "bad_path"]
 
@@ -136,7 +139,7 @@ def test_maxwell_reads_every_type_and_a_changed_key_moves_the_row():
     given = feed(CUSTOMERS)
     found = [events(given, value) for value in MAXWELL]
     assert [len(one) for one in found] == [0, 1, 0, 1, 1, 1, 1, 0]
-    assert found[5][0].rows[0] == Delete(("eu", 2), '["eu",2]')
+    assert found[5][0].rows[0] == RowDelete(("eu", 2), '["eu",2]')
     assert (found[1][0].session, found[1][0].ts) == ('["shop","customers","0"]', 1_700_000_000_000)
     (table,) = folded(given, *MAXWELL[:6]).values()
     assert [(row["id"], row["name"]) for row in table.rows.values()] == [(1, "eve"), (3, "ada")]
@@ -166,7 +169,7 @@ def test_upsert_takes_the_value_for_the_row_and_null_deletes_it(changed, key, va
 def test_a_key_of_upsert_that_is_no_json_or_is_missing_is_refused():
     for key, reason in ((b"{", "bad_key"), (None, "bad_path"), (b"[1]", "bad_value")):
         found = read(feed(SETTINGS, key_format="json"), record(None, key=key))
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         assert found.reason == reason
 
 
@@ -185,7 +188,7 @@ def test_a_shadow_is_replaced_by_each_document_and_versions_are_a_chain():
     }  # fmt: skip
     (table,) = folded(given, first, second, late, key=key).values()
     assert (table.rows, table.gaps) == ({}, 1)
-    assert isinstance(read(given, record({"state": {"a": 1}, "version": 6}, key=key)), Refusal)  # a delta
+    assert isinstance(read(given, record({"state": {"a": 1}, "version": 6}, key=key)), MessageRefusal)  # a delta
 
 
 def test_frames_of_opc_ua_replace_or_change_the_fields_of_a_writer():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded, Delete, Event, Refusal
-from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, SessionEvent
+from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.reader import read
 from sessionlake.feeds.table import SessionTable
 from support.feed_cases import feed, record
@@ -29,12 +29,12 @@ def payload(*metrics: bytes, seq: int | None = None, at: int = 1_000) -> bytes:
     return protobuf((1, at), *((2, one) for one in metrics), *([] if seq is None else [(3, seq)]))
 
 
-def spb(given: Feed, key: bytes, kind: bytes, value: bytes | None) -> Decoded | Refusal:
+def spb(given: Feed, key: bytes, kind: bytes, value: bytes | None) -> DecodedMessage | MessageRefusal:
     return read(given, record(value, topic="spb", key=key % kind))
 
 
-def event_of(found: Decoded | Refusal) -> Event:
-    assert isinstance(found, Decoded), found
+def event_of(found: DecodedMessage | MessageRefusal) -> SessionEvent:
+    assert isinstance(found, DecodedMessage), found
     return found.events[0]
 
 
@@ -68,7 +68,7 @@ def test_births_replace_data_changes_and_deaths_remove():
     table.apply(event_of(spb(given, DEVICE, b"DDEATH", payload(seq=5))))
     assert {row["device"] for row in table.rows.values()} == {""}
     death = event_of(spb(given, NODE, b"NDEATH", payload(metric((11, 4), name="bdSeq"))))
-    assert (death.session, death.kind, death.seq, death.rows) == ('["plant","node1"]', Kind.SNAPSHOT, None, ())
+    assert (death.session, death.kind, death.seq, death.rows) == ('["plant","node1"]', EventKind.SNAPSHOT, None, ())
     table.apply(death)
     assert (table.rows, table.gaps, table.duplicates, table.last_seq) == ({}, 0, 0, 5)
     table.apply(event_of(spb(given, *steps[0])))
@@ -132,7 +132,11 @@ def test_a_late_value_has_a_row_of_its_own_and_a_large_integer_is_no_double():
 )
 def test_what_is_no_state_of_a_node_is_ignored_and_what_is_wrong_is_refused(key, kind, value, reason):
     found = spb(feed(PLANT), key, kind, value)
-    assert (found == Decoded((), ())) if reason is None else (isinstance(found, Refusal) and found.reason == reason)
+    assert (
+        (found == DecodedMessage((), ()))
+        if reason is None
+        else (isinstance(found, MessageRefusal) and found.reason == reason)
+    )
 
 
 # -- GTFS Realtime
@@ -162,7 +166,7 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
         tables.apply(event_of(read(given, record(value, topic="buses"))))
     assert (list(tables.rows), tables.duplicates, tables.gaps, tables.last_seq) == (['["trip_update","b"]'], 1, 0, 61)
     event = event_of(read(given, record(first, topic="buses")))
-    assert (event.session, event.kind, event.ts) == ("buses", Kind.SNAPSHOT, 60_000)
+    assert (event.session, event.kind, event.ts) == ("buses", EventKind.SNAPSHOT, 60_000)
     rows: list[dict[str, Any]] = [row.values for row in event.rows]  # type: ignore[union-attr]  # all are puts
     assert [row["kind"] for row in rows] == ["vehicle", "trip_update", "alert"]
     expected = {
@@ -180,16 +184,20 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
 def test_a_differential_feed_changes_entities_and_one_without_a_timestamp_applies_as_it_arrives():
     given = feed(BUSES)
     event = event_of(read(given, record(transit(9, protobuf((1, "a"), (2, True)), incrementality=1), topic="buses")))
-    assert (event.kind, event.seq, event.ts) == (Kind.UPDATE, None, 9_000)  # another one may have the same timestamp
-    assert {*event.rows} >= {Delete(("vehicle", "a"), '["vehicle","a"]'), Delete(("alert", "a"), '["alert","a"]')}
+    assert (event.kind, event.seq, event.ts) == (
+        EventKind.UPDATE,
+        None,
+        9_000,
+    )  # another one may have the same timestamp
+    assert {*event.rows} >= {RowDelete(("vehicle", "a"), '["vehicle","a"]'), RowDelete(("alert", "a"), '["alert","a"]')}
     event = event_of(read(given, record(transit(None), topic="buses", timestamp=77)))
-    assert (event.kind, event.seq, event.ts) == (Kind.SNAPSHOT, None, 77)
+    assert (event.kind, event.seq, event.ts) == (EventKind.SNAPSHOT, None, 77)
     wrong = [(b"\xff", "not_protobuf"), (transit(1, b""), "bad_value")]
     for value, reason in [*wrong, (transit(1, incrementality=2), "bad_value")]:
         found = read(given, record(value, topic="buses"))
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         assert found.reason == reason
-    assert read(given, record(None, topic="buses")) == Decoded((), ())
+    assert read(given, record(None, topic="buses")) == DecodedMessage((), ())
 
 
 def test_each_part_of_an_entity_has_a_row_and_a_position_without_a_number_is_null():
@@ -232,7 +240,7 @@ def test_canal_reads_several_rows_and_a_changed_key_moves_the_row():
     ]
     for offset, value in enumerate(steps):
         found = read(given, record(value, topic="items", offset=offset))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             assert (event.session, event.ts) == ('["items","0"]', 5)
             table.apply(event)
@@ -248,5 +256,5 @@ def test_canal_reads_several_rows_and_a_changed_key_moves_the_row():
 )
 def test_messages_of_canal_that_lack_something_are_refused(value):
     found = read(feed(ITEMS), record(value, topic="items"))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "bad_value"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
-from sessionlake.feeds.feed import Kind, Presence
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind, PresentOrAbsent
 from sessionlake.feeds.reader import find_feed_of_topic, read
 from support.feed_cases import BOOK, KRAKEN, feed, record
 
@@ -39,38 +39,38 @@ messages:
 """
 
 
-def put(side: str, price: str, qty: str) -> Put:
+def put(side: str, price: str, qty: str) -> RowUpsert:
     values = {"side": side, "price": Decimal(price), "qty": Decimal(qty)}
-    return Put((side, Decimal(price)), f'["{side}",{price}]', values)
+    return RowUpsert((side, Decimal(price)), f'["{side}",{price}]', values)
 
 
-def events(text: str, value: Any, **given: Any) -> tuple[Event, ...]:
+def events(text: str, value: Any, **given: Any) -> tuple[SessionEvent, ...]:
     found = read(feed(text), record(value, **given))
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     return found.events
 
 
-def refusal(text: str, value: Any, **given: Any) -> Refusal:
+def refusal(text: str, value: Any, **given: Any) -> MessageRefusal:
     found = read(feed(text), record(value, **given))
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, MessageRefusal), found
     return found
 
 
 def test_an_update_sets_and_deletes_rows_in_order_and_names_its_predecessor():
     (event,) = events(BOOK, CHANGE)
-    assert (event.session, event.kind, event.ts) == ("A/B", Kind.UPDATE, 5)
+    assert (event.session, event.kind, event.ts) == ("A/B", EventKind.UPDATE, 5)
     assert (event.seq, event.after, event.is_link) == (9, 8, True)
-    assert event.rows == (put("bid", "1.5", "2"), Delete(("ask", Decimal("1.7")), '["ask",1.7]'))
+    assert event.rows == (put("bid", "1.5", "2"), RowDelete(("ask", Decimal("1.7")), '["ask",1.7]'))
 
 
 def test_a_snapshot_may_restart_the_order():
     (event,) = events(BOOK, CHANGE | {"type": "snapshot", "pu": -1})
-    assert (event.kind, event.restart, event.after, event.is_link) == (Kind.SNAPSHOT, True, None, False)
+    assert (event.kind, event.restart, event.after, event.is_link) == (EventKind.SNAPSHOT, True, None, False)
     assert event.rows[1] == put("ask", "1.7", "0.0")  # only its updates delete by quantity
 
 
 def test_heartbeats_ends_and_ignored_messages_have_no_rows():
-    for kind, word in ((Kind.HEARTBEAT, "beat"), (Kind.END, "bye")):
+    for kind, word in ((EventKind.HEARTBEAT, "beat"), (EventKind.END, "bye")):
         (event,) = events(BOOK, CHANGE | {"type": word})
         assert (event.kind, event.rows) == (kind, ())
     assert events(BOOK, {"type": "info"}) == ()
@@ -81,21 +81,21 @@ def test_arrays_are_read_by_position_and_the_session_is_a_json_array():
     (event,) = events(KRAKEN, frame, headers=CONNECTION)
     assert (event.session, event.seq, event.after, event.ts, event.sent) == ('["c1","X/Y"]', 7, None, 1_000, "77")
     assert [(type(row), row.row_id) for row in event.rows] == [
-        (Put, '["ask",1]'),
-        (Delete, '["ask",3]'),
-        (Put, '["bid",0.5]'),
+        (RowUpsert, '["ask",1]'),
+        (RowDelete, '["ask",3]'),
+        (RowUpsert, '["bid",0.5]'),
     ]
     assert events(KRAKEN, {"event": "heartbeat"}, headers=CONNECTION) == ()
 
 
 def test_a_tombstone_a_row_by_name_and_a_delete_by_key():
     (event,) = events(UPSERT, None, key=b"k", topic="things")
-    assert event.rows == (Delete((1,), "[1]"),)
+    assert event.rows == (RowDelete((1,), "[1]"),)
     (event,) = events(UPSERT, {"op": "ins", "row": {"id": 2, "tags": ["a", None], "z": 1, "b": {"c": 1.10}}})
     values = {"id": 2, "tags": ["a", None]}  # the name is absent, and keeps its value
-    assert event.rows == (Put((2,), "[2]", values, '{"b":{"c":1.1},"z":1}'),)
+    assert event.rows == (RowUpsert((2,), "[2]", values, '{"b":{"c":1.1},"z":1}'),)
     (event,) = events(UPSERT, {"op": "del", "row": {"id": 2, "name": "x"}})
-    assert event.rows == (Delete((2,), "[2]", Presence.PRESENT),)
+    assert event.rows == (RowDelete((2,), "[2]", PresentOrAbsent.PRESENT),)
 
 
 def test_values_of_a_condition_are_compared_with_their_type():
@@ -109,7 +109,7 @@ def test_parts_go_to_their_sessions_and_are_joined_in_order():
     parts = [{"device": "a", "id": "x"}, {"device": "b", "id": "y", "v": 2}, {"device": "a", "id": "x", "gone": True}]
     first, second = events(PARTS, {"n": 4, "list": parts})
     assert (first.session, first.seq, first.after) == ("a", 4, 3)
-    assert first.rows == (Put(("x",), "x", {"id": "x", "v": 4}), Delete(("x",), "x"))
+    assert first.rows == (RowUpsert(("x",), "x", {"id": "x", "v": 4}), RowDelete(("x",), "x"))
     assert (second.session, len(second.rows)) == ("b", 1)
     assert refusal(PARTS, {"n": 4, "list": [*parts, {"device": "c"}]}).reason == "bad_path"
     assert events(PARTS, {"n": 4, "list": []}) == ()
@@ -118,16 +118,16 @@ def test_parts_go_to_their_sessions_and_are_joined_in_order():
 def test_unavailable_values_are_as_if_not_sent():
     given = feed(UPSERT, unavailable=["__unavailable", None])
     found = read(given, record({"op": "ins", "row": {"id": 1, "name": "__unavailable", "tags": None}}))
-    assert isinstance(found, Decoded)
-    assert found.events[0].rows == (Put((1,), "[1]", {"id": 1}),)
+    assert isinstance(found, DecodedMessage)
+    assert found.events[0].rows == (RowUpsert((1,), "[1]", {"id": 1}),)
 
 
 def test_a_snapshot_sets_what_is_absent_to_null_and_absent_says_otherwise():
     snapshot = UPSERT.replace("op: [ins, 3, true]}, is: update", "op: [ins]}, is: snapshot")
     (event,) = events(snapshot, {"op": "ins", "row": {"id": 1}})
-    assert event.rows == (Put((1,), "[1]", {"id": 1, "name": None, "tags": None}),)
+    assert event.rows == (RowUpsert((1,), "[1]", {"id": 1, "name": None, "tags": None}),)
     (event,) = events(snapshot.replace("row: all}", "row: all, absent: keep}"), {"op": "ins", "row": {"id": 1}})
-    assert event.rows == (Put((1,), "[1]", {"id": 1}),)
+    assert event.rows == (RowUpsert((1,), "[1]", {"id": 1}),)
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_a_snapshot_sets_what_is_absent_to_null_and_absent_says_otherwise():
 )
 def test_every_order_is_an_interval(order, value, interval):
     found = read(feed(BOOK, order=order), record(CHANGE | {"u": None, "pu": None} | value))
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     assert (found.events[0].seq, found.events[0].after) == interval
 
 
 def test_an_ignored_message_of_a_chain_has_its_place_in_the_order():
     given = feed(BOOK, order={"seq": "u", "chain": "kafka.headers.connection"})
     found = read(given, record({"type": "info", "u": 3}, headers=CONNECTION))
-    assert isinstance(found, Decoded)
+    assert isinstance(found, DecodedMessage)
     (event,) = found.events
-    assert (event.kind, event.session, event.seq, event.after, event.chain) == (Kind.IGNORE, "", 3, 2, "c1")
+    assert (event.kind, event.session, event.seq, event.after, event.chain) == (EventKind.IGNORE, "", 3, 2, "c1")
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_an_ignored_message_of_a_chain_has_its_place_in_the_order():
 def test_a_refused_message_says_where_and_why(value, reason, path, why):
     found = read(feed(BOOK), record(value))
     if reason is None:
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         return
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == reason
     assert re.search(path, found.path)
     assert re.search(why, found.why)
@@ -196,16 +196,16 @@ def test_a_refused_message_says_where_and_why(value, reason, path, why):
 def test_a_long_value_is_shown_in_part_and_a_long_message_is_refused():
     assert len(refusal(BOOK, CHANGE | {"s": ["x" * 10_000]}).why) < 200
     found = read(feed(BOOK), record(CHANGE), max_bytes=10)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert found.reason == "too_large"
 
 
 def test_the_same_key_twice_is_in_order_unless_it_is_refused():
     twice = CHANGE | {"bids": [["1", "1"], ["1.0", "0"]], "asks": []}
     (event,) = events(BOOK, twice)
-    assert event.rows == (put("bid", "1", "1"), Delete(("bid", Decimal(1)), '["bid",1]'))
+    assert event.rows == (put("bid", "1", "1"), RowDelete(("bid", Decimal(1)), '["bid",1]'))
     found = read(feed(BOOK, repeats="refuse"), record(twice))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert (found.reason, found.why) == ("duplicate_row_id", 'the key ["bid",1] is there twice')
 
 
@@ -220,7 +220,7 @@ def test_digits_keep_the_text_of_numbers():
     digits = digits.replace('price: {type: "decimal(20,10)", from: text}', 'price: "decimal(20,10)"')
     value = b'{"type":"delta","s":"x","t":1,"u":2,"pu":1,"bids":[[1.50,2.00],[3,1e2]]}'
     (event,) = events(digits.replace("delete: {qty: 0}", "absent: keep"), value)
-    assert [row.values["qty"] for row in event.rows if isinstance(row, Put)] == ["2.00", "1e2"]
+    assert [row.values["qty"] for row in event.rows if isinstance(row, RowUpsert)] == ["2.00", "1e2"]
     assert [row.key[1] for row in event.rows] == [Decimal("1.5"), Decimal(3)]
 
 
@@ -240,16 +240,16 @@ def test_a_number_that_no_decimal_can_hold_fits_no_column_and_harms_no_other(sql
     text = f'{{"s": "a", "t": 1, "id": "i", "v": {HUGE}}}'
     found = read(given, record(text.encode()))
     if sql == "variant":
-        assert isinstance(found, Decoded)
-        assert [row.values["v"] for row in found.events[0].rows if isinstance(row, Put)] == [HUGE]
+        assert isinstance(found, DecodedMessage)
+        assert [row.values["v"] for row in found.events[0].rows if isinstance(row, RowUpsert)] == [HUGE]
     else:
-        assert isinstance(found, Refusal)
+        assert isinstance(found, MessageRefusal)
         assert (found.reason, found.path) == ("bad_value", ".v")
     found = read(given, record(text.replace('"v"', '"other"').encode()))
-    assert isinstance(found, Decoded)
-    assert [row.rescued for row in found.events[0].rows if isinstance(row, Put)] == [
+    assert isinstance(found, DecodedMessage)
+    assert [row.rescued for row in found.events[0].rows if isinstance(row, RowUpsert)] == [
         f'{{"other":{HUGE},"s":"a","t":1}}'
     ]
     found = read(given, record(text.replace('"t": ', f'"t": {HUGE}, "x": ').encode()))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert (found.reason, found.path) == ("bad_value", "t")

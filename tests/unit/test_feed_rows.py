@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sessionlake.feeds.events import Decoded, Put
+from sessionlake.feeds.events import DecodedMessage, RowUpsert
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.rows import MAX_ROWS, FeedRows
@@ -96,7 +96,7 @@ def plain_tables(feed: Feed, messages: Sequence[KafkaMessage], check: Any) -> di
     tables: dict[str, SessionTable] = {}
     for message in messages:
         found = read(feed, KafkaRecord(*message[:6]))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             tables.setdefault(event.session, SessionTable(feed, check)).apply(event)
     return tables
@@ -184,23 +184,25 @@ def test_a_failed_check_stops_the_job_under_fail() -> None:
 
 def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_heals_it() -> None:
     rows = FeedRows(settings(LEVELS, keep=None, check=None).feeds[0].build())
-    many = [Put((), str(number), {"qty": number}) for number in range(MAX_ROWS + 1)]
+    many = [RowUpsert((), str(number), {"qty": number}) for number in range(MAX_ROWS + 1)]
     assert rows.apply_changes(many, clears=True).is_too_large
     assert not rows.rows
-    assert not rows.apply_changes([Put((), "a", {"qty": 1})]).is_too_large
-    rows.apply_changes([Put((), "a", {"qty": 1})], clears=True)
+    assert not rows.apply_changes([RowUpsert((), "a", {"qty": 1})]).is_too_large
+    rows.apply_changes([RowUpsert((), "a", {"qty": 1})], clears=True)
     assert {*rows.rows} == {"a"}
 
 
 def test_rows_of_many_groups_are_limited_and_two_full_groups_fit() -> None:
-    def puts(sides: int, count: int) -> list[Put]:
-        return [Put((), f"{side} {n}", {"side": str(side), "qty": n}) for side in range(sides) for n in range(count)]
+    def puts(sides: int, count: int) -> list[RowUpsert]:
+        return [
+            RowUpsert((), f"{side} {n}", {"side": str(side), "qty": n}) for side in range(sides) for n in range(count)
+        ]
 
     keep = {"per": ["side"], "best": "qty", "rows": 60_000}
     many = settings(LEVELS, keep=keep, check=None).feeds[0].build()
     rows = FeedRows(many)
     assert not rows.apply_changes(puts(2, 60_000), clears=True).is_too_large
-    assert rows.apply_changes([Put((), "c", {"side": "c", "qty": 1})]).is_too_large
+    assert rows.apply_changes([RowUpsert((), "c", {"side": "c", "qty": 1})]).is_too_large
     few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].build()
     rows = FeedRows(few)
     assert rows.apply_changes(puts(MAX_ROWS + 1, 1), clears=True).is_too_large
@@ -318,7 +320,7 @@ def test_recorded_books_are_those_of_the_plain_table(text: str, name: str) -> No
     tables: dict[str, SessionTable] = {}
     for offset, (time, body) in enumerate(frames(name)):
         found = read(feed, KafkaRecord("feed.a.b", 0, offset, time, None, body, {"connection": b"c"}))
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         for event in found.events:
             tables.setdefault(event.session, SessionTable(feed)).apply(event)
     assert rows_of(silver, feed) == {session: table.rows for session, table in tables.items() if table.rows}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.kraken import checksum
 from sessionlake.feeds.reader import KafkaRecord, read
@@ -25,7 +25,7 @@ def applied(given: Feed, *values: dict[str, Any], check: Any = None) -> SessionT
     table = SessionTable(given, check)
     for number, value in enumerate(values):
         found = read(given, record(BASE | {"u": number, "pu": number - 1} | value, offset=number))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             table.apply(event)
     return table
@@ -99,7 +99,7 @@ def test_a_checksum_is_compared_after_every_message_that_says_one():
     given, table = feed(KRAKEN), SessionTable(feed(KRAKEN), checksum)
     for offset, value in enumerate([frame, [0, {"a": [["1.20", "0.5"]], "c": "1"}, "book-10", "X/Y"]]):
         found = read(given, record(value, offset=offset, headers={"connection": b"c"}))
-        assert isinstance(found, Decoded)
+        assert isinstance(found, DecodedMessage)
         for event in found.events:
             table.apply(event)
     assert list(build_groups(given, table.rows)) == [("ask",), ("bid",)]
@@ -125,7 +125,7 @@ def played(given: Feed, name: str, check: Any = None) -> dict[str, SessionTable]
     tables: dict[str, SessionTable] = {}
     for offset, (time, body) in enumerate(frames(name)):
         found = read(given, KafkaRecord("feed.a.b", 0, offset, time, None, body, {"connection": b"c"}))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             tables.setdefault(event.session, SessionTable(given, check)).apply(event)
     return tables

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from sessionlake.cli import app as cli
 from sessionlake.errors import UsageError
 from sessionlake.feed_testing import check_feeds, read_test
-from sessionlake.feeds.cases import equals
+from sessionlake.feeds.cases import equals_expected_value
 from sessionlake.feeds.numbers import Digits
 from support.feed_cases import BOOK, KRAKEN
 
@@ -206,4 +206,4 @@ def test_several_feeds_need_a_topic_or_a_name(call):
     ],
 )
 def test_a_value_equals_what_a_file_writes_for_it(actual, expected, is_equal):
-    assert equals(actual, expected) is is_equal
+    assert equals_expected_value(actual, expected) is is_equal

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.cli.feed_trial import JudgedTrial
-from sessionlake.feeds.lines import Line
+from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import Trial
 from sessionlake.settings.capture import CaptureSettings
@@ -37,7 +37,7 @@ def require_silver(messages: list[KafkaMessage], capture: CaptureSettings, block
     folder, stopped_at = fold_one_by_one(messages, capture)
     judged = JudgedTrial.create(capture, None, block=block)
     tried = [
-        Line(number, KafkaRecord(m.topic, m.partition, m.offset, m.timestamp, m.key, m.value), is_bare=False)
+        MessageOfLine(number, KafkaRecord(m.topic, m.partition, m.offset, m.timestamp, m.key, m.value), is_bare=False)
         for number, m in enumerate(messages, 1)
     ]
     outcomes = [outcome for _, outcome in judged.judge_lines(Trial([one.build() for one in capture.feeds]), tried)]

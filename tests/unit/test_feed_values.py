@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.feeds.numbers import Digits
-from sessionlake.feeds.paths import Constant
+from sessionlake.feeds.paths import PathConstant
 from sessionlake.feeds.row_ids import create_row_id
 from sessionlake.feeds.times import convert_to_milliseconds
 from sessionlake.feeds.values import convert_constant, format_json, parse_feed_column
@@ -124,9 +124,9 @@ def test_a_constant_has_the_type_of_its_column(sql, text, expected):
     column = parse_feed_column("c", sql)
     if expected is BAD:
         with pytest.raises(ValueError, match="column 'c'"):
-            convert_constant(Constant(text), column)
+            convert_constant(PathConstant(text), column)
     else:
-        assert convert_constant(Constant(text), column) == expected
+        assert convert_constant(PathConstant(text), column) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.delta.storage.session_rows import SessionMessageSelection
-from sessionlake.feeds.json_spans import JsonParts
-from sessionlake.feeds.paths import parse_path
+from sessionlake.feeds.json_spans import JsonMessageParts
+from sessionlake.feeds.path_parsing import parse_feed_path
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import find_first_difference
+from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.operations.forgetting.eraser import SessionEraser
 from sessionlake.operations.forgetting.messages import MessageEraser
 from sessionlake.protocol.arrow import HEADERS
@@ -74,11 +74,11 @@ def require_law(messages: Messages, capture: CaptureSettings, session: str, seed
         rebuilt.batch(erased(batch, capture, session))
     for shard, state in forgetting.states().items():
         state.replace_sessions(ShardState(), lambda _topic, _partition, name: name == session)
-        forgetting.stored[shard] = state.encode(capture.declared_columns)
+        forgetting.stored[shard] = state.encode_shard_state(capture.declared_columns)
     for batch in [[], *batches[3:]]:
         left = erased(batch, capture, session)
         for mine, other in zip(forgetting.states().values(), rebuilt.states().values(), strict=True):
-            assert find_first_difference(mine, other) is None
+            assert find_first_state_difference(mine, other) is None
         forgetting.batch(left)
         rebuilt.batch(left)
     expected = tables_of_others(untouched, session)
@@ -150,14 +150,14 @@ def test_any_parts_are_removed_and_all_else_stays(
     path: str, document: Any, parts: Callable[[Any], list[Any]], indent: int | None
 ) -> None:
     text = json.dumps(document, indent=indent).encode()
-    found = JsonParts.find(text, parse_path(path))
+    found = JsonMessageParts.find_in_text(text, parse_feed_path(path))
     assert found is not None
     for chosen in range(2 ** len(found.parts)):
         is_removed = [bool(chosen >> number & 1) for number in range(len(found.parts))]
         expected = json.loads(text)
         own = parts(expected)
         own[:] = [part for part, gone in zip(own, is_removed, strict=True) if not gone]
-        left = found.blank(is_removed)
+        left = found.overwrite_parts_with_spaces(is_removed)
         assert (json.loads(left), len(left)) == (expected, len(text))
 
 
@@ -176,9 +176,9 @@ def test_any_parts_are_removed_and_all_else_stays(
     ],
 )
 def test_what_goes_with_a_part(path: str, text: str, is_removed: list[int], left: str) -> None:
-    found = JsonParts.find(text.encode(), parse_path(path))
+    found = JsonMessageParts.find_in_text(text.encode(), parse_feed_path(path))
     assert found is not None
-    blanked = found.blank(list(map(bool, is_removed)))
+    blanked = found.overwrite_parts_with_spaces(list(map(bool, is_removed)))
     assert b"".join(blanked.split()) == left.encode()
     json.loads(blanked)
 

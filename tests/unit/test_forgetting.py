@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import find_first_difference
+from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.operations.forgetting.publications import find_oldest_version_needed, require_publications_can_send
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import ERASED_KEY
@@ -72,11 +72,11 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
         never.batch(left)
     for shard, state in forgetting.states().items():
         state.replace_sessions(ShardState(), lambda topic, _, name: (topic, name) == session)
-        forgetting.stored[shard] = state.encode(columns)
+        forgetting.stored[shard] = state.encode_shard_state(columns)
         assert session not in {split_session_key(key)[::2] for key in state.keys.to_pylist()}
     for batch in [[], *gone[3:]]:
         for mine, other in zip(forgetting.states().values(), never.states().values(), strict=True):
-            assert find_first_difference(mine, other) is None
+            assert find_first_state_difference(mine, other) is None
         forgetting.batch(batch)
         never.batch(batch)
 

@@ -131,7 +131,7 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
         {("t", 0): 5}, {build_session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
     left = remove_session_from_state(
-        join_state_parts(ShardState().encode(()), memory.encode_memory("p", 4)), (), ("t", "a")
+        join_state_parts(ShardState().encode_shard_state(()), memory.encode_memory("p", 4)), (), ("t", "a")
     )
     _, found = split_state_parts(left)
     assert ProcessorMemory.decode_memory(found) == ProcessorMemory(

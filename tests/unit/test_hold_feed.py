@@ -16,8 +16,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.feeds.cases import Frame, run_frames
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.cases import FeedTestMessage, run_feed_test
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
@@ -185,7 +185,7 @@ def plain_table(feed: Feed, messages: Sequence[KafkaMessage]) -> SessionTable:
     table = SessionTable(feed)
     for message in messages:
         found = read(feed, KafkaRecord(*message[:6]))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             table.apply(event)
     return table
@@ -217,9 +217,11 @@ def test_any_batches_give_the_rows_of_the_plain_table(seed: int) -> None:
 
 
 def test_feed_test_compares_the_table_after_the_snapshot_with_what_was_held() -> None:
-    frames = [Frame({"topic": "depth", "value": body}, {}) for body in (depth(1, 2), depth(3, 4), snapshot(2))]
+    frames = [
+        FeedTestMessage({"topic": "depth", "value": body}, {}) for body in (depth(1, 2), depth(3, 4), snapshot(2))
+    ]
     rows = {"BTCUSDT": [{"side": "bid", "price": "0.0024"}, {"side": "bid", "price": "0.0004"}]}
-    assert list(run_frames([depth_rules().feeds[0].build()], None, frames, rows)) == []
+    assert list(run_feed_test([depth_rules().feeds[0].build()], None, frames, rows)) == []
 
 
 # -- the configuration

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sessionlake.integrity.rules import Decision, RuleLookup, Rules
+from sessionlake.integrity.rules import JudgingRuleLookup, JudgingRules, OperatorDecision
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import ExpectedTables, GroundTruth, KafkaMessage, TruthViolationError
@@ -23,13 +23,13 @@ STREAMS = 400
 HOLDS = (1, 2, 4, 1_000)
 
 
-class HoldingRules(RuleLookup):
+class HoldingRules(JudgingRuleLookup):
     """The rules of the capture settings, with `hold` in every topic."""
 
     hold = 0
 
-    def find_rules(self, topic: str) -> Rules:
-        return replace(super().find_rules(topic), hold=self.hold)
+    def find_judging_rules(self, topic: str) -> JudgingRules:
+        return replace(super().find_judging_rules(topic), hold=self.hold)
 
 
 def holding(rules: CaptureSettings, hold: int, every: int) -> HoldingRules:
@@ -124,7 +124,9 @@ def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginni
                 place = at.topic, at.partition, at.session_id, at.offset
                 assert place not in decisions, "a place is passed once it is decided"
                 skippable = (at.topic, at.partition, at.offset) in here  # what an earlier batch holds is processed
-                decisions[place] = rnd.choice([d for d in Decision if skippable or d is not Decision.SKIP])
+                decisions[place] = rnd.choice(
+                    [d for d in OperatorDecision if skippable or d is not OperatorDecision.SKIP]
+                )
     for batch in cut(rnd, messages, rnd.randint(1, 8)):
         folders[1].batch(batch)
     assert_same(of_silver(folders[0].silver), of_silver(folders[1].silver))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.cursor import create_cursors
-from sessionlake.integrity.outcome import MessageHeader, Verdict
-from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.cursor import create_session_cursors
+from sessionlake.integrity.outcome import MessageHeader, MessageVerdict
+from sessionlake.integrity.rules import JudgingRules
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.protocol.message import ANY_SEQ, Link, MessageType
 from sessionlake.settings.section import Integrity, OnViolation
@@ -48,9 +48,9 @@ def messages(rnd: random.Random, count: int) -> list[MessageHeader]:
     return found
 
 
-def judged(found: list[MessageHeader], how: Rules, cuts: list[int], *, bulk: bool) -> Made:
+def judged(found: list[MessageHeader], how: JudgingRules, cuts: list[int], *, bulk: bool) -> Made:
     """Verdicts, positions, events and the last seq, of batches that are cut there."""
-    cursors, memories = create_cursors(1), np.full(1, None, object)
+    cursors, memories = create_session_cursors(1), np.full(1, None, object)
     verdicts, positions, events = [], [], []
     for first, past in zip([0, *cuts], [*cuts, len(found)], strict=True):
         part = found[first:past]
@@ -65,7 +65,7 @@ def judged(found: list[MessageHeader], how: Rules, cuts: list[int], *, bulk: boo
         )
         batch = ShardBatch(stream, cursors, memories, [how], ends, empty, bounds)
         out = judge_batch(batch, is_vectorized=bulk)
-        verdicts += [Verdict(one).name for one in out.verdict.tolist()]
+        verdicts += [MessageVerdict(one).name for one in out.verdict.tolist()]
         positions += out.position.tolist()
         events += [
             f"{event.kind} {event.action} {event.offset} {event.expected} {event.actual}" for event in out.events
@@ -110,7 +110,7 @@ def as_said(found: list[MessageHeader], integrity: Integrity, policy: OnViolatio
 def test_any_batches_are_judged_as_message_by_message_and_as_the_protocol_says(seed, integrity, policy):
     rnd = random.Random(seed)
     found = messages(rnd, rnd.choice([3, 10, 60]))
-    how = Rules(integrity, policy, 10_000, 10, 100)
+    how = JudgingRules(integrity, policy, 10_000, 10, 100)
     cuts = sorted(rnd.sample(range(len(found) + 1), rnd.randint(0, min(4, len(found)))))
     plain = judged(found, how, [], bulk=False)
     assert judged(found, how, [], bulk=True) == plain

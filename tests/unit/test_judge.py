@@ -20,13 +20,13 @@ import pytest
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import Cursor, Status, create_cursors, encode_memory
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock
+from sessionlake.integrity.cursor import SessionCursor, SessionStatus, create_session_cursors, encode_variable_part
 from sessionlake.integrity.cuts import CutReason
 from sessionlake.integrity.judge import SessionJudge
-from sessionlake.integrity.outcome import JudgingOutcome, MessageHeader, Verdict
+from sessionlake.integrity.outcome import JudgingOutcome, MessageHeader, MessageVerdict
 from sessionlake.integrity.recorder import ViolationError
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.rules import JudgingRules, OperatorDecision
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import STATE_FORMAT, ShardState
 from sessionlake.protocol.arrow import build_session_key
@@ -36,14 +36,19 @@ from sessionlake.settings.section import Integrity, OnViolation
 
 TIMEOUT, LATENESS, GAP_TIMEOUT = 1_000, 10, 100
 TYPES = {"s": 0, "u": 1, "h": 2, "e": 3}
-MARKS = {Verdict.APPLIED: "+", Verdict.DUPLICATE: "d", Verdict.QUARANTINED: "q", Verdict.HELD: "h"}
+MARKS = {
+    MessageVerdict.APPLIED: "+",
+    MessageVerdict.DUPLICATE: "d",
+    MessageVerdict.QUARANTINED: "q",
+    MessageVerdict.HELD: "h",
+}
 WORD = re.compile(r"([~=]?)([suhe])(\d*)(?:([<=])(\d+)|([*>]))?(?:t(\d+))?(?:@(\d+))?(?:!(\d+))?")
 LAST = INT64_MAX
 COLUMNS = parse_columns({"price": "double"})
 
 
-def rules(integrity: str, policy: str, **limits: int) -> Rules:
-    return Rules(Integrity(integrity), OnViolation(policy), TIMEOUT, LATENESS, GAP_TIMEOUT, **limits)
+def rules(integrity: str, policy: str, **limits: int) -> JudgingRules:
+    return JudgingRules(Integrity(integrity), OnViolation(policy), TIMEOUT, LATENESS, GAP_TIMEOUT, **limits)
 
 
 def headers(timeline: str) -> list[MessageHeader | int]:
@@ -78,14 +83,16 @@ def headers(timeline: str) -> list[MessageHeader | int]:
     return found
 
 
-def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None) -> tuple[Cursor, JudgingOutcome, bool]:
+def run(
+    timeline: str, how: JudgingRules, decisions: dict[int, OperatorDecision] | None = None
+) -> tuple[SessionCursor, JudgingOutcome, bool]:
     """The cursor, what became of the messages, and whether the job stopped."""
     found = headers(timeline)
-    cursor, out = Cursor(), JudgingOutcome(sum(isinstance(item, MessageHeader) for item in found))
+    cursor, out = SessionCursor(), JudgingOutcome(sum(isinstance(item, MessageHeader) for item in found))
     judge = SessionJudge(cursor, [], how, out, decisions)
     try:
         for item in found:
-            judge.judge_message(item) if isinstance(item, MessageHeader) else judge.advance_time(item)
+            judge.judge_message(item) if isinstance(item, MessageHeader) else judge.advance_stream_time(item)
     except ViolationError:
         return cursor, out, True
     cursor.held = len(judge.held_messages)
@@ -213,15 +220,15 @@ CASES = [
 @pytest.mark.parametrize(("integrity", "policy", "timeline", "verdicts", "status", "events"), CASES)
 def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, status: str, events: list[str]) -> None:
     cursor, out, stopped = run(timeline, rules(integrity, policy))
-    marks = [MARKS[Verdict(verdict)] for verdict in out.verdict.tolist()]
+    marks = [MARKS[MessageVerdict(verdict)] for verdict in out.verdict.tolist()]
     wanted = verdicts.split()
     assert stopped == ("stopped" in " ".join(events))
     assert marks[: len(wanted) - ("!" in wanted)] == [mark for mark in wanted if mark != "!"]
-    assert Status(cursor.status).name.lower() == status
+    assert SessionStatus(cursor.status).name.lower() == status
     assert told(out) == events
 
 
-def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, JudgingOutcome]:
+def as_batch(timeline: str, how: JudgingRules) -> tuple[ShardBatch, JudgingOutcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
     messages = [item for item in found if isinstance(item, MessageHeader)]
@@ -232,8 +239,8 @@ def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, JudgingOutcome]:
     end = found[-1] if isinstance(found[-1], int) else messages[-1].now
     batch = ShardBatch(
         new_messages=MessageArrays(np.zeros(1, np.int64), *arrays),
-        cursors=create_cursors(1),
-        memories=np.full(1, None, object),
+        cursors=create_session_cursors(1),
+        variable_parts=np.full(1, None, object),
         rules=[how],
         ends=np.array([end]),
         held_messages=MessageArrays(np.zeros(0, np.int64), *nothing),
@@ -252,8 +259,8 @@ def test_timeline_judged_as_a_batch(case: Any) -> None:
     if not stopped:
         for name in ("verdict", "reason", "epoch", "position", "life"):
             assert getattr(found, name).tolist() == getattr(out, name).tolist(), name
-        assert tuple(batch.cursors[0].tolist()) == cursor.to_record_values()
-        assert batch.memories[0] == encode_memory(cursor.to_memory())
+        assert tuple(batch.cursors[0].tolist()) == cursor.list_array_record_values()
+        assert batch.variable_parts[0] == encode_variable_part(cursor.create_variable_part())
 
 
 def test_a_new_life_counts_from_the_beginning() -> None:
@@ -273,14 +280,16 @@ def test_once_a_message_below_the_end_changes_nothing_but_the_table() -> None:
     cursor, out, _ = run("s0@0 e3t9@1 s1t1@2 e2t20@3", rules("once", "fail"))
     assert (cursor.ended_at, cursor.end_seq, cursor.last_seq, cursor.last_ts) == (9, 3, 3, 20)
     assert (out.epoch.tolist(), out.position.tolist(), out.late_fills) == ([0, 0, 2, 2], [0, 1, 2, 3], {0})
-    assert [(CutReason(cut["reason"]).name, cut["at"], cut["changed_at"]) for cut in out.cuts] == [("END", 1, 0)]
+    assert [(CutReason(cut["reason"]).name, cut["at"], cut["changed_at"]) for cut in out.recorded_cuts] == [
+        ("END", 1, 0)
+    ]
     assert cursor.changed_at == 2
 
 
 def test_once_one_gap_too_many_below_an_end_is_a_violation_and_the_session_stays_ended() -> None:
     cursor, out, _ = run("s0 e9 u5 u1", rules("once", "isolate", max_gaps=1))
-    assert (told(out), cursor.status) == (["gap applied", "gap_limit isolated"], Status.ENDED)
-    assert [MARKS[Verdict(v)] for v in out.verdict.tolist()] == ["+", "+", "q", "+"]
+    assert (told(out), cursor.status) == (["gap applied", "gap_limit isolated"], SessionStatus.ENDED)
+    assert [MARKS[MessageVerdict(v)] for v in out.verdict.tolist()] == ["+", "+", "q", "+"]
 
 
 def test_the_seq_after_the_last_possible_one_still_fits_a_bigint() -> None:
@@ -308,7 +317,7 @@ def test_what_is_released_together_takes_the_next_free_positions() -> None:
 )
 def test_one_message_more_than_may_be_held_is_a_violation(policy: str, verdicts: str, events: list[str]) -> None:
     _, out, _ = run("s0t0 u1t1 u2t2 u3t3", rules("window", policy, max_held_messages=2))
-    marks = " ".join(MARKS[Verdict(v)] for v in out.verdict.tolist())
+    marks = " ".join(MARKS[MessageVerdict(v)] for v in out.verdict.tolist())
     assert (marks, told(out)) == (verdicts.replace("h h q h", "h h q q"), events)
 
 
@@ -322,30 +331,30 @@ def test_one_gap_more_than_is_allowed_is_a_violation_and_closes_the_oldest(integ
     timeline = "s0t5 u2t6 u4t7 u1t8 u3t9"
     cursor, out, _ = run(timeline, rules(integrity, "record", max_gaps=1))
     assert [told_ for told_ in told(out) if "gap applied" not in told_] == ["gap_limit recorded", "duplicate dropped"]
-    assert cursor.taken.bounds == [0, 4]
+    assert cursor.taken.interval_bounds == [0, 4]
 
 
 @pytest.mark.parametrize(
     ("integrity", "timeline", "offset", "decision", "verdicts", "events"),
     [
-        ("strict", "s0 u2 u3", 1, Decision.ACCEPT_GAP, "+ + +", ["gap accepted"]),
-        ("strict", "s0 u2 s3 u4", 1, Decision.ISOLATE, "+ q + +", ["gap isolated", "healed applied"]),
-        ("strict", "s0 u7 u1", 1, Decision.SKIP, "+ q +", ["skipped quarantined"]),
-        ("strict", "s0 e1 u2 e1", 2, Decision.SKIP, "+ + q d", ["skipped quarantined", "duplicate dropped"]),
-        ("order", "u0 s1", 0, Decision.ISOLATE, "q +", ["orphan isolated", "healed applied"]),
-        ("once", "s0@0 u2@1 !102", 1, Decision.ACCEPT_GAP, "+ +", ["gap applied", "gap accepted"]),
+        ("strict", "s0 u2 u3", 1, OperatorDecision.ACCEPT_GAP, "+ + +", ["gap accepted"]),
+        ("strict", "s0 u2 s3 u4", 1, OperatorDecision.ISOLATE, "+ q + +", ["gap isolated", "healed applied"]),
+        ("strict", "s0 u7 u1", 1, OperatorDecision.SKIP, "+ q +", ["skipped quarantined"]),
+        ("strict", "s0 e1 u2 e1", 2, OperatorDecision.SKIP, "+ + q d", ["skipped quarantined", "duplicate dropped"]),
+        ("order", "u0 s1", 0, OperatorDecision.ISOLATE, "q +", ["orphan isolated", "healed applied"]),
+        ("once", "s0@0 u2@1 !102", 1, OperatorDecision.ACCEPT_GAP, "+ +", ["gap applied", "gap accepted"]),
     ],
 )
 def test_a_decision_lets_the_job_pass_its_place(
-    integrity: str, timeline: str, offset: int, decision: Decision, verdicts: str, events: list[str]
+    integrity: str, timeline: str, offset: int, decision: OperatorDecision, verdicts: str, events: list[str]
 ) -> None:
     _, out, stopped = run(timeline, rules(integrity, "fail"), {offset: decision})
-    assert " ".join(MARKS[Verdict(v)] for v in out.verdict.tolist()) == verdicts
+    assert " ".join(MARKS[MessageVerdict(v)] for v in out.verdict.tolist()) == verdicts
     assert (told(out), stopped) == (events, False)
 
 
 def test_a_decision_is_for_one_place_only() -> None:
-    _, out, stopped = run("s0 u2 u4", rules("strict", "fail"), {1: Decision.ACCEPT_GAP})
+    _, out, stopped = run("s0 u2 u4", rules("strict", "fail"), {1: OperatorDecision.ACCEPT_GAP})
     assert (told(out), stopped) == (["gap accepted", "gap stopped"], True)
 
 
@@ -355,11 +364,11 @@ def test_a_decision_is_for_one_place_only() -> None:
 KEY, OTHER = build_session_key("t", 0, "s"), build_session_key("t", 0, "r")
 
 
-def state(timeline: str, how: Rules) -> ShardState:
+def state(timeline: str, how: JudgingRules) -> ShardState:
     cursor, *_ = run(timeline, how)
-    cursors, memories = create_cursors(1), np.full(1, None, object)
-    cursors[0], memories[0] = cursor.to_record_values(), encode_memory(cursor.to_memory())
-    return ShardState(pa.array([KEY]), cursors, memories, ShardClock([PartitionTime("t", 0, 7, 9)]))
+    cursors, memories = create_session_cursors(1), np.full(1, None, object)
+    cursors[0], memories[0] = cursor.list_array_record_values(), encode_variable_part(cursor.create_variable_part())
+    return ShardState(pa.array([KEY]), cursors, memories, ShardClock([PartitionStreamTime("t", 0, 7, 9)]))
 
 
 @pytest.mark.parametrize(
@@ -367,34 +376,34 @@ def state(timeline: str, how: Rules) -> ShardState:
 )
 def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> None:
     before = state(timeline, rules(integrity, "isolate"))
-    again = ShardState.decode(before.encode(COLUMNS), COLUMNS)
+    again = ShardState.decode_shard_state(before.encode_shard_state(COLUMNS), COLUMNS)
     assert again.keys.to_pylist() == [KEY]
     assert again.cursors.tolist() == before.cursors.tolist()
-    assert again.memories.tolist() == before.memories.tolist()
+    assert again.variable_parts.tolist() == before.variable_parts.tolist()
     assert again.clock.partition_times == before.clock.partition_times
 
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
-    stored = ShardState().encode(COLUMNS).replace(STATE_FORMAT.encode(), STATE_FORMAT[:-1].encode() + b"9")
+    stored = ShardState().encode_shard_state(COLUMNS).replace(STATE_FORMAT.encode(), STATE_FORMAT[:-1].encode() + b"9")
     with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/8.*sessionlake rebuild silver"):
-        ShardState.decode(stored, COLUMNS)
+        ShardState.decode_shard_state(stored, COLUMNS)
 
 
 def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() -> None:
     own, other = state("s0 u1", rules("strict", "fail")), state("s0 u1 u2 u3", rules("strict", "fail"))
     own.keys, other.keys = pa.array([KEY]), pa.array([OTHER])
-    own.store_cursors(np.array([-1]), pa.array([OTHER]), own.cursors.copy(), own.memories.copy())
-    own.clock = ShardClock([PartitionTime("u", 0, 1, 1)])
+    own.store_cursors(np.array([-1]), pa.array([OTHER]), own.cursors.copy(), own.variable_parts.copy())
+    own.clock = ShardClock([PartitionStreamTime("u", 0, 1, 1)])
     own.replace_sessions(other, lambda *name: name == ("t", 0, "r"))
     found = dict(zip(own.keys.to_pylist(), own.cursors[["last_seq", "lane"]].tolist(), strict=True))
     assert found == {KEY: (1, 0), OTHER: (3, 1)}
-    assert own.clock.partition_times == [PartitionTime("u", 0, 1, 1), PartitionTime("t", 0, 7, 9)]
+    assert own.clock.partition_times == [PartitionStreamTime("u", 0, 1, 1), PartitionStreamTime("t", 0, 7, 9)]
 
 
 def test_a_state_keeps_the_topic_partitions_of_its_sessions_and_those_that_are_asked_for() -> None:
     found = state("s0 u1", rules("strict", "fail"))
-    found.clock = ShardClock([PartitionTime(topic, 0, 7, 9) for topic in "utvw"])
+    found.clock = ShardClock([PartitionStreamTime(topic, 0, 7, 9) for topic in "utvw"])
     found.cursors["lane"] = 1
-    found.drop_unused_partitions({("w", 0)})
-    again = ShardState.decode(found.encode(COLUMNS), COLUMNS)
+    found.drop_clock_partitions_without_sessions({("w", 0)})
+    again = ShardState.decode_shard_state(found.encode_shard_state(COLUMNS), COLUMNS)
     assert ([lane.topic for lane in again.clock.partition_times], again.cursors["lane"].tolist()) == (["t", "w"], [0])

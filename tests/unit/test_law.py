@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.integrity.state_difference import find_first_difference
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
+from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.reasons import Reason
@@ -95,7 +95,7 @@ def assert_same(found: object, expected: object) -> None:
 
 def assert_same_states(found: Folder, rebuilt: Folder) -> None:
     for mine, other in zip(found.states().values(), rebuilt.states().values(), strict=True):
-        assert find_first_difference(mine, other) is None
+        assert find_first_state_difference(mine, other) is None
 
 
 @pytest.mark.parametrize(("seed", "integrity", "policy"), every(range(STREAMS), CASES))
@@ -297,7 +297,7 @@ def test_fail_stops_at_the_truth_s_violation_and_commits_nothing_of_that_batch(s
 def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginning(seed: int, integrity: str) -> None:
     rnd, messages = stream(seed)
     rules = capture(integrity, "fail", seed)
-    decisions: dict[DecisionKey, Decision] = {}
+    decisions: dict[DecisionKey, OperatorDecision] = {}
     shards = rnd.randint(1, 4)
     folder = Folder(rules, shards, rnd, decisions=decisions)
     for batch in cut(rnd, messages, rnd.randint(1, 8)):
@@ -314,7 +314,9 @@ def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginni
                 skippable = (at.topic, at.partition, at.offset) in here and not (
                     integrity == "once" and at.event == "gap"
                 )
-                decisions[place] = rnd.choice([d for d in Decision if skippable or d is not Decision.SKIP])
+                decisions[place] = rnd.choice(
+                    [d for d in OperatorDecision if skippable or d is not OperatorDecision.SKIP]
+                )
     again = Folder(rules, 2, rnd, decisions=decisions)
     for batch in cut(rnd, messages, rnd.randint(1, 8)):
         again.batch(batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake_lab.truth import KafkaMessage
@@ -126,7 +126,7 @@ def test_several_messages_of_a_writer_in_one_are_applied_in_order_and_a_lost_one
     tables: dict[str, SessionTable] = {}
     for message in messages:
         found = read(given, KafkaRecord(*message[:6]))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             tables.setdefault(event.session, SessionTable(given)).apply(event)
     folder = Folder(rules, rnd.randint(1, 3), rnd)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Refusal
+from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.protocol.message import INT64_MAX, build_message_types
 from sessionlake.protocol.parse import Parsed, find_key_reason, parse_value
@@ -58,7 +58,7 @@ def verdicts(message: KafkaMessage, own: CaptureSettings) -> tuple[str, str]:
     place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
     second = read(FEED.build(), KafkaRecord(*place), max_bytes=MAX_BYTES)
     return "ok" if isinstance(first, Parsed) else str(first), str(second.reason) if isinstance(
-        second, Refusal
+        second, MessageRefusal
     ) else "ok"
 
 

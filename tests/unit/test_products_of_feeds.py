@@ -22,7 +22,7 @@ from sessionlake.gold.declared.tables import list_declared_averages, list_declar
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import select_changes_with_points
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.settings.model import Settings
 from support.seeds import examples
 
@@ -58,7 +58,7 @@ def changes(topics: list[str]) -> pa.Table:
 @pytest.mark.parametrize("order", [["bids", "books", "others"], ["books", "bids", "others"], ["others", "bids"]])
 def test_a_feed_has_the_topics_that_silver_reads_with_it(order: list[str]) -> None:
     capture = settings(*order).capture
-    lookup = RuleLookup(capture)
+    lookup = JudgingRuleLookup(capture)
     for name in order:
         topics = capture.find_feed_topics(name)
         own = [topic for topic in TOPICS if lookup.find_feed(topic).name == name]

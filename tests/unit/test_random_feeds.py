@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 import yaml
 
-from sessionlake.feeds.compiled import CompiledFeed
+from sessionlake.feeds.compiled import CompiledFeedReader
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.lists import ColumnarEvents
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
 from support.event_lists import by_slow_reader, in_order
 from support.feed_cases import feed
@@ -31,15 +31,15 @@ def compare_readers(seed: int) -> Counter[str]:
             valid = feed(yaml.safe_dump(settings))
         except ValueError:
             continue
-        compiled, expected = CompiledFeed.of(valid), by_slow_reader(valid, records)
-        found = compiled.read(KafkaRecords.of(records))
+        compiled, expected = CompiledFeedReader.compile_feed(valid), by_slow_reader(valid, records)
+        found = compiled.read_records(KafkaRecords.of(records))
         assert in_order(found, valid) == in_order(expected, valid), settings
         seen += Counter(feeds=1, code=bool(compiled.sources), events=len(expected.message))
         seen += Counter(joined=_count_joined_messages(valid, expected), slow=compiled.slow)
     return seen
 
 
-def _count_joined_messages(valid: Feed, events: EventLists) -> int:
+def _count_joined_messages(valid: Feed, events: ColumnarEvents) -> int:
     """The number of messages of feeds with split rules that have several events."""
     splits = any(rule.split for rule in valid.rules)
     return sum(count > 1 for count in Counter(events.message).values()) if splits else 0
@@ -120,7 +120,7 @@ def test_both_readers_agree_about(name: str) -> None:
     valid = feed(f"name: f\ntopics: rows\nkey: [k]\n{columns}\n{text}")
     values = [(body % part if "%s" in body else body).encode() for part in parts]
     records = [KafkaRecord("rows", 0, number, 1_000, None, value, {}) for number, value in enumerate(values)]
-    found = CompiledFeed.of(valid).read(KafkaRecords.of(records))
+    found = CompiledFeedReader.compile_feed(valid).read_records(KafkaRecords.of(records))
     assert in_order(found, valid) == in_order(by_slow_reader(valid, records), valid)
 
 
@@ -129,7 +129,7 @@ def test_a_message_of_many_parts_is_read_in_time_that_grows_with_them() -> None:
     body = {"e": [{"id": "A", "n": 1, "k": str(number)} for number in range(80_000)]}
     record = KafkaRecord("rows", 0, 0, 1_000, None, json.dumps(body).encode(), {})
     begun = time.process_time()
-    found = CompiledFeed.of(valid).read(KafkaRecords.of([record]))
+    found = CompiledFeedReader.compile_feed(valid).read_records(KafkaRecords.of([record]))
     assert (found.rows, found.refused) == ([80_000], {})
     assert time.process_time() - begun < 10
 
@@ -141,7 +141,7 @@ def test_the_code_of_many_rules_for_parts_grows_with_them() -> None:
             for number in range(rules)
         )
         valid = feed(f"name: f\ntopics: rows\nsession: .id\nkey: [k]\ncolumns: {{k: string}}\nmessages:\n{text}")
-        [source] = CompiledFeed.of(valid).sources
+        [source] = CompiledFeedReader.compile_feed(valid).sources
         return source.count("\n")
 
     assert count_lines(40) < 5 * count_lines(10)

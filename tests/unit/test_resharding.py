@@ -17,10 +17,10 @@ from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import GoldResharder, ShardsByHash
 from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import find_first_difference
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.state_difference import find_first_state_difference
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _ReshardPlan
 from sessionlake.processors.load import ClassReference
@@ -70,7 +70,7 @@ def test_silver_goes_on_from_other_shards_as_if_it_had_always_had_them(seed: int
             others.batch(batch)
         for batch in [[], *batches[first:behind]]:
             for shard, state in others.states().items() if first else ():
-                assert find_first_difference(moved.states()[shard], state) is None
+                assert find_first_state_difference(moved.states()[shard], state) is None
             moved.batch(batch)
             others.batch(batch)
     test_law.assert_same_states(moved, others)
@@ -82,7 +82,7 @@ class Processing:
 
     def __init__(self, seed: int, integrity: str, shards: int) -> None:
         self._rules = test_processor_law.capture(integrity, "record", seed)
-        self._times, self.result = StreamTimeNotes(), Result()
+        self._times, self.result = StreamTimesAtBatchEnds(), Result()
         self.states: dict[int, bytes | None] = dict.fromkeys(range(shards))
 
     def batch(self, messages: list[KafkaMessage]) -> None:
@@ -101,17 +101,19 @@ class Processing:
         )
         fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
         reports = _add_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
-        self._times = self._times.add_notes(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
+        self._times = self._times.add_stream_times(
+            list_stream_times_after_batch(sum_partition_counts([*reports]), reports)
+        )
 
     def reshard(self, shards: int) -> None:
-        self.states = dict(resharded(JudgingResharder(RuleLookup(self._rules), shards), self.states))
+        self.states = dict(resharded(JudgingResharder(JudgingRuleLookup(self._rules), shards), self.states))
 
     def remembered(self) -> list[tuple[ProcessorMemory, dict[tuple[str, int], int]]]:
         found = []
         for state in self.states.values():
             judging, memory = split_state_parts(state)
             assert memory is None or read_stored_shard_count(memory) == len(self.states)
-            clock = ShardState.decode(judging, self._rules.declared_columns).clock
+            clock = ShardState.decode_shard_state(judging, self._rules.declared_columns).clock
             found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
         return found
 

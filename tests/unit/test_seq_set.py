@@ -22,13 +22,13 @@ def spans_after(steps: list[tuple[str, int, int]]) -> tuple[SeqSet, set[int]]:
     spans, seqs = SeqSet(), set[int]()
     for what, seq, more in steps:
         if what == "add":
-            spans.add_range(seq, seq + more)
+            spans.add_seq_range(seq, seq + more)
             seqs |= set(range(seq, seq + more + 1))
         elif what == "discard":
             spans.remove_seq(seq)
             seqs.discard(seq)
         elif spans.gap_count:
-            spans.close_lowest_gap()
+            spans.fill_lowest_gap()
             first = next(seq for seq in range(min(seqs), max(seqs)) if seq not in seqs)
             last = next(seq for seq in range(first, max(seqs) + 1) if seq in seqs)
             seqs |= set(range(first, last))
@@ -47,8 +47,8 @@ def test_intervals_are_the_set(steps: list[tuple[str, int, int]], one: int, othe
     assert [seq for seq in range(40) if seq in spans] == sorted(seqs)
     assert spans.gap_count == gaps(seqs)
     assert list(spans.iterate_missing_seqs(first, last)) == sorted(wanted - seqs)
-    assert spans.contains_range(first, last) == (wanted <= seqs)
+    assert spans.contains_seq_range(first, last) == (wanted <= seqs)
     if one not in seqs:
-        assert spans.count_gaps_with(one) == gaps(seqs | {one})
-    assert SeqSet(spans.bounds).bounds == spans.bounds
-    assert all(b + 1 < a for b, a in zip(spans.bounds[1::2], spans.bounds[2::2], strict=False))
+        assert spans.count_gaps_after_adding_seq(one) == gaps(seqs | {one})
+    assert SeqSet(spans.interval_bounds).interval_bounds == spans.interval_bounds
+    assert all(b + 1 < a for b, a in zip(spans.interval_bounds[1::2], spans.interval_bounds[2::2], strict=False))

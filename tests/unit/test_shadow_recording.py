@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake_lab.truth import KafkaMessage
@@ -69,7 +69,7 @@ def test_the_table_is_the_shadow_at_each_version(shadow: dict[str, Any]) -> None
     table = SessionTable(feed(THINGS))
     for offset, (document, attributes) in enumerate(documents_of(shadow)):
         found = read(table.feed, KafkaRecord(*message(shadow, offset, document)[:6]))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             table.apply(event)
         assert attributes_of(table.rows) == attributes

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state_difference import find_first_difference
+from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.protocol.silence import Silence, decode_silences, encode_silences
 from sessionlake.settings.model import CaptureSettings
 from sessionlake_lab.truth import KafkaMessage
@@ -39,7 +39,7 @@ def test_the_state_after_any_batches_is_that_after_one(seed: int) -> None:
         found.batch(batch)
     whole.batch(facts)
     for mine, other in zip(found.states().values(), whole.states().values(), strict=True):
-        assert find_first_difference(mine, other) is None
+        assert find_first_state_difference(mine, other) is None
 
 
 def test_a_session_of_which_nothing_more_comes_expires_and_is_forgotten() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.kraken import checksum
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
@@ -33,7 +33,7 @@ def test_only_the_lost_update_makes_checksums_fail(seed: int) -> None:
     tables = {product: SessionTable(made, checksum) for product in PRODUCTS}
     for message in generate(books, seed):
         found = read(made, KafkaRecord(*message[:6]))
-        assert isinstance(found, Decoded), found
+        assert isinstance(found, DecodedMessage), found
         for event in found.events:
             tables[event.session].apply(event)
     for book in books:

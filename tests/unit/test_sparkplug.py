@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.feeds.events import Refusal
+from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.table import SessionTable
 from support.feed_cases import feed
 from support.protobuf_bytes import protobuf
@@ -107,7 +107,7 @@ def test_a_value_is_read_by_its_data_type_or_that_of_the_birth(
 def test_a_value_that_does_not_fit_its_data_type_is_refused_or_kept_as_it_was_sent(datatype, sent):
     born = metric(name="m", datatype=datatype, null=True)
     assert isinstance(
-        spb(feed(PLANT), NODE, b"NDATA", payload(metric(sent, name="m", datatype=datatype), seq=1)), Refusal
+        spb(feed(PLANT), NODE, b"NDATA", payload(metric(sent, name="m", datatype=datatype), seq=1)), MessageRefusal
     )
     if sent[1] == 300:  # without a data type in the message, this is no Int8 for certain
         return
@@ -215,7 +215,7 @@ TWICE = protobuf(
 )  # fmt: skip
 def test_what_would_mix_up_rows_is_refused(key, kind, value, why):
     found = spb(feed(PLANT), key, kind, value)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert why in found.why
 
 
@@ -250,14 +250,14 @@ def test_a_compressed_payload_is_read(algorithm: str | None) -> None:
 )  # fmt: skip
 def test_a_payload_that_cannot_be_unpacked_within_the_limits_is_refused(value: bytes, why: str) -> None:
     found = spb(feed(PLANT), NODE, b"NBIRTH", value)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert why in found.why
 
 
 def test_with_other_columns_a_value_without_its_data_type_is_refused_or_completed():
     sent = payload(metric((INT, 255), name="m"), seq=1)
     found = spb(feed(PLANT, columns=COLUMNS), NODE, b"NDATA", sent)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, MessageRefusal)
     assert "of metric m means nothing without its data type; declare the columns untyped and datatype" in found.why
     birth = (NODE, b"NBIRTH", payload(metric((INT, 1), name="m", datatype=1), seq=0))
     table = table_of(birth, (NODE, b"NDATA", sent), columns=COLUMNS | {"untyped": "variant"})

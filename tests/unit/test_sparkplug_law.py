@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pysparkplug import DataType
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.model import CaptureSettings
@@ -49,7 +49,7 @@ def as_sent(rows: dict[str, dict[str, Any]]) -> Rows:
 
 def apply(table: SessionTable, message: KafkaMessage) -> None:
     found = read(table.feed, KafkaRecord(*message[:6]))
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     for event in found.events:
         table.apply(event)
 

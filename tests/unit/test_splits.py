@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge import splits
 from support.lakes import find_table_folder
@@ -38,7 +38,7 @@ def test_each_split_id_has_its_events_once_whatever_fits_into_the_driver(
     monkeypatch.setattr(FolderStorage, "limits", replace(FolderStorage.limits, driver_bytes=driver_bytes))
     ids = pa.Table.from_pylist([{"topic": "capture.a", "session_id": f"s{number}"} for number in range(IDS)])
     found = pa.concat_tables(
-        splits._find_missing_events_in_parts(lake.reader(), lake, ids, RuleLookup(settings.capture))
+        splits._find_missing_events_in_parts(lake.reader(), lake, ids, JudgingRuleLookup(settings.capture))
     )
     split = [row for row in rows if int(str(row["session_id"])[1:]) % 2]
     expected = sorted(

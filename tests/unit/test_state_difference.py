@@ -12,10 +12,16 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.integrity.chains import ChainCursor
-from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import CURSOR_FIELDS, OpenGap, SeqMemory, decode_memory, encode_memory
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock
+from sessionlake.integrity.cursor import (
+    CURSOR_FIELDS,
+    CursorVariablePart,
+    OpenGap,
+    decode_variable_part,
+    encode_variable_part,
+)
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import StateDifference, find_first_difference
+from sessionlake.integrity.state_difference import ShardStateDifference, find_first_state_difference
 from sessionlake.protocol.arrow import build_session_key, split_session_key
 from sessionlake.protocol.chunk import build_change_fields, build_chunk_schema
 from sessionlake.settings.model import CaptureSettings, TopicRule
@@ -82,11 +88,11 @@ def place(state: ShardState, session: str) -> int:
     return [split_session_key(key)[2] for key in state.keys.to_pylist()].index(session)
 
 
-def difference_after(change: Callable[[ShardState], None]) -> StateDifference:
+def difference_after(change: Callable[[ShardState], None]) -> ShardStateDifference:
     changed, honest = fold(STREAM), fold(STREAM)
-    assert find_first_difference(changed, honest) is None
+    assert find_first_state_difference(changed, honest) is None
     change(changed)
-    found, mirrored = find_first_difference(changed, honest), find_first_difference(honest, changed)
+    found, mirrored = find_first_state_difference(changed, honest), find_first_state_difference(honest, changed)
     assert found is not None
     assert mirrored is not None
     assert (found.found, found.rebuilt) == (mirrored.rebuilt, mirrored.found)
@@ -94,7 +100,7 @@ def difference_after(change: Callable[[ShardState], None]) -> StateDifference:
     return found
 
 
-def named(found: StateDifference) -> tuple[str, str | None, str]:
+def named(found: ShardStateDifference) -> tuple[str, str | None, str]:
     return found.topic, found.session_id, found.field
 
 
@@ -112,14 +118,14 @@ def test_any_field_of_any_cursor(name: str, session: str) -> None:
     assert named(difference_after(change)) == (topic, session, name)
 
 
-@pytest.mark.parametrize("name", SeqMemory.__struct_fields__)
+@pytest.mark.parametrize("name", CursorVariablePart.__struct_fields__)
 def test_any_field_of_what_is_remembered_of_gaps(name: str) -> None:
     def change(state: ShardState) -> None:
         at = place(state, "gaps")
-        memory = decode_memory(state.memories[at])
+        memory = decode_variable_part(state.variable_parts[at])
         assert memory is not None
         setattr(memory, name, other(getattr(memory, name), name))
-        state.memories[at] = encode_memory(memory)
+        state.variable_parts[at] = encode_variable_part(memory)
 
     assert named(difference_after(change)) == ("capture.once", "gaps", name)
 
@@ -128,23 +134,23 @@ def test_any_field_of_what_is_remembered_of_gaps(name: str) -> None:
 def test_any_field_of_a_gap(name: str) -> None:
     def change(state: ShardState) -> None:
         at = place(state, "gaps")
-        memory = decode_memory(state.memories[at])
+        memory = decode_variable_part(state.variable_parts[at])
         assert memory is not None
         setattr(memory.open_gaps[0], name, other(getattr(memory.open_gaps[0], name)))
-        state.memories[at] = encode_memory(memory)
+        state.variable_parts[at] = encode_variable_part(memory)
 
     assert named(difference_after(change)) == ("capture.once", "gaps", "open_gaps")
 
 
 def test_gaps_that_are_not_remembered() -> None:
     def change(state: ShardState) -> None:
-        state.memories[place(state, "gaps")] = None
+        state.variable_parts[place(state, "gaps")] = None
 
     assert named(difference_after(change)) == ("capture.once", "gaps", "taken")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PartitionTime.__struct_fields__ if name not in {"topic", "partition"}]
+    "name", [name for name in PartitionStreamTime.__struct_fields__ if name not in {"topic", "partition"}]
 )
 def test_any_field_of_a_clock(name: str) -> None:
     def change(state: ShardState) -> None:
@@ -225,7 +231,7 @@ def test_a_held_value_that_is_no_number_is_the_same_as_itself() -> None:
     found, rebuilt = fold(STREAM), fold(STREAM)
     for state in (found, rebuilt):
         held_changed(change)(state)
-    assert find_first_difference(found, rebuilt) is None
+    assert find_first_state_difference(found, rebuilt) is None
 
 
 def test_all_held_messages_lost() -> None:
@@ -265,12 +271,12 @@ def test_a_chain_that_differs(chain: ChainCursor | None, found: str) -> None:
     honest.chains[name] = ChainCursor(7, 3, 5, {KEY})
     if chain is not None:
         changed.chains[name] = chain
-    assert f"topic capture.once, chain 'c' of partition 1: {found}" in str(find_first_difference(changed, honest))
+    assert f"topic capture.once, chain 'c' of partition 1: {found}" in str(find_first_state_difference(changed, honest))
 
 
 def test_all_of_a_state_is_compared() -> None:
     """A field that is added to `ShardState` is to be compared, and to have its test here."""
-    compared = {"keys", "cursors", "memories", "clock", "held_messages", "chains"}
+    compared = {"keys", "cursors", "variable_parts", "clock", "held_messages", "chains"}
     assert {field.name for field in fields(ShardState)} == {*compared, "_stored"}  # a copy of `cursors`
 
 
@@ -281,7 +287,7 @@ def test_which_number_a_session_and_a_topic_partition_have_is_no_difference() ->
     assert [lane.topic for lane in found.clock.partition_times] != [
         lane.topic for lane in rebuilt.clock.partition_times
     ]
-    assert find_first_difference(found, rebuilt) is None
+    assert find_first_state_difference(found, rebuilt) is None
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "update"])
@@ -298,4 +304,4 @@ def test_what_an_earlier_life_has_left_is_no_difference(kind: str) -> None:
     lives = [state.cursors[place(state, "back")] for state in (forgotten, kept)]
     assert [int(cursor["cut_position"]) for cursor in lives] == [-1, 0]
     assert [int(cursor["position"]) for cursor in lives] == ([2, 2] if kind == "snapshot" else [-1, 0])
-    assert find_first_difference(forgotten, kept) is None
+    assert find_first_state_difference(forgotten, kept) is None

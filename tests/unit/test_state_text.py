@@ -13,15 +13,15 @@ import pytest
 from sessionlake.cli import state as command
 from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.history.state import convert_times_to_iso, find_session_state
-from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import CURSOR, Cursor, OpenGap, encode_memory
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock
+from sessionlake.integrity.cursor import CURSOR, OpenGap, SessionCursor, encode_variable_part
 from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import build_session_key
 from sessionlake.settings.model import Settings
 
 NOON = 1_767_355_200_000  # 2026-01-02
-CURSOR_OF_S = Cursor(
+CURSOR_OF_S = SessionCursor(
     last_seq=7,
     messages=6,
     first_ts=NOON,
@@ -36,14 +36,14 @@ CURSOR_OF_S = Cursor(
 @pytest.fixture
 def stored() -> bytes:
     cursor = replace(CURSOR_OF_S, taken=SeqSet([0, 4, 6, 7]))
-    cursors = np.array([cursor.to_record_values()], CURSOR)
-    memories = np.array([encode_memory(cursor.to_memory()), None], object)[:-1]
+    cursors = np.array([cursor.list_array_record_values()], CURSOR)
+    memories = np.array([encode_variable_part(cursor.create_variable_part()), None], object)[:-1]
     return ShardState(
         pa.array([build_session_key("t", 0, "s")]),
         cursors,
         memories,
-        ShardClock([PartitionTime("t", 0, NOON + 60_000, 9)]),
-    ).encode(())
+        ShardClock([PartitionStreamTime("t", 0, NOON + 60_000, 9)]),
+    ).encode_shard_state(())
 
 
 def test_programs_get_times_as_ms(stored):

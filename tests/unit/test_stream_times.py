@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity import stream_times
-from sessionlake.integrity.clock import BEGINNING, PartitionTime
+from sessionlake.integrity.clock import BEGINNING, PartitionStreamTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
@@ -25,14 +25,14 @@ BATCHES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), ma
 
 
 def looked_up(times: object, name: tuple[str, int], first: int) -> tuple[int, int]:
-    time, offset = times.read_times_before([name], np.array([first]))
+    time, offset = times.read_stream_times_before([name], np.array([first]))
     return int(time[0]), int(offset[0])
 
 
 @given(BATCHES, st.integers(0, 9))
 def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[dict], recent: int) -> None:
     """A batch is how many messages each topic-partition has in it, or none, where it was silent."""
-    times, ends = StreamTimeNotes(), dict.fromkeys(NAMES, NOTHING)
+    times, ends = StreamTimesAtBatchEnds(), dict.fromkeys(NAMES, NOTHING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_times, "_MAX_RECENT_NOTES", recent)
         for batch in batches:
@@ -47,19 +47,23 @@ def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[d
                 for name in batch:
                     for first in range(before[name][1] + 1, ends[name][1] + 1):  # as whichever task sees it
                         assert looked_up(times, name, first) == before[name]
-                times = times.add_notes(PartitionTime(*name, *ends[name]) for name in batch if ends[name] != NOTHING)
+                times = times.add_stream_times(
+                    PartitionStreamTime(*name, *ends[name]) for name in batch if ends[name] != NOTHING
+                )
     names = [name for name in NAMES if ends[name] != NOTHING]
-    time, offset = times.read_times_before(names, np.array([ends[name][1] + 1 for name in names], np.int64))
+    time, offset = times.read_stream_times_before(names, np.array([ends[name][1] + 1 for name in names], np.int64))
     assert [*zip(time.tolist(), offset.tolist(), strict=True)] == [ends[name] for name in names]
     assert times.settled.num_rows <= 2 * len(NAMES)
 
 
 def test_notes_of_very_many_topic_partitions_are_not_written_again_with_every_batch() -> None:
-    many = [PartitionTime("t", number, 1, 1) for number in range(100_000)]
-    times = StreamTimeNotes().add_notes(many)
-    after = times.add_notes(PartitionTime("t", number, 2, 2) for number in range(6_000))
+    many = [PartitionStreamTime("t", number, 1, 1) for number in range(100_000)]
+    times = StreamTimesAtBatchEnds().add_stream_times(many)
+    after = times.add_stream_times(PartitionStreamTime("t", number, 2, 2) for number in range(6_000))
     assert after.settled is times.settled
-    assert after.add_notes(PartitionTime("t", number, 3, 3) for number in range(6_000)).recent.num_rows == 0
+    assert (
+        after.add_stream_times(PartitionStreamTime("t", number, 3, 3) for number in range(6_000)).recent.num_rows == 0
+    )
 
 
 # -- beside a checkpoint
@@ -101,7 +105,11 @@ def test_a_stream_starts_from_where_the_ledger_ends_whatever_was_noted_behind_th
 def test_a_silence_is_noted_behind_the_messages_before_it(settings: Settings) -> None:
     log, stored = begin(settings), open_stored_times(settings, "silver")
     log.add_batch_notes([took_in("a", 4, 40), took_in("b", 2, 20)], [])
-    silences = [PartitionTime("a", 0, 900, 4), PartitionTime("a", 0, 700, 4), PartitionTime("b", 0, 500, 2)]
+    silences = [
+        PartitionStreamTime("a", 0, 900, 4),
+        PartitionStreamTime("a", 0, 700, 4),
+        PartitionStreamTime("b", 0, 500, 2),
+    ]
     log.add_batch_notes([took_in("b", 3, 600, since=2)], [ShardReport([], {}), ShardReport([], {}, silences=silences)])
     assert (looked_up(stored, ("a", 0), 5), looked_up(stored, ("b", 0), 4)) == ((900, 4), (600, 3))
 

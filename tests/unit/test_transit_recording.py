@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sessionlake.feeds.events import Decoded
+from sessionlake.feeds.events import DecodedMessage
 from sessionlake.feeds.reader import read
 from support.feed_cases import feed, record
 from unit.test_feed_presets_binary import BUSES
@@ -29,7 +29,7 @@ def with_numbers(value: Any) -> Any:
 
 def test_every_field_of_the_published_schema_is_in_the_entity():
     found = read(feed(BUSES), record(base64.b64decode(RECORDING["message"]), topic="buses"))
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     rows = found.events[0].rows
     assert {row.key: json.loads(row.values["entity"]) for row in rows} == {
         (part, part): with_numbers(entity) for part, entity in RECORDING["expected"].items()

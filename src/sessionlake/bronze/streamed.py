@@ -235,8 +235,7 @@ class _StreamSourceBatchWriter:
             before = lake.latest_version(spark, MESSAGES)
             # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
-            append_rows(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
-        commit = lake.last_commit(spark, MESSAGES)
+            commit = append_rows(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.
             ranges = read_stored_ranges_after_offsets(spark, lake, log.last_offsets)

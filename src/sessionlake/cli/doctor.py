@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, DataLossError, LakeError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
-from sessionlake.integrity.outcome import EventKind
+from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
@@ -347,7 +347,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
 
 def _check_session_ids(reader: TableReader) -> CheckResult:
     """Returns a warning if session ids occur in several partitions of a topic."""
-    recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
+    recorded: Condition = ("event", eq, str(IntegrityEventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
         return CheckResult(CheckSeverity.OK, "session ids", "each in one partition of its topic")
@@ -357,7 +357,7 @@ def _check_session_ids(reader: TableReader) -> CheckResult:
         "session ids",
         f"{len(split)} of {_shorten_list_of_names(topics)} occur in several partitions. Each partition's messages are "
         "judged as a separate session. Were partitions added, or do producers choose them differently? "
-        f"{EVENTS} lists the ids as event {EventKind.SPLIT_SESSION}",
+        f"{EVENTS} lists the ids as event {IntegrityEventKind.SPLIT_SESSION}",
     )
 
 

@@ -21,7 +21,7 @@ from sessionlake.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from sessionlake.cli.feed_trial import JudgedTrial
     from sessionlake.feeds.feed import Feed
-    from sessionlake.feeds.lines import Line
+    from sessionlake.feeds.lines import MessageOfLine
     from sessionlake.feeds.payload import PayloadReader
     from sessionlake.feeds.trial import Trial
     from sessionlake.settings.model import Settings
@@ -162,13 +162,13 @@ def feed_infer(
 
     path = Path(source)
     if source == _STDIN or path.exists() or path.suffix in _SUFFIXES or len(path.parts) > 1:
-        from sessionlake.feeds.lines import read_lines, read_member_messages
+        from sessionlake.feeds.lines import parse_message_lines, read_lines
 
         name = topic or (path.stem if path.suffix in _SUFFIXES else path.name.split(".")[0]) or "messages"
         if source == _STDIN:
             name = topic or "messages"
         with open_messages_file(source) as file:
-            lines = read_member_messages(read_lines(file), name)
+            lines = parse_message_lines(read_lines(file), name)
             records = [line.record for line in islice(lines, _INFERRED)]
         again = f"sessionlake feed try {source}"
     else:
@@ -225,7 +225,7 @@ def require_configured_feeds(settings: Settings) -> list[Feed]:
 
 def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader | None:
     """Returns the reader for Avro and Protobuf messages; None if all feeds read JSON."""
-    if not any(feed.needs_payload for feed in feeds):
+    if not any(feed.reads_avro_or_protobuf for feed in feeds):
         return None
     from sessionlake.feeds.payload import PayloadReader
     from sessionlake.streaming.payloads import read_feeds_payload_format
@@ -263,19 +263,19 @@ def _choose_topic_of_bare_lines(feed: Feed) -> str:
     return re.sub(r"\\(.)", r"\1", pattern) if _LITERAL.fullmatch(pattern) else feed.name
 
 
-def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[Line]:
-    from sessionlake.feeds.lines import Line
+def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[MessageOfLine]:
+    from sessionlake.feeds.lines import MessageOfLine
     from sessionlake.kafka.last_messages import read_last_messages
 
     found = read_last_messages(settings, topic, last)
     if not found:
         say(f"topic {topic} has no messages")
-    return (Line(0, record, is_bare=False) for record in found)
+    return (MessageOfLine(0, record, is_bare=False) for record in found)
 
 
 def _read_messages_file(
     file: BinaryIO, topic: str | None, feed_of_bare_lines: Feed | None, max_bytes: int
-) -> Iterator[Line]:
+) -> Iterator[MessageOfLine]:
     """Yields the messages of a file.
 
     Args:
@@ -287,10 +287,10 @@ def _read_messages_file(
     Raises:
         UsageError: A line names no topic, and neither `topic` nor `feed_of_bare_lines` is given.
     """
-    from sessionlake.feeds.lines import MAX_LINE, read_lines, read_member_messages
+    from sessionlake.feeds.lines import MAX_LINE, parse_message_lines, read_lines
 
     name = topic if topic is not None or feed_of_bare_lines is None else _choose_topic_of_bare_lines(feed_of_bare_lines)
-    for line in read_member_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
+    for line in parse_message_lines(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
                 f"line {line.number} of the messages names no topic, and several feeds are configured",

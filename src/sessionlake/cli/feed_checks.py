@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
-from sessionlake.feeds.checksums import Crc32
+from sessionlake.feeds.checksums import Crc32Checksum
 from sessionlake.feeds.inference.propose import Proposal
 from sessionlake.feeds.inference.sample import Sample, get_field_name
 from sessionlake.feeds.inference.words import CHECKSUMS, OF_QUANTITY, SIDES
@@ -51,7 +51,7 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
     sides = [settings["keep"]["descending"][0], *_list_sides(settings["messages"], "ask")]
     notes = []
     for path in paths:
-        widest = _build_check_setting(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
+        widest = _build_check_setting(path, _ROWS[-1], Crc32Checksum((*sides,), (*columns,)))
         compared = _collect_rows(settings | {"check": widest}, records)
         why = f"but only {len(compared)} of them are in messages that change these rows"
         if len(compared) >= _FEWEST:
@@ -69,7 +69,7 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
 
 def _find_forms(
     compared: Sequence[tuple[Groups, Any]], sides: Sequence[str], columns: Sequence[str]
-) -> list[tuple[int, Crc32]]:
+) -> list[tuple[int, Crc32Checksum]]:
     """Returns the first usual form of a text whose CRC32 is each checksum, with each number of rows that fits.
 
     Several numbers fit if no side of the sample's books has more rows. The list is empty if no form fits.
@@ -79,10 +79,11 @@ def _find_forms(
         sides: The values of the column `side`.
         columns: Columns whose values may be in the text.
     """
-    fitting: list[tuple[int, Crc32]] = []
+    fitting: list[tuple[int, Crc32Checksum]] = []
     for rows, crc32 in _list_forms(sides, columns):
         if (not fitting or crc32 == fitting[0][1]) and all(
-            crc32.fits({group: found[:rows] for group, found in groups.items()}, sent) for groups, sent in compared
+            crc32.matches_sent_checksum({group: found[:rows] for group, found in groups.items()}, sent)
+            for groups, sent in compared
         ):
             fitting.append((rows, crc32))
     return fitting
@@ -181,17 +182,17 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
     return compared
 
 
-def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32]]:
+def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32Checksum]]:
     """Yields usual forms of a text whose CRC32 is a checksum, each with the number of rows of a side in it."""
     for groups, is_mixed, between, digits_only, rows in product(
         (sides, sides[::-1]), (True, False), _SEPARATORS, (False, True), _ROWS
     ):
-        yield rows, Crc32((*groups,), (*columns,), is_mixed, between, between, digits_only=digits_only)
+        yield rows, Crc32Checksum((*groups,), (*columns,), is_mixed, between, between, digits_only=digits_only)
     for groups, rows in product((sides, sides[::-1]), _ROWS):
-        yield rows, Crc32((*groups,), (*columns,), between_values=":", between_rows=",", between_groups="|")
+        yield rows, Crc32Checksum((*groups,), (*columns,), between_values=":", between_rows=",", between_groups="|")
 
 
-def _build_check_setting(path: str, rows: int, crc32: Crc32) -> dict[str, Any]:
+def _build_check_setting(path: str, rows: int, crc32: Crc32Checksum) -> dict[str, Any]:
     """Returns the value of the setting `check`, as YAML has it.
 
     Args:

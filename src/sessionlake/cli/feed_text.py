@@ -9,10 +9,10 @@ from sessionlake.cli.feed_trial import JudgedTrial
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import convert_to_json_value, write_text
 from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
-from sessionlake.feeds.cases import Difference
-from sessionlake.feeds.events import Delete, Event, Put, Refusal
-from sessionlake.feeds.feed import Kind
-from sessionlake.feeds.lines import Line
+from sessionlake.feeds.cases import FeedTestDifference
+from sessionlake.feeds.events import MessageRefusal, RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind
+from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.trial import Outcome, Totals, Trial
 from sessionlake.visible import escape_invisible, to_json_line
 
@@ -23,7 +23,12 @@ _RESCUED = "_rescued"
 
 
 def show_trial(
-    trial: Trial, judged: JudgedTrial, lines: Iterable[Line], shown: ShownMessages, form: FeedFormat, try_command: str
+    trial: Trial,
+    judged: JudgedTrial,
+    lines: Iterable[MessageOfLine],
+    shown: ShownMessages,
+    form: FeedFormat,
+    try_command: str,
 ) -> None:
     """Tries messages, and writes the result of each. Writes a summary at the end.
 
@@ -50,7 +55,7 @@ def show_trial(
             write_text(text)
 
 
-def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+def show_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDifference]]], form: FeedFormat) -> None:
     """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
@@ -65,7 +70,7 @@ def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], 
             ]
             write_text(to_json_line(convert_to_json_value({"file": file, "frames": frames, "differences": found})))
             continue
-        for text in (line for one in differences for line in one.lines()):
+        for text in (line for one in differences for line in one.format_lines()):
             write_text(text)
         write_text(
             f"{file}: frames {frames:,}, {f'differences {len(differences):,}' if differences else 'as expected'}"
@@ -75,29 +80,29 @@ def show_test_results(results: Sequence[tuple[str, int, Sequence[Difference]]], 
 # -- one message
 
 
-def _describe_origin(line: Line) -> str:
+def _describe_origin(line: MessageOfLine) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
     return f"{where}topic {record.topic}{offset}"
 
 
-def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
+def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str]:
     place, found = _describe_origin(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         at = f" at {found.path}" if found.path else ""
         yield f"{place}: refused by feed {outcome.feed.name}: {found.reason}{at}"
         yield f"  why      {found.why}"
         yield f"  message  {_format_message_start(outcome.record.value)}"
         return
     rules = " and ".join(f"rule {number}" for number in found.rules) or "decoder"
-    ignored = ": ignored" if all(event.kind is Kind.IGNORE for event in found.events) else ""
+    ignored = ": ignored" if all(event.kind is EventKind.IGNORE for event in found.events) else ""
     yield f"{place}: feed {outcome.feed.name}, {rules}{ignored}"
     for event in found.events:
-        if event.kind is not Kind.IGNORE:
+        if event.kind is not EventKind.IGNORE:
             reason = outcome.quarantined.get(event.session)
             yield f"  {_format_event(event)}{f'; in quarantine: {reason}' if reason else ''}"
             yield from () if reason else _format_row_lines(event.rows)
@@ -105,7 +110,7 @@ def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
         yield f"  {text}"
 
 
-def _format_event(event: Event) -> str:
+def _format_event(event: SessionEvent) -> str:
     parts = [f"{event.kind} of session {event.session}"]
     if event.seq is not None:
         after = "any" if event.after is None else event.after
@@ -122,7 +127,7 @@ def _format_event(event: Event) -> str:
     return ", ".join(parts)
 
 
-def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
+def _format_row_lines(rows: Sequence[RowUpsert | RowDelete]) -> Iterator[str]:
     """Yields the changed rows as lines of a text table, with one column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
@@ -131,7 +136,7 @@ def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
     table = [["change", "row_id", *names]]
     for row in shown:
         values = _read_row_values(row)
-        change = "delete" if isinstance(row, Delete) else "upsert"
+        change = "delete" if isinstance(row, RowDelete) else "upsert"
         table.append([change, row.row_id, *(_format_cell(values[name]) if name in values else "" for name in names)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
@@ -141,8 +146,8 @@ def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
         yield f"    and {len(rows) - len(shown):,} more: --format json lists all"
 
 
-def _read_row_values(row: Put | Delete) -> dict[str, Any]:
-    if isinstance(row, Delete):
+def _read_row_values(row: RowUpsert | RowDelete) -> dict[str, Any]:
+    if isinstance(row, RowDelete):
         return {}
     return row.values if row.rescued is None else {**row.values, _RESCUED: row.rescued}
 
@@ -161,12 +166,12 @@ def _format_message_start(value: bytes | None) -> str:
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}… ({len(value):,} bytes)"
 
 
-def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
+def _create_outcome_object(line: MessageOfLine, outcome: Outcome) -> dict[str, Any]:
     record, found = outcome.record, outcome.found
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     place["feed"] = None if outcome.feed is None else outcome.feed.name
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         refused = {"reason": found.reason, "path": found.path, "why": found.why}
         return place | {"refused": refused | {"message": _format_message_start(record.value)}}
     if found is None:
@@ -174,15 +179,15 @@ def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
     events = [
         _create_event_object(event) | {"quarantine": outcome.quarantined.get(event.session)}
         for event in found.events
-        if event.kind is not Kind.IGNORE
+        if event.kind is not EventKind.IGNORE
     ]
     return place | {"rules": list(found.rules), "events": events, "findings": list(outcome.findings)}
 
 
-def _create_event_object(event: Event) -> dict[str, Any]:
+def _create_event_object(event: SessionEvent) -> dict[str, Any]:
     rows = [
         {"change": "delete", "row_id": row.row_id, "key": list(row.key)}
-        if isinstance(row, Delete)
+        if isinstance(row, RowDelete)
         else {"change": "upsert", "row_id": row.row_id, "set": row.values, _RESCUED: row.rescued}
         for row in event.rows
     ]

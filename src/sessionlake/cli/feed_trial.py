@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sessionlake.feeds.events import Decoded
-from sessionlake.feeds.lines import Line
+from sessionlake.feeds.events import DecodedMessage
+from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import Outcome, Trial
 from sessionlake.protocol.types import Row, TopicPartition
@@ -57,7 +57,7 @@ class JudgedTrial:
             raise ValueError("the configuration has no feeds")
         return cls(SilverInMemory(capture, decoder), block)
 
-    def judge_lines(self, trial: Trial, lines: Iterable[Line]) -> Iterator[tuple[Line, Outcome]]:
+    def judge_lines(self, trial: Trial, lines: Iterable[MessageOfLine]) -> Iterator[tuple[MessageOfLine, Outcome]]:
         """Reads messages and judges them; yields each with its outcome.
 
         Args:
@@ -78,7 +78,7 @@ class JudgedTrial:
             for line, outcome in zip(block, outcomes, strict=True):
                 record = outcome.record
                 own = reasons.get((record.topic, record.partition, record.offset), {})
-                yield line, replace(outcome, quarantined=own if isinstance(outcome.found, Decoded) else {})
+                yield line, replace(outcome, quarantined=own if isinstance(outcome.found, DecodedMessage) else {})
 
     def _is_next(self, record: KafkaRecord) -> bool:
         """Returns False for a message whose offset is not above those before. Kafka has no such message."""

@@ -9,7 +9,7 @@ from sessionlake.cli.options import DecisionOptions
 from sessionlake.delta.lake import create_storage
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import UsageError
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import RecordedDecision, record_decision, withdraw_decision
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def choose_decision(options: DecisionOptions) -> Decision | None:
+def choose_decision(options: DecisionOptions) -> OperatorDecision | None:
     """Returns the decision that the options choose; None if they withdraw an earlier decision.
 
     Raises:
@@ -26,9 +26,9 @@ def choose_decision(options: DecisionOptions) -> Decision | None:
     given = [
         decision
         for decision, wanted in (
-            (Decision.ACCEPT_GAP, options.accept_gap),
-            (Decision.ISOLATE, options.isolate),
-            (Decision.SKIP, options.skip_message is not None),
+            (OperatorDecision.ACCEPT_GAP, options.accept_gap),
+            (OperatorDecision.ISOLATE, options.isolate),
+            (OperatorDecision.SKIP, options.skip_message is not None),
             (None, options.withdraw),
         )
         if wanted
@@ -46,7 +46,7 @@ def record_or_withdraw_decision(
     spark: SparkSession | None,
     settings: Settings,
     session: str,
-    decision: Decision | None,
+    decision: OperatorDecision | None,
     *,
     offset: int | None,
     topic: str | None,

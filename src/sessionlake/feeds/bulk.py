@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.feeds.code import build_regex_of_plain_decimals
+from sessionlake.feeds.code import build_plain_decimal_regex
 from sessionlake.feeds.times import convert_to_milliseconds
 from sessionlake.feeds.values import FeedColumn
 
@@ -18,7 +18,7 @@ _PLAIN_LENGTHS = pa.array([len(f"2026-01-31T12:00:00{fraction}Z") for fraction i
 """Lengths of times that end with Z, for which Arrow and Python agree."""
 
 
-def convert_times(times: Sequence[int | str]) -> tuple[list[int], list[int]]:
+def convert_times_and_find_invalid(times: Sequence[int | str]) -> tuple[list[int], list[int]]:
     """Converts ISO 8601 texts to milliseconds since 1970, rounded down. Integers are milliseconds already.
 
     Returns:
@@ -26,7 +26,7 @@ def convert_times(times: Sequence[int | str]) -> tuple[list[int], list[int]]:
     """
     places = [place for place, time in enumerate(times) if type(time) is str]
     texts: list[Any] = [times[place] for place in places] if len(places) < len(times) else list(times)
-    found, wrong = _convert_texts(texts), []
+    found, wrong = _convert_plain_iso_times_by_arrow(texts), []
     if found is None:
         found = []
         for place, text in zip(places, texts, strict=True):
@@ -43,9 +43,9 @@ def convert_times(times: Sequence[int | str]) -> tuple[list[int], list[int]]:
     return converted, wrong
 
 
-def _convert_texts(times: list[str]) -> list[int] | None:
+def _convert_plain_iso_times_by_arrow(iso_times: list[str]) -> list[int] | None:
     """Converts times at once. Returns None if any has a form that Arrow may read in another way than Python."""
-    texts = pa.array(times, pa.string())
+    texts = pa.array(iso_times, pa.string())
     is_plain = pc.and_(pc.is_in(pc.binary_length(texts), _PLAIN_LENGTHS), pc.ends_with(texts, "Z"))
     if not pc.all(is_plain).as_py():
         return None
@@ -56,7 +56,7 @@ def _convert_texts(times: list[str]) -> list[int] | None:
     return found.tolist() if found.min(initial=0) >= _YEAR_1 else None
 
 
-def find_odd_decimals(cells: Sequence[Any], column: FeedColumn) -> list[int]:
+def find_unusual_decimal_texts(cells: Sequence[Any], column: FeedColumn) -> list[int]:
     """Returns the indices of texts that are no plain decimals that fit the column: digits with a sign and a point.
 
     Args:
@@ -67,5 +67,5 @@ def find_odd_decimals(cells: Sequence[Any], column: FeedColumn) -> list[int]:
         texts = pa.array(cells, pa.string())
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         texts = pa.array([cell if type(cell) is str else None for cell in cells], pa.string())
-    is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^(?:{build_regex_of_plain_decimals(column.sql)})$"), True)
+    is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^(?:{build_plain_decimal_regex(column.sql)})$"), True)
     return [] if pc.all(is_plain).as_py() else np.flatnonzero(~is_plain.to_numpy(zero_copy_only=False)).tolist()

@@ -10,9 +10,9 @@ from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.feed import Feed, Kind
-from sessionlake.feeds.lines import parse_message_object
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
+from sessionlake.feeds.feed import EventKind, Feed
+from sessionlake.feeds.lines import build_kafka_record
 from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.table import SessionTable
 from sessionlake.feeds.trial import Outcome, Trial
@@ -23,7 +23,7 @@ Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Frame:
+class FeedTestMessage:
     """A message of a test, and what is expected after it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FeedTestDifference:
     """Something that is not as a test expects it.
 
     Attributes:
@@ -55,73 +55,87 @@ class Difference:
     expected: Mapping[str, Any] | None = None
     actual: Mapping[str, Any] | None = None
 
-    def lines(self) -> Iterator[str]:
+    def format_lines(self) -> Iterator[str]:
         """Yields lines of text: what is different, then the expected and the actual row if there are such."""
         yield f"{self.where}: {self.what}"
         for name, row in (("expected", self.expected), ("actual  ", self.actual)):
             if row is not None:
-                yield f"  {name}  {', '.join(f'{column} {_show_value(value)}' for column, value in row.items())}"
+                values = (f"{column} {_format_value_of_row(value)}" for column, value in row.items())
+                yield f"  {name}  {', '.join(values)}"
 
 
-def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame], rows: Tables) -> Iterator[Difference]:
+def run_feed_test(
+    feeds: Sequence[Feed], only_feed: Feed | None, messages: Sequence[FeedTestMessage], expected_rows: Tables
+) -> Iterator[FeedTestDifference]:
     """Reads the frames one by one, and yields what is not as expected.
 
     Args:
         feeds: The configured feeds.
-        only: The feed that reads all frames; None to choose by topic.
-        frames: The frames.
-        rows: Rows that tables must have after the last frame.
+        only_feed: The feed that reads all frames; None to choose by topic.
+        messages: The frames.
+        expected_rows: Rows that tables must have after the last frame.
     """
-    trial = Trial(feeds, only=only)
-    for number, frame in enumerate(frames, 1):
+    trial = Trial(feeds, only=only_feed)
+    for number, frame in enumerate(messages, 1):
         failed = trial.totals.checks_failed + trial.totals.presence_failed
-        outcome = trial.read(parse_message_object(_convert_to_texts(frame.fields), number - 1))
+        outcome = trial.read(build_kafka_record(_convert_key_and_value_to_text(frame.fields), number - 1))
         where = f"frame {number}"
-        yield from _compare_outcome(where, frame, outcome)
+        yield from _find_outcome_differences(where, frame, outcome)
         if trial.totals.checks_failed + trial.totals.presence_failed > failed:
-            yield Difference(where, "; ".join(outcome.findings))
-        yield from _compare_tables(where, frame.rows, trial)
-    yield from _compare_tables("after the last frame", rows, trial)
+            yield FeedTestDifference(where, "; ".join(outcome.findings))
+        yield from _find_table_differences(where, frame.rows, trial)
+    yield from _find_table_differences("after the last frame", expected_rows, trial)
 
 
-def _convert_to_texts(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_key_and_value_to_text(message_fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields with value and key as text. A text is sent as it is; any other value as its JSON."""
-    texts = {name: fields[name] for name in ("value", "key") if fields.get(name) is not None}
-    return {**fields, **{name: text if type(text) is str else format_json(text) for name, text in texts.items()}}
+    texts = {name: message_fields[name] for name in ("value", "key") if message_fields.get(name) is not None}
+    return {
+        **message_fields,
+        **{name: text if type(text) is str else format_json(text) for name, text in texts.items()},
+    }
 
 
-def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Difference]:
+def _find_outcome_differences(where: str, message: FeedTestMessage, outcome: Outcome) -> Iterator[FeedTestDifference]:
     """Yields how the reading of a message differs from what its frame expects."""
     found = outcome.found
     if found is None:
-        yield Difference(where, f"no feed matches topic {outcome.record.topic}")
-    elif isinstance(found, Refusal) and frame.refused is None:
+        yield FeedTestDifference(where, f"no feed matches topic {outcome.record.topic}")
+    elif isinstance(found, MessageRefusal) and message.refused is None:
         at = f" at {found.path}" if found.path else ""
-        yield Difference(where, f"it was refused as {found.reason}{at}: {found.why}")
-    elif isinstance(found, Refusal) and frame.refused != found.reason.value:
-        yield Difference(where, f"it was refused as {found.reason}, expected {frame.refused}: {found.why}")
-    elif isinstance(found, Decoded) and frame.refused is not None:
-        yield Difference(where, f"it was read by {_describe_rules(found)}, expected to be refused as {frame.refused}")
-    elif isinstance(found, Decoded) and frame.ignored and any(one.kind is not Kind.IGNORE for one in found.events):
-        yield Difference(where, f"it was read by {_describe_rules(found)}, expected to be ignored")
+        yield FeedTestDifference(where, f"it was refused as {found.reason}{at}: {found.why}")
+    elif isinstance(found, MessageRefusal) and message.refused != found.reason.value:
+        yield FeedTestDifference(where, f"it was refused as {found.reason}, expected {message.refused}: {found.why}")
+    elif isinstance(found, DecodedMessage) and message.refused is not None:
+        yield FeedTestDifference(
+            where, f"it was read by {_describe_what_read_message(found)}, expected to be refused as {message.refused}"
+        )
+    elif (
+        isinstance(found, DecodedMessage)
+        and message.ignored
+        and any(one.kind is not EventKind.IGNORE for one in found.events)
+    ):
+        yield FeedTestDifference(where, f"it was read by {_describe_what_read_message(found)}, expected to be ignored")
 
 
-def _describe_rules(found: Decoded) -> str:
+def _describe_what_read_message(found: DecodedMessage) -> str:
     return " and ".join(f"rule {number}" for number in found.rules) or "the decoder"
 
 
-def _compare_tables(where: str, expected: Tables, trial: Trial) -> Iterator[Difference]:
+def _find_table_differences(where: str, expected: Tables, trial: Trial) -> Iterator[FeedTestDifference]:
     """Yields how the tables of sessions differ from the expected rows."""
     for session, rows in expected.items():
         tables = [table for (_, _, name), table in trial.tables.items() if name == str(session)]
         if not tables:
             known = ", ".join(sorted({name for _, _, name in trial.tables})) or "none"
-            yield Difference(f"{where}, session {session}", f"there is no such session; there are: {known}")
+            yield FeedTestDifference(f"{where}, session {session}", f"there is no such session; there are: {known}")
             continue
-        yield from _compare_rows(f"{where}, session {session}", rows, tables[0])
+        yield from _find_row_differences(f"{where}, session {session}", rows, tables[0])
 
 
-def _compare_rows(where: str, expected: Sequence[Mapping[str, Any]], table: SessionTable) -> Iterator[Difference]:
+def _find_row_differences(
+    where: str, expected: Sequence[Mapping[str, Any]], table: SessionTable
+) -> Iterator[FeedTestDifference]:
     """Yields how the table of a session differs from the expected rows."""
     left = dict(table.rows)
     keys = [column.name for column in table.feed.key]
@@ -130,24 +144,27 @@ def _compare_rows(where: str, expected: Sequence[Mapping[str, Any]], table: Sess
         lacking = [name for name in keys if name not in row]
         if unknown or lacking:
             what = f"names {', '.join(unknown)}" if unknown else f"lacks the key's column {', '.join(lacking)}"
-            yield Difference(where, f"the expected row {what}; columns are {', '.join(table.feed.columns)}", row)
+            yield FeedTestDifference(
+                where, f"the expected row {what}; columns are {', '.join(table.feed.columns)}", row
+            )
             continue
         row_id = next(
-            (one for one, found in left.items() if all(equals(found[name], row[name]) for name in keys)), None
+            (one for one, found in left.items() if all(equals_expected_value(found[name], row[name]) for name in keys)),
+            None,
         )
         if row_id is None:
-            yield Difference(where, "a row is missing", row)
+            yield FeedTestDifference(where, "a row is missing", row)
             continue
         found = left.pop(row_id)
-        wrong = [name for name in row if not equals(found[name], row[name])]
+        wrong = [name for name in row if not equals_expected_value(found[name], row[name])]
         if wrong:
             what = f"{', '.join(wrong)} {'differs' if len(wrong) == 1 else 'differ'}"
-            yield Difference(f"{where}, row {row_id}", what, row, {name: found[name] for name in row})
+            yield FeedTestDifference(f"{where}, row {row_id}", what, row, {name: found[name] for name in row})
     for row_id, found in left.items():
-        yield Difference(f"{where}, row {row_id}", "this row is not expected", None, found)
+        yield FeedTestDifference(f"{where}, row {row_id}", "this row is not expected", None, found)
 
 
-def equals(actual: Any, expected: Any) -> bool:
+def equals_expected_value(actual: Any, expected: Any) -> bool:
     """Returns True if a value of a table is the expected one.
 
     Args:
@@ -157,20 +174,20 @@ def equals(actual: Any, expected: Any) -> bool:
     if actual is None or expected is None or isinstance(actual, bool) or isinstance(expected, bool):
         return actual is expected
     try:
-        return _scalar_equals(actual, expected)
+        return _equals_expected_non_null_value(actual, expected)
     except (ValueError, TypeError, InvalidOperation):
         return False
 
 
-def _scalar_equals(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one return for each type
+def _equals_expected_non_null_value(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one return for each type
     if isinstance(actual, Decimal | int):
         return bool(Decimal(str(expected)) == actual)
     if isinstance(actual, float):
         return float(expected) == actual
     if isinstance(actual, date):
-        return _time_equals(actual, expected)
+        return _equals_expected_time(actual, expected)
     if isinstance(actual, list):
-        return len(actual) == len(expected) and all(map(equals, actual, expected))
+        return len(actual) == len(expected) and all(map(equals_expected_value, actual, expected))
     if isinstance(actual, bytes):
         return base64.b64decode(expected, validate=True) == actual
     if isinstance(expected, dict | list):
@@ -178,14 +195,14 @@ def _scalar_equals(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one r
     return bool(actual == str(expected))
 
 
-def _time_equals(actual: date, expected: str) -> bool:
+def _equals_expected_time(actual: date, expected: str) -> bool:
     if not isinstance(actual, datetime):
         return date.fromisoformat(expected) == actual
     time = datetime.fromisoformat(expected)
     return time.replace(tzinfo=time.tzinfo or actual.tzinfo) == actual
 
 
-def _show_value(value: Any) -> str:
+def _format_value_of_row(value: Any) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value) if isinstance(value, str | Decimal | Digits) else format_json(value)

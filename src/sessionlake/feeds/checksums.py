@@ -15,7 +15,7 @@ Groups = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Crc32:
+class Crc32Checksum:
     """A CRC32 over the text that values of the best rows give, joined in an order that the sender documents.
 
     Attributes:
@@ -38,29 +38,29 @@ class Crc32:
     between_groups: str | None = None
     digits_only: bool = False
 
-    def load(self) -> Callable[[Groups, Any], bool]:
+    def get_checksum_function(self) -> Callable[[Groups, Any], bool]:
         """Returns the function `(groups, checksum) -> bool` that is true if the rows have the checksum."""
-        return self.fits
+        return self.matches_sent_checksum
 
-    def fits(self, groups: Groups, sent: Any) -> bool:
+    def matches_sent_checksum(self, row_groups: Groups, sent_checksum: Any) -> bool:
         """Returns True if the rows have this checksum.
 
         Args:
-            groups: The best rows of each group, by the values that its rows have in common.
-            sent: The checksum as a whole number, signed or unsigned, also as text. Anything else fits no rows.
+            row_groups: The best rows of each group, by the values that its rows have in common.
+            sent_checksum: The checksum as a whole number, signed or unsigned, also as text. Anything else fits no rows.
         """
-        number = _convert_to_integer(sent)
+        number = _parse_sent_checksum(sent_checksum)
         if number is None or not -_MODULO // 2 <= number < _MODULO:
             return False
-        text = self.join_values(groups)
+        text = self.build_checksum_text(row_groups)
         return text is not None and zlib.crc32(text.encode()) == number % _MODULO
 
-    def join_values(self, groups: Groups) -> str | None:
+    def build_checksum_text(self, row_groups: Groups) -> str | None:
         """Returns the text over which the checksum is computed; None if one of its values is null."""
-        found = [groups.get((name,), ()) for name in self.groups]
+        found = [row_groups.get((name,), ()) for name in self.groups]
         if any(row[name] is None for rows in found for row in rows for name in self.columns):
             return None
-        texts = [[self._join_row(row) for row in rows] for rows in found]
+        texts = [[self._build_text_of_row(row) for row in rows] for rows in found]
         if self.interleaved:
             in_turn = chain.from_iterable(zip_longest(*texts))
             return self.between_rows.join(text for text in in_turn if text is not None)
@@ -68,15 +68,15 @@ class Crc32:
             return self.between_rows.join(chain.from_iterable(texts))
         return self.between_groups.join(self.between_rows.join(rows) for rows in texts)
 
-    def _join_row(self, row: Mapping[str, Any]) -> str:
+    def _build_text_of_row(self, row: Mapping[str, Any]) -> str:
         values = [str(row[name]) for name in self.columns]
         if self.digits_only:
             values = [value.replace(".", "").lstrip("0") for value in values]
         return self.between_values.join(values)
 
 
-def _convert_to_integer(sent: Any) -> int | None:
-    value = number_of(sent)
+def _parse_sent_checksum(sent_checksum: Any) -> int | None:
+    value = number_of(sent_checksum)
     if isinstance(value, str) and len(value) <= len(str(-_MODULO)) and INTEGER.fullmatch(value):
         value = int(value)
     return value if type(value) is int else None

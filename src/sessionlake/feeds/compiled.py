@@ -1,7 +1,7 @@
 """Reads many messages fast, by Python code that is generated for a feed. `feeds.interpret` reads all unusual messages.
 
-The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Texts
-of the configuration enter the code only through `repr` or as values, so they cannot become code. If a message has
+The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `ColumnarEvents`.
+Texts of the configuration enter the code only through `repr` or as values, so they cannot become code. If a message has
 anything unusual, such as a wrong type or a missing part, its events are removed again and the next reader reads it. The
 readers of a feed are a function that decodes only what the feed declares; if the feed stores undeclared fields, a
 function that decodes all; and `feeds.interpret`. A test compares them on random messages.
@@ -15,21 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.feeds.bulk import convert_times, find_odd_decimals
-from sessionlake.feeds.caches import RowIds
-from sessionlake.feeds.code import NoCodeError, is_decimal_text, list_columns_of_deletes
-from sessionlake.feeds.decode_many import ManyReader
+from sessionlake.feeds.bulk import convert_times_and_find_invalid, find_unusual_decimal_texts
+from sessionlake.feeds.caches import RowIdCache
+from sessionlake.feeds.code import (
+    CodeGenerationNotPossibleError,
+    is_decimal_sent_as_text,
+    list_columns_that_mark_deletes,
+)
+from sessionlake.feeds.decode_many import DecoderBatchReader
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.lists import NO_SCOPE, EventLists, list_constants_of_rule
+from sessionlake.feeds.lists import NO_SCOPE, ColumnarEvents, list_event_fields_fixed_by_rule
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, list_constants_of_messages, read
 from sessionlake.feeds.shapes import Shape
-from sessionlake.feeds.writer import FeedWriter
+from sessionlake.feeds.writer import FeedCodeWriter
 from sessionlake.protocol.payload import Payload, PayloadFormat
 
 
 @dataclass
-class CompiledFeed:
+class CompiledFeedReader:
     """A feed with the functions that are generated for it.
 
     Attributes:
@@ -42,36 +46,36 @@ class CompiledFeed:
     sources: tuple[str, ...]
     _functions: tuple[Callable[..., None], ...]
     _payload: PayloadReader | None
-    _row_ids: Sequence[RowIds] = ()
+    _row_ids: Sequence[RowIdCache] = ()
     slow: int = 0
 
     @classmethod
-    def of(cls, feed: Feed, payload: PayloadReader | None = None) -> CompiledFeed:
+    def compile_feed(cls, feed: Feed, payload: PayloadReader | None = None) -> CompiledFeedReader:
         """Generates and compiles the functions for a feed.
 
         Args:
             feed: The feed.
-            payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+            payload: Reads Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
         """
         if feed.decoder is not None:
-            many = ManyReader(feed, feed.decoder, list_constants_of_messages(feed, payload))
+            many = DecoderBatchReader(feed, feed.decoder, list_constants_of_messages(feed, payload))
             return cls(feed, (), (many,), payload)
         try:
-            writers = [_create_writer(feed, payload, rescues=False)]
-        except NoCodeError:
+            writers = [_create_code_writer(feed, payload, stores_undeclared=False)]
+        except CodeGenerationNotPossibleError:
             return cls(feed, (), (), payload)
         if any(part.rescue for rule in feed.rules for part in rule.rows):
-            writers.append(_create_writer(feed, payload, rescues=True))
-        sources = tuple(writer.function() for writer in writers)
+            writers.append(_create_code_writer(feed, payload, stores_undeclared=True))
+        sources = tuple(writer.generate_function_code() for writer in writers)
         for source, writer in zip(sources, writers, strict=True):
             code = compile(source, f"<feed {feed.name}>", "exec")
             exec(code, writer.names)  # noqa: S102 - users' texts enter only by `repr`
         functions = tuple(writer.names["read_all"] for writer in writers)
         return cls(feed, sources, functions, payload, [one for writer in writers for one in writer.row_ids])
 
-    def read(self, records: KafkaRecords, *, max_bytes: int = MAX_BYTES) -> EventLists:
+    def read_records(self, records: KafkaRecords, *, max_bytes: int = MAX_BYTES) -> ColumnarEvents:
         """Returns the events and faults of messages: for each message the same as `feeds.reader.read` returns."""
-        out = EventLists.of(self.feed)
+        out = ColumnarEvents.create_empty(self.feed)
         unusual, rules = [*range(len(records.value))], list[int]()
         for function in self._functions:
             numbers, unusual = unusual, []
@@ -81,15 +85,17 @@ class CompiledFeed:
         if self._functions:
             if self.sources:
                 out.rows[:] = np.diff(np.array(out.rows, np.int64), prepend=0).tolist()
-            _fill_constants(out, self.feed, rules)
-            unusual += self._finish_columns(out)
+            _fill_fields_fixed_by_rule(out, self.feed, rules)
+            unusual += self._convert_remaining_texts(out)
         self.slow += len(unusual)
         for number in unusual:
             record = records.record(number)
-            out.add(self.feed, number, read(self.feed, record, max_bytes=max_bytes, payload=self._payload))
+            out.add_message_result(
+                self.feed, number, read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
+            )
         return out
 
-    def _finish_columns(self, out: EventLists) -> list[int]:
+    def _convert_remaining_texts(self, events: ColumnarEvents) -> list[int]:
         """Converts values that the generated code has added unchanged: texts of times, and of unusual decimals.
 
         Returns:
@@ -98,74 +104,82 @@ class CompiledFeed:
         feed, bad = self.feed, set()
         times = [rule.time or feed.time for rule in feed.rules]
         if any(time.path is not None and time.how == "iso" for time in times):
-            out.ts[:], wrong = convert_times(out.ts)
-            bad |= {out.message[number] for number in wrong}
-        compared, bad_rows = list_columns_of_deletes(feed), list[int]()
-        for column, cells in zip(feed.columns.values(), out.values, strict=True):
-            if not is_decimal_text(column) or (column in feed.key and not self._has_keys_with_odd_decimals()):
+            events.ts[:], wrong = convert_times_and_find_invalid(events.ts)
+            bad |= {events.message[number] for number in wrong}
+        compared, bad_rows = list_columns_that_mark_deletes(feed), list[int]()
+        for column, cells in zip(feed.columns.values(), events.values, strict=True):
+            if not is_decimal_sent_as_text(column) or (
+                column in feed.key and not self._has_keys_with_unusual_decimals()
+            ):
                 continue
-            for row in find_odd_decimals(cells, column):
+            for row in find_unusual_decimal_texts(cells, column):
                 try:
                     cells[row] = column.convert(cells[row])
                 except ValueError:
                     bad_rows.append(row)
                 if column.name in compared:
                     bad_rows.append(row)
-        bad |= out.find_messages_of_rows(bad_rows)
-        out.remove_messages(bad)
+        bad |= events.find_message_indices_of_rows(bad_rows)
+        events.remove_events_of_messages(bad)
         return sorted(bad)
 
-    def _has_keys_with_odd_decimals(self) -> bool:
-        return any(one.has_odd_decimals for one in self._row_ids)
+    def _has_keys_with_unusual_decimals(self) -> bool:
+        return any(one.has_unusual_decimals for one in self._row_ids)
 
 
-def _create_writer(feed: Feed, payload: PayloadReader | None, *, rescues: bool) -> FeedWriter:
+def _create_code_writer(feed: Feed, payload: PayloadReader | None, *, stores_undeclared: bool) -> FeedCodeWriter:
     """Returns a writer for the code that reads a feed, which decodes only those parts of JSON that it uses."""
     message = Shape()
-    FeedWriter(feed, payload, message, rescues=rescues).function()  # finds out which parts of a message are read
+    FeedCodeWriter(
+        feed, payload, message, stores_undeclared=stores_undeclared
+    ).generate_function_code()  # finds out which parts of a message are read
     kind = message.create_type() if feed.format is PayloadFormat.JSON else Any
-    return FeedWriter(feed, payload, message, kind, rescues=rescues)
+    return FeedCodeWriter(feed, payload, message, kind, stores_undeclared=stores_undeclared)
 
 
-def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
+def _fill_fields_fixed_by_rule(events: ColumnarEvents, feed: Feed, rule_numbers: list[int]) -> None:
     """Adds the fields that depend only on the rule of an event, or are the same for all events and rows.
 
-    `rules` has the number of the rule of each event.
+    `rule_numbers` has the number of the rule of each event.
     """
-    constants = {rule.number: list_constants_of_rule(feed, rule) for rule in feed.rules}
+    constants = {rule.number: list_event_fields_fixed_by_rule(feed, rule) for rule in feed.rules}
     for name in ("kind", "restart", "is_link"):
-        found = {number: constants[number][name] for number in set(rules)}
+        found = {number: constants[number][name] for number in set(rule_numbers)}
         is_same = len(set(found.values())) == 1
-        getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
-    out.chain += [None] * (len(out.message) - len(out.chain))
-    out.scope += [NO_SCOPE] * (len(out.message) - len(out.scope))
-    _fill_missing_rescued_with_none(out)
-    out.sent += [None] * (len(out.message) - len(out.sent))
-    out.after += [None] * (len(out.message) - len(out.after))
-    out.deletes += [False] * (len(out.row_id) - len(out.deletes))
-    out.expect += [None] * (len(out.row_id) - len(out.expect))
+        getattr(events, name).extend(
+            [*found.values()][:1] * len(rule_numbers) if is_same else map(found.__getitem__, rule_numbers)
+        )
+    events.chain += [None] * (len(events.message) - len(events.chain))
+    events.scope += [NO_SCOPE] * (len(events.message) - len(events.scope))
+    _fill_missing_rescued_with_none(events)
+    events.sent += [None] * (len(events.message) - len(events.sent))
+    events.after += [None] * (len(events.message) - len(events.after))
+    events.deletes += [False] * (len(events.row_id) - len(events.deletes))
+    events.expect += [None] * (len(events.row_id) - len(events.expect))
 
 
-def _fill_missing_rescued_with_none(out: EventLists) -> None:
-    """Adds None to `out.rescued` for rows read by a function that reads no row with undeclared fields."""
-    out.rescued += [None] * (len(out.row_id) - len(out.rescued))
+def _fill_missing_rescued_with_none(events: ColumnarEvents) -> None:
+    """Adds None to `events.rescued` for rows read by a function that reads no row with undeclared fields."""
+    events.rescued += [None] * (len(events.row_id) - len(events.rescued))
 
 
 _MOST_COMPILED = 64
-_compiled: dict[tuple[str, Payload | None], CompiledFeed] = {}
+_compiled: dict[tuple[str, Payload | None], CompiledFeedReader] = {}
 
 
-def get_compiled_reader(feed: Feed, payload: Payload | None = None) -> CompiledFeed:
+def get_compiled_feed_reader(feed: Feed, payload: Payload | None = None) -> CompiledFeedReader:
     """Returns the compiled form of a feed. A process compiles each feed once.
 
     Args:
         feed: The feed.
-        payload: The schemas of Avro and Protobuf; required if `feed.needs_payload`.
+        payload: The schemas of Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
     """
     name = feed.fingerprint, payload
     found = _compiled.get(name)
     if found is None or not feed.fingerprint:
         if len(_compiled) >= _MOST_COMPILED:
             _compiled.clear()
-        found = _compiled[name] = CompiledFeed.of(feed, None if payload is None else PayloadReader(payload))
+        found = _compiled[name] = CompiledFeedReader.compile_feed(
+            feed, None if payload is None else PayloadReader(payload)
+        )
     return found

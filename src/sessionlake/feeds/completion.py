@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Completer:
+class DecoderRowCompleter:
     """Calls the decoder of a feed.
 
     Attributes:
@@ -29,11 +29,11 @@ class Completer:
     decoder: Any
 
     @classmethod
-    def of(cls, feed: Feed) -> Completer:
+    def create_for_feed(cls, feed: Feed) -> DecoderRowCompleter:
         """Returns the completer of a feed, whose decoder class is loaded."""
         return cls(feed, None if feed.decoder is None else feed.decoder.load())
 
-    def _create_finder(self, rows: Mapping[str, Row]) -> Callable[[Mapping[str, Any]], Row | None]:
+    def _create_row_finder(self, rows: Mapping[str, Row]) -> Callable[[Mapping[str, Any]], Row | None]:
         """Returns the function `find` for decoder classes.
 
         It returns the row with the values of a key, which may have other columns too; None if there is none.
@@ -41,12 +41,12 @@ class Completer:
         names = [column.name for column in self.feed.key]
         return lambda key: rows.get(create_row_id(tuple(key.get(name) for name in names)))
 
-    def complete(self, values: Row, rows: Mapping[str, Row]) -> tuple[Row, bool]:
+    def complete_row_values(self, values: Row, session_rows: Mapping[str, Row]) -> tuple[Row, bool]:
         """Returns the values that replace some of those that a message sets in a row; empty if none are replaced.
 
         Args:
             values: The values that the message sets, by column.
-            rows: The rows of the session before this change, by row id.
+            session_rows: The rows of the session before this change, by row id.
 
         Returns:
             The values, and False. If the decoder raises an exception, does not end, or returns a value that does not
@@ -57,18 +57,18 @@ class Completer:
             return {}, False
         try:
             with limit_cpu_time():
-                found = self._convert_values(dict(complete(values, self._create_finder(rows))))
-            is_allowed = found.keys() <= values.keys() and self._has_same_key(values, found)
+                found = self._convert_replacement_values(dict(complete(values, self._create_row_finder(session_rows))))
+            is_allowed = found.keys() <= values.keys() and self._keeps_row_key(values, found)
         except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this row alone
             return {}, True
         return (found, False) if is_allowed else ({}, True)
 
-    def narrow(self, scope: Row, rows: Mapping[str, Row]) -> tuple[Row | None, bool]:
+    def narrow_snapshot_scope(self, scope: Row, session_rows: Mapping[str, Row]) -> tuple[Row | None, bool]:
         """Returns the scope with which a snapshot is applied: `{}` for all rows, None for none of them.
 
         Args:
             scope: The scope that the decoder gave the snapshot, which is not empty.
-            rows: The rows of the session before the snapshot, by row id.
+            session_rows: The rows of the session before the snapshot, by row id.
 
         Returns:
             The scope, and False. If the decoder raises an exception, does not end, or returns an undeclared column or a
@@ -79,20 +79,20 @@ class Completer:
             return scope, False
         try:
             with limit_cpu_time():
-                found = narrow(scope.copy(), self._create_finder(rows))
+                found = narrow(scope.copy(), self._create_row_finder(session_rows))
             if found is None or found == scope:
                 return (None if found is None else scope), False
-            return self._convert_values(dict(found)), False
+            return self._convert_replacement_values(dict(found)), False
         except (Exception, TimeLimitError):  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
             return None, True
 
-    def _has_same_key(self, values: Row, replacements: Row) -> bool:
+    def _keeps_row_key(self, values: Row, replacements: Row) -> bool:
         """Returns True if the replacements do not change the key of a row with these values."""
         return all(
             replacements.get(column.name, values[column.name]) == values[column.name] for column in self.feed.key
         )
 
-    def _convert_values(self, replacements: Row) -> Row:
+    def _convert_replacement_values(self, replacements: Row) -> Row:
         """Returns values by column, converted to the types of their columns."""
         columns = self.feed.columns
         return {

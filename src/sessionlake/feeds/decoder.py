@@ -41,7 +41,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sessionlake.feeds.feed import Kind
+from sessionlake.feeds.feed import EventKind
 from sessionlake.protocol.jsontext import InvalidJsonError
 from sessionlake.protocol.reasons import Reason
 
@@ -127,7 +127,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return (self.key or b"").decode(errors="replace")
 
 
-def decode_text(value: bytes | None) -> str | None:
+def decode_utf8_or_none(value: bytes | None) -> str | None:
     """Returns a key or header as text; None if there is none, or if it is not UTF-8."""
     try:
         return None if value is None else value.decode()
@@ -188,7 +188,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     session: str | tuple[str, ...] | None = None
-    kind: Kind | str = Kind.UPDATE
+    kind: EventKind | str = EventKind.UPDATE
     ts: int | None = None
     seq: int | None = None
     after: int | None = None

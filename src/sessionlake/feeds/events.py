@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionlake.feeds.feed import Kind, Presence
+from sessionlake.feeds.feed import EventKind, PresentOrAbsent
 from sessionlake.protocol.reasons import Reason
 
-Key = tuple[Any, ...]
+RowKey = tuple[Any, ...]
 """A row's values in the feed's key columns, in the order of `Feed.key`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class RowUpsert:
     """Inserts a row, or changes some columns of it. A new row has null in the columns that the message does not set.
 
     Attributes:
@@ -24,15 +24,15 @@ class Put:
         expect: Whether the table must have the row before, or must not have it; None if either is fine.
     """
 
-    key: Key
+    key: RowKey
     row_id: str
     values: dict[str, Any]
     rescued: str | None = None
-    expect: Presence | None = None
+    expect: PresentOrAbsent | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class RowDelete:
     """Deletes the row with this key. Without such a row, nothing happens.
 
     Attributes:
@@ -41,13 +41,13 @@ class Delete:
         expect: Whether the table must have the row before, or must not have it; None if either is fine.
     """
 
-    key: Key
+    key: RowKey
     row_id: str
-    expect: Presence | None = None
+    expect: PresentOrAbsent | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SessionEvent:
     """The effect of a message on one session. It covers the interval `(after, seq]` of the session's order.
 
     Attributes:
@@ -65,20 +65,20 @@ class Event:
     """
 
     session: str
-    kind: Kind
+    kind: EventKind
     ts: int
     seq: int | None = None
     after: int | None = None
     is_link: bool = False
     chain: str | None = None
     restart: bool = False
-    rows: tuple[Put | Delete, ...] = ()
+    rows: tuple[RowUpsert | RowDelete, ...] = ()
     scope: dict[str, Any] = field(default_factory=dict)
     sent: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedMessage:
     """A message that a feed has read without a fault.
 
     Attributes:
@@ -87,11 +87,11 @@ class Decoded:
     """
 
     rules: tuple[int, ...]
-    events: tuple[Event, ...]
+    events: tuple[SessionEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class MessageRefusal:
     """The fault for which a message goes to quarantine.
 
     Attributes:

@@ -13,13 +13,13 @@ from enum import Enum, StrEnum
 from typing import Any, Protocol
 
 from sessionlake.feeds.numbers import Bounds
-from sessionlake.feeds.paths import Path
+from sessionlake.feeds.paths import FeedPath
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import Column, create_column_of_feed
 from sessionlake.protocol.payload import PayloadFormat
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """The effect of a message on its session, as `is` in a rule names it."""
 
     SNAPSHOT = "snapshot"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
     IGNORE = "ignore"
 
 
-class KeyFormat(StrEnum):
+class KafkaKeyFormat(StrEnum):
     """How Kafka keys are encoded."""
 
     TEXT = "text"
@@ -37,7 +37,7 @@ class KeyFormat(StrEnum):
     AVRO = "avro"
 
 
-class Body(StrEnum):
+class MessageBodyType(StrEnum):
     """The outermost type of a Kafka value, as `when: {body: …}` in a rule names it. A tombstone has no value."""
 
     ARRAY = "array"
@@ -46,14 +46,14 @@ class Body(StrEnum):
     TOMBSTONE = "tombstone"
 
 
-class Presence(StrEnum):
+class PresentOrAbsent(StrEnum):
     """Whether a message has a value at a path, or a table has a row. A `null` in a message counts as present."""
 
     PRESENT = "present"
     ABSENT = "absent"
 
 
-class Ordering(Enum):
+class OrderMethod(Enum):
     """How a message gives the interval `(after, seq]` that it covers in its session's order.
 
     There is a gap if `after` is above the session's last seq; with LINK, if it is not equal to the last seq.
@@ -76,7 +76,7 @@ class Ordering(Enum):
 
 
 @dataclass(frozen=True)
-class Order:
+class MessageOrderSetting:
     """The paths at which a message gives its interval `(after, seq]`.
 
     Attributes:
@@ -87,15 +87,15 @@ class Order:
         modulo: The number at which the producer's counter starts again at 0; None if it rises for ever.
     """
 
-    kind: Ordering
-    seq: Path | None = None
-    other: Path | None = None
-    chain: Path | None = None
+    kind: OrderMethod
+    seq: FeedPath | None = None
+    other: FeedPath | None = None
+    chain: FeedPath | None = None
     modulo: int | None = None
 
 
 @dataclass(frozen=True)
-class Time:
+class EventTimeSetting:
     """How the event time of a message is read.
 
     Attributes:
@@ -106,33 +106,33 @@ class Time:
             refused.
     """
 
-    path: Path | None = None
+    path: FeedPath | None = None
     how: str = "epoch_ms"
     from_text: bool = False
     or_kafka: bool = False
 
 
 @dataclass(frozen=True)
-class Condition:
+class RuleCondition:
     """One entry of a rule's `when`. A rule reads a message only if all its conditions are met.
 
     Attributes:
-        path: Path of the value to test; None to test the type of the whole Kafka value (`Body`).
-        wanted: The allowed values, or the allowed `Body` types. A `Presence` only tests whether there is a value, and
-            `Bounds` whether there is a number in a range.
+        path: Path of the value to test; None to test the type of the whole Kafka value (`MessageBodyType`).
+        wanted: The allowed values, or the allowed types of the Kafka value. A `PresentOrAbsent` only tests whether
+            there is a value, and `Bounds` whether there is a number in a range.
     """
 
-    path: Path | None
-    wanted: tuple[Any, ...] | Presence | Bounds
+    path: FeedPath | None
+    wanted: tuple[Any, ...] | PresentOrAbsent | Bounds
 
     @property
-    def tests_part(self) -> bool:
+    def tests_message_part(self) -> bool:
         """True if the condition is about a part of a split message, instead of the message."""
-        return self.path is not None and self.path.needs_element
+        return self.path is not None and self.path.starts_at_element
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowMapping:
     """One entry of a rule's `rows`: where rows are in a message, and how each is read.
 
     A row is read from an *element*: a JSON value in the message, usually an object or an array.
@@ -149,18 +149,18 @@ class Rows:
         expect: Whether the table must have the row before the change, or must not have it; None if either is fine.
     """
 
-    source: Path | None
+    source: FeedPath | None
     each: bool
-    values: tuple[tuple[FeedColumn, Path], ...] = ()
+    values: tuple[tuple[FeedColumn, FeedPath], ...] = ()
     by_name: tuple[FeedColumn, ...] = ()
     rescue: bool = False
     delete: bool | tuple[tuple[FeedColumn, Any], ...] = False
     absent_is_null: bool = False
-    expect: Presence | None = None
+    expect: PresentOrAbsent | None = None
 
 
 @dataclass(frozen=True)
-class Rule:
+class MessageRule:
     """One entry of a feed's `messages`: which messages it reads, and what they mean.
 
     Attributes:
@@ -177,20 +177,20 @@ class Rule:
     """
 
     number: int
-    kind: Kind
-    when: tuple[Condition, ...] = ()
+    kind: EventKind
+    when: tuple[RuleCondition, ...] = ()
     restart: bool = False
-    session: tuple[Path, ...] | None = None
-    time: Time | None = None
-    order: Order | None = None
-    split: Path | None = None
-    checksum: Path | None = None
-    scope: tuple[tuple[FeedColumn, Path], ...] = ()
-    rows: tuple[Rows, ...] = ()
+    session: tuple[FeedPath, ...] | None = None
+    time: EventTimeSetting | None = None
+    order: MessageOrderSetting | None = None
+    split: FeedPath | None = None
+    checksum: FeedPath | None = None
+    scope: tuple[tuple[FeedColumn, FeedPath], ...] = ()
+    rows: tuple[RowMapping, ...] = ()
 
 
 @dataclass(frozen=True)
-class Keep:
+class RowLimitPerGroup:
     """A limit for the rows of a session's table, such as the 1,000 best bids and asks of an order book.
 
     Rows with equal values in `per` form a group. Each group keeps its first `rows` rows; the others are deleted.
@@ -207,16 +207,16 @@ class Keep:
     descending: tuple[frozenset[Any], ...]
     rows: int
 
-    def is_descending(self, group: Iterable[Any]) -> bool:
+    def sorts_group_descending(self, group_values: Iterable[Any]) -> bool:
         """Returns True if the feed's setting `keep.descending` says that a group is sorted in descending order.
 
         Args:
-            group: The value of the group in each column of `per`, in the order of `per`.
+            group_values: The value of the group in each column of `per`, in the order of `per`.
         """
-        return any(value in values for value, values in zip(group, self.descending, strict=True))
+        return any(value in values for value, values in zip(group_values, self.descending, strict=True))
 
 
-class LoadCode(Protocol):
+class UserCodeLoader(Protocol):
     """Loads a class or function that a feed names, also in a worker. It can be pickled."""
 
     def __call__(self) -> Any:
@@ -224,24 +224,24 @@ class LoadCode(Protocol):
 
 
 @dataclass(frozen=True)
-class Check:
+class ChecksumSetting:
     """A checksum that the producer sends, with which the session's table is compared after a message.
 
     Attributes:
         sent: Path of the checksum in the message; None if only some rules have a path, or if a decoder class gives the
             checksum. A message without one is not checked.
-        rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
+        rows: Number of rows that the function receives of each group of `Feed.keep`, or of the whole table without it.
         load: Returns the function `(groups, checksum) -> bool`, true if the table is right; None if checksums are not
             compared.
     """
 
-    sent: Path | None
+    sent: FeedPath | None
     rows: int
-    load: LoadCode | None = None
+    load: UserCodeLoader | None = None
 
 
 @dataclass(frozen=True)
-class DecoderUse:
+class DecoderClassSetting:
     """The decoder class that reads a feed's messages, in place of rules.
 
     Attributes:
@@ -249,7 +249,7 @@ class DecoderUse:
         rescue: True if values of undeclared columns are stored in `_rescued`. False if they are dropped.
     """
 
-    load: LoadCode
+    load: UserCodeLoader
     rescue: bool = True
 
 
@@ -275,7 +275,7 @@ class Feed:
         check: Checksum with which tables are compared; None if there is none.
         hold: Most messages that a session holds back until its first snapshot; 0 if it holds none back.
         fingerprint: Hash of the settings of the feed.
-        reads_headers: False if no path begins at the headers of the Kafka message, so that they need not be read.
+        reads_kafka_headers: False if no path begins at the headers of the Kafka message, so that they need not be read.
         decoder: The decoder class that reads the messages; None if rules do.
     """
 
@@ -283,37 +283,39 @@ class Feed:
     topics: re.Pattern[str]
     columns: dict[str, FeedColumn]
     key: tuple[FeedColumn, ...]
-    session: tuple[Path, ...]
-    time: Time
-    order: Order
-    rules: tuple[Rule, ...]
+    session: tuple[FeedPath, ...]
+    time: EventTimeSetting
+    order: MessageOrderSetting
+    rules: tuple[MessageRule, ...]
     unavailable: tuple[Any, ...] = ()
     format: PayloadFormat = PayloadFormat.JSON
-    key_format: KeyFormat = KeyFormat.TEXT
+    key_format: KafkaKeyFormat = KafkaKeyFormat.TEXT
     refuse_repeats: bool = False
-    keep: Keep | None = None
-    check: Check | None = None
+    keep: RowLimitPerGroup | None = None
+    check: ChecksumSetting | None = None
     hold: int = 0
     fingerprint: str = ""
-    reads_headers: bool = True
-    decoder: DecoderUse | None = None
+    reads_kafka_headers: bool = True
+    decoder: DecoderClassSetting | None = None
     needs_digits: bool = field(default=False)
     """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""
 
     @property
-    def needs_payload(self) -> bool:
+    def reads_avro_or_protobuf(self) -> bool:
         """True if values or keys are Avro or Protobuf, so that a `PayloadReader` must read them."""
-        return self.format is not PayloadFormat.JSON or self.key_format is KeyFormat.AVRO
+        return self.format is not PayloadFormat.JSON or self.key_format is KafkaKeyFormat.AVRO
 
     @property
-    def has_chains(self) -> bool:
+    def has_sessions_sharing_seqs(self) -> bool:
         """True if sessions share counters. A decoder class whose events have a chain says so by `has_chains = True`."""
         if self.decoder is not None:
             return bool(getattr(self.decoder.load(), "has_chains", False))
-        return any((rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not Kind.IGNORE)
+        return any(
+            (rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not EventKind.IGNORE
+        )
 
     @property
-    def holds_rows(self) -> bool:
+    def needs_rows_in_memory(self) -> bool:
         """True if a session's current rows must be in memory while its messages are judged.
 
         A feed needs them for `keep`, `check`, `scope` and `expect`. A decoder class whose events have a scope or expect
@@ -325,11 +327,11 @@ class Feed:
             return bool(getattr(self.decoder.load(), "needs_rows", False))
         return any(rule.scope or any(part.expect for part in rule.rows) for rule in self.rules)
 
-    def checksum_path(self, rule: Rule) -> Path | None:
+    def find_checksum_path(self, rule: MessageRule) -> FeedPath | None:
         """Returns the path of the checksum in messages that a rule reads; None if they have none."""
         return rule.checksum or (None if self.check is None else self.check.sent)
 
-    def load_code(self) -> None:
+    def load_decoder_and_check_function(self) -> None:
         """Loads the decoder class and the check function, so that a missing one is found before a message is read.
 
         Raises:
@@ -339,6 +341,6 @@ class Feed:
             if named is not None and named.load is not None:
                 named.load()
 
-    def table_columns(self) -> tuple[Column, ...]:
+    def list_table_columns(self) -> tuple[Column, ...]:
         """Returns the declared columns as silver's tables store them."""
         return tuple(create_column_of_feed(column.name, column.sql) for column in self.columns.values())

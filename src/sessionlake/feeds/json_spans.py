@@ -13,7 +13,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sessionlake.feeds.paths import Access, ArrayIndex, EachElement, Field, Path, Slice, Start, Step
+from sessionlake.feeds.paths import (
+    ArrayIndexStep,
+    ArraySliceStep,
+    EachElementStep,
+    FeedPath,
+    FieldStep,
+    PathAlternative,
+    PathStart,
+    PathStep,
+)
 
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -22,7 +31,7 @@ _OBJECT, _ARRAY, _NULL, _OTHER = "object", "array", "null", "other"
 
 
 @dataclass(frozen=True)
-class _Value:
+class _JsonValueSpan:
     """A JSON value in the text.
 
     Attributes:
@@ -35,11 +44,11 @@ class _Value:
     kind: str
     start: int
     end: int
-    members: tuple[_Member, ...] = ()
+    members: tuple[_JsonMemberSpan, ...] = ()
     commas: tuple[int, ...] = ()
 
 
-class _Member(NamedTuple):
+class _JsonMemberSpan(NamedTuple):
     """A field of an object, or an element of an array.
 
     Attributes:
@@ -50,7 +59,7 @@ class _Member(NamedTuple):
 
     name: str | None
     start: int
-    value: _Value
+    value: _JsonValueSpan
 
 
 _Group = tuple[int, ...]
@@ -58,7 +67,7 @@ _Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class JsonParts:
+class JsonMessageParts:
     """The parts of a split message in its JSON text.
 
     Attributes:
@@ -70,27 +79,27 @@ class JsonParts:
 
     text: bytes
     parts: tuple[tuple[_Group, ...], ...]
-    _root: _Value
+    _root: _JsonValueSpan
     _hidden: frozenset[int]
 
     @classmethod
-    def find(cls, text: bytes, split: Path) -> JsonParts | None:
-        """Returns the parts at a path, those of `paths.find_elements`; None if the path does not begin at the message.
+    def find_in_text(cls, json_text: bytes, split_path: FeedPath) -> JsonMessageParts | None:
+        """Returns the parts at a path, as `paths.find_elements_at_path` does; None if it does not begin at the message.
 
         Args:
-            text: Valid JSON in UTF-8.
-            split: Path of the parts.
+            json_text: Valid JSON in UTF-8.
+            split_path: Path of the parts.
         """
-        root, hidden = _read_value(text, _skip_spaces(text, 0)), set[int]()
-        for one in split.alternatives:
-            if not isinstance(one, Access) or one.start is not Start.MESSAGE:
+        root, hidden = _parse_value_span(json_text, _skip_whitespace(json_text, 0)), set[int]()
+        for one in split_path.alternatives:
+            if not isinstance(one, PathAlternative) or one.start is not PathStart.MESSAGE:
                 return None
-            parts = _find_parts(root, one.steps, (), hidden, of_fields=one.entries)
+            parts = _find_part_spans(root, one.steps, (), hidden, of_fields=one.entries)
             if parts:
-                return cls(text, tuple(parts), root, frozenset(hidden))
-        return cls(text, (), root, frozenset(hidden))
+                return cls(json_text, tuple(parts), root, frozenset(hidden))
+        return cls(json_text, (), root, frozenset(hidden))
 
-    def blank(self, is_removed: Sequence[bool]) -> bytes:
+    def overwrite_parts_with_spaces(self, is_removed: Sequence[bool]) -> bytes:
         """Returns the text with spaces in place of some parts, and of the commas that they do not need any more.
 
         An array or object of which all parts are removed is removed with them, if it is itself an element of the path.
@@ -102,53 +111,53 @@ class JsonParts:
         gone = Counter(group for part, own in zip(self.parts, is_removed, strict=True) if own for group in part)
         removed = {start for group in gone if gone[group] == count[group] for start in group}
         found = bytearray(self.text)
-        for first, end in _list_blanks(self._root, removed | self._hidden):
+        for first, end in _list_byte_ranges_to_blank(self._root, removed | self._hidden):
             found[first:end] = b" " * (end - first)
         return bytes(found)
 
 
-def _skip_spaces(text: bytes, start: int) -> int:
+def _skip_whitespace(text: bytes, start: int) -> int:
     """Returns the offset of the first byte from `start` on that is no whitespace."""
     found = _SPACES.match(text, start)
     return start if found is None else found.end()
 
 
-def _read_value(text: bytes, start: int) -> _Value:
+def _parse_value_span(json_text: bytes, start: int) -> _JsonValueSpan:
     """Returns the JSON value that begins at `start`."""
-    if text[start] in b"{[":
-        return _read_members(text, start)
-    found = (_STRING if text[start] == ord('"') else _SCALAR).match(text, start)
+    if json_text[start] in b"{[":
+        return _parse_object_or_array_span(json_text, start)
+    found = (_STRING if json_text[start] == ord('"') else _SCALAR).match(json_text, start)
     if found is None:
         raise ValueError(f"no JSON at byte {start}")
-    return _Value(_NULL if found[0] == b"null" else _OTHER, start, found.end())
+    return _JsonValueSpan(_NULL if found[0] == b"null" else _OTHER, start, found.end())
 
 
-def _read_members(text: bytes, start: int) -> _Value:
+def _parse_object_or_array_span(json_text: bytes, start: int) -> _JsonValueSpan:
     """Returns an object or array, whose bracket is at `start`."""
-    kind = _OBJECT if text[start] == ord("{") else _ARRAY
-    members, commas = list[_Member](), list[int]()
-    place = _skip_spaces(text, start + 1)
-    while text[place] not in b"}]":
-        if text[place] == ord(","):
+    kind = _OBJECT if json_text[start] == ord("{") else _ARRAY
+    members, commas = list[_JsonMemberSpan](), list[int]()
+    place = _skip_whitespace(json_text, start + 1)
+    while json_text[place] not in b"}]":
+        if json_text[place] == ord(","):
             commas.append(place)
-            place = _skip_spaces(text, place + 1)
+            place = _skip_whitespace(json_text, place + 1)
         first, name = place, None
         if kind == _OBJECT:
-            found = _STRING.match(text, place)
+            found = _STRING.match(json_text, place)
             if found is None:
                 raise ValueError(f"no name at byte {place}")
             name = str(json.loads(found[0]))
-            place = _skip_spaces(text, _skip_spaces(text, found.end()) + 1)
-        value = _read_value(text, place)
-        members.append(_Member(name, first, value))
-        place = _skip_spaces(text, value.end)
-    return _Value(kind, start, place + 1, tuple(members), tuple(commas))
+            place = _skip_whitespace(json_text, _skip_whitespace(json_text, found.end()) + 1)
+        value = _parse_value_span(json_text, place)
+        members.append(_JsonMemberSpan(name, first, value))
+        place = _skip_whitespace(json_text, value.end)
+    return _JsonValueSpan(kind, start, place + 1, tuple(members), tuple(commas))
 
 
-def _find_parts(
-    value: _Value, steps: tuple[Step, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
+def _find_part_spans(
+    value: _JsonValueSpan, steps: tuple[PathStep, ...], around: tuple[_Group, ...], hidden: set[int], *, of_fields: bool
 ) -> list[tuple[_Group, ...]]:
-    """Returns the parts at the end of the steps, as `JsonParts.parts` has them.
+    """Returns the parts at the end of the steps, as `JsonMessageParts.parts` has them.
 
     Args:
         value: The value from which the steps start.
@@ -158,16 +167,16 @@ def _find_parts(
         of_fields: True if the parts are the fields of an object.
     """
     for number, step in enumerate(steps):
-        if isinstance(step, EachElement):
+        if isinstance(step, EachElementStep):
             members = value.members if value.kind == _ARRAY else ()
             return [
                 part
                 for one in members
-                for part in _find_parts(
+                for part in _find_part_spans(
                     one.value, steps[number + 1 :], (*around, (one.start,)), hidden, of_fields=of_fields
                 )
             ]
-        found = _follow_step(value, step, hidden)
+        found = _find_step_target(value, step, hidden)
         if found is None or found.kind == _NULL:
             return []
         value = found
@@ -179,33 +188,33 @@ def _find_parts(
     return [(*around, group) for group in groups.values()]
 
 
-def _follow_step(value: _Value, step: Step, hidden: set[int]) -> _Value | None:
+def _find_step_target(value: _JsonValueSpan, step: PathStep, hidden: set[int]) -> _JsonValueSpan | None:
     """Returns the value that a step leads to; None if there is none.
 
     `hidden` gets the starts of fields that have no effect, because their name occurs again.
     """
     match step:
-        case Field(name) if value.kind == _OBJECT:
+        case FieldStep(name) if value.kind == _OBJECT:
             found = [one for one in value.members if one.name == name]
             hidden.update(one.start for one in found[:-1])
             return found[-1].value if found else None
-        case ArrayIndex(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
+        case ArrayIndexStep(number) if value.kind == _ARRAY and -len(value.members) <= number < len(value.members):
             return value.members[number].value
-        case Slice(first, end) if value.kind == _ARRAY:
+        case ArraySliceStep(first, end) if value.kind == _ARRAY:
             return replace(value, members=value.members[first:end])
         case _:
             return None
 
 
-def _list_blanks(value: _Value, removed: AbstractSet[int]) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of bytes to overwrite, so that a value loses the members that start at `removed`."""
+def _list_byte_ranges_to_blank(value: _JsonValueSpan, removed_starts: AbstractSet[int]) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of bytes to overwrite, so that a value loses the members that start at `removed_starts`."""
     has_kept = False
     for number, member in enumerate(value.members):
-        is_kept = member.start not in removed
+        is_kept = member.start not in removed_starts
         if number and not (is_kept and has_kept):
             yield value.commas[number - 1], value.commas[number - 1] + 1
         if is_kept:
-            yield from _list_blanks(member.value, removed)
+            yield from _list_byte_ranges_to_blank(member.value, removed_starts)
         else:
             yield member.start, member.value.end
         has_kept |= is_kept

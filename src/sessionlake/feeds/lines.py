@@ -27,7 +27,7 @@ _LITERAL = re.compile(rb"b['\"]")
 _SECOND_MS = 1000
 
 
-class Line(NamedTuple):
+class MessageOfLine(NamedTuple):
     """A message of a file.
 
     Attributes:
@@ -41,7 +41,7 @@ class Line(NamedTuple):
     is_bare: bool
 
 
-class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+class _MessageFields(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of a message in a JSON line."""
 
     topic: str
@@ -53,10 +53,10 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
     offset: int = -1
 
 
-_FIELDS = msgspec.json.Decoder(_Fields)
+_FIELDS = msgspec.json.Decoder(_MessageFields)
 
 
-def read_member_messages(lines: Iterable[bytes], topic: str) -> Iterator[Line]:
+def parse_message_lines(lines: Iterable[bytes], topic: str) -> Iterator[MessageOfLine]:
     """Yields the messages of a file, in order. Empty lines are skipped.
 
     Args:
@@ -68,12 +68,12 @@ def read_member_messages(lines: Iterable[bytes], topic: str) -> Iterator[Line]:
         content = text.strip(b" \t\r\n")
         if not content or _OF_CLIENT.match(content):
             continue
-        found = _parse_line_with_fields(content, offset)
+        found = _parse_json_message_line(content, offset)
         if found is None:
-            found = _parse_line_with_value(content, topic, offset)
-            yield Line(number, found, is_bare=True)
+            found = _parse_bare_value_line(content, topic, offset)
+            yield MessageOfLine(number, found, is_bare=True)
         else:
-            yield Line(number, found, is_bare=False)
+            yield MessageOfLine(number, found, is_bare=False)
         offset += 1
 
 
@@ -85,7 +85,7 @@ def read_lines(file: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes]:
             line = file.readline(longest)
 
 
-def parse_message_object(fields: dict[str, Any], offset: int) -> KafkaRecord:
+def build_kafka_record(fields: dict[str, Any], offset: int) -> KafkaRecord:
     """Returns a message whose fields are Python values, as in a JSON line.
 
     Args:
@@ -93,43 +93,45 @@ def parse_message_object(fields: dict[str, Any], offset: int) -> KafkaRecord:
             is sent as it is, or None for a tombstone.
         offset: Kafka offset of the message.
     """
-    headers = {str(name): _encode_text(value) for name, value in (fields.get("headers") or {}).items()}
+    headers = {str(name): _encode_text_as_utf8(value) for name, value in (fields.get("headers") or {}).items()}
     return KafkaRecord(
         topic=fields["topic"],
         partition=fields.get("partition", 0),
         offset=offset,
         timestamp=fields.get("timestamp", -1),
-        key=_encode_text(fields.get("key")),
-        value=_encode_text(fields["value"]),
+        key=_encode_text_as_utf8(fields.get("key")),
+        value=_encode_text_as_utf8(fields["value"]),
         headers=headers,
     )
 
 
-def _parse_line_with_fields(content: bytes, offset: int) -> KafkaRecord | None:
+def _parse_json_message_line(content: bytes, offset: int) -> KafkaRecord | None:
     """Returns the message of a line that has Kafka's fields; None if the line has other content."""
     if not content.startswith(b"{") or b'"topic"' not in content:
         return None
     try:
         found = _FIELDS.decode(content)
-        value, key = _decode_sent_value(found.value), _decode_sent_value(found.key)
+        value, key = _convert_json_value_to_bytes(found.value), _convert_json_value_to_bytes(found.key)
     except (msgspec.DecodeError, RecursionError):
         return None
-    headers = {name: _encode_text(text) for name, text in found.headers.items()}
+    headers = {name: _encode_text_as_utf8(text) for name, text in found.headers.items()}
     place = offset if found.offset < 0 else found.offset
     return KafkaRecord(found.topic, found.partition, place, found.timestamp, key, value, headers)
 
 
-def _parse_line_with_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
+def _parse_bare_value_line(content: bytes, topic: str, offset: int) -> KafkaRecord:
     """Returns the message of a line that is a bare value, or a time and a value of a recording."""
     recorded = _RECORDED.match(content)
     if recorded is None:
         return KafkaRecord(topic, 0, offset, -1, None, content)
     time = int(float(recorded[1]) * _SECOND_MS)
     value = content[recorded.end() :]
-    return KafkaRecord(topic, 0, offset, time, None, _read_literal(value) if _LITERAL.match(value) else value)
+    return KafkaRecord(
+        topic, 0, offset, time, None, _parse_python_bytes_literal(value) if _LITERAL.match(value) else value
+    )
 
 
-def _read_literal(text: bytes) -> bytes:
+def _parse_python_bytes_literal(text: bytes) -> bytes:
     """Returns the bytes of a Python literal such as `b'{"a": 1}'`; the text itself if it is none."""
     try:
         found = ast.literal_eval(text.decode())
@@ -138,7 +140,7 @@ def _read_literal(text: bytes) -> bytes:
     return found if isinstance(found, bytes) else text
 
 
-def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
+def _convert_json_value_to_bytes(raw: msgspec.Raw) -> bytes | None:
     """Returns the bytes that a JSON value in a line stands for: the text, None for null, otherwise the JSON."""
     content = bytes(raw)
     if content.startswith(b'"'):
@@ -146,5 +148,5 @@ def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
     return None if content == b"null" else content
 
 
-def _encode_text(value: str | bytes | None) -> bytes | None:
+def _encode_text_as_utf8(value: str | bytes | None) -> bytes | None:
     return value.encode(errors="surrogatepass") if isinstance(value, str) else value

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from sessionlake.feeds.code import UnusualError
-from sessionlake.feeds.feed import Feed, KeyFormat
+from sessionlake.feeds.code import UnusualMessageError
+from sessionlake.feeds.feed import Feed, KafkaKeyFormat
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import parse_function, read_key
@@ -47,7 +47,7 @@ def create_value_and_key_parsers(
 
     Args:
         feed: The feed.
-        payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        payload: Reads Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
         kind: The Python type into which JSON values are decoded, such as a msgspec struct; Any for plain objects.
         keeps_digits: True if all numbers with a point must become decimals. False if only those that the feed needs.
     """
@@ -55,10 +55,10 @@ def create_value_and_key_parsers(
 
     def parse_key(key: bytes) -> Any:
         """Returns a Kafka key as paths read it. Raises an exception for a key that only the slow reader can read."""
-        if feed.key_format is not KeyFormat.JSON:
+        if feed.key_format is not KafkaKeyFormat.JSON:
             return read_key(feed, key, payload)
         if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
-            raise UnusualError
+            raise UnusualMessageError
         return json(key)
 
     parse = parse_function(feed, payload)

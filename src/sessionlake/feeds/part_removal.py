@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sessionlake.feeds.events import Refusal
+from sessionlake.feeds.events import MessageRefusal
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.interpret import RefusedError, find_sessions_of_parts
-from sessionlake.feeds.json_spans import JsonParts
+from sessionlake.feeds.interpret import find_session_of_each_part
+from sessionlake.feeds.json_spans import JsonMessageParts
+from sessionlake.feeds.message_fields import RefusedMessageError
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, parse_record
 from sessionlake.protocol.payload import PayloadFormat
@@ -24,7 +25,7 @@ def remove_parts(feed: Feed, record: KafkaRecord, session: str, payload: Payload
         feed: The feed that reads the message.
         record: The message, which the feed must be able to read.
         session: Id of the session.
-        payload: Reads Avro keys; required if `feed.needs_payload`.
+        payload: Reads Avro keys; required if `feed.reads_avro_or_protobuf`.
 
     Raises:
         NotRemovableError: It is not known which bytes are the session's.
@@ -34,13 +35,13 @@ def remove_parts(feed: Feed, record: KafkaRecord, session: str, payload: Payload
     if feed.format is not PayloadFormat.JSON or record.value is None:
         raise NotRemovableError(f"it is {feed.format.value}; only from JSON can a part be removed")
     place = parse_record(feed, record, payload)
-    if isinstance(place, Refusal):
+    if isinstance(place, MessageRefusal):
         raise NotRemovableError(f"it cannot be read any more: {place.why}")
     try:
-        split, sessions = find_sessions_of_parts(feed, place)
-    except RefusedError as error:
+        split, sessions = find_session_of_each_part(feed, place)
+    except RefusedMessageError as error:
         raise NotRemovableError(f"it cannot be read any more: {error}") from None
-    found = None if split is None else JsonParts.find(record.value, split)
+    found = None if split is None else JsonMessageParts.find_in_text(record.value, split)
     if found is None or len(found.parts) != len(sessions):
         raise NotRemovableError("its parts are not in its value")
-    return found.blank([one == session for one in sessions])
+    return found.overwrite_parts_with_spaces([one == session for one in sessions])

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from sessionlake.feeds.events import Event
-from sessionlake.feeds.feed import Kind
+from sessionlake.feeds.events import SessionEvent
+from sessionlake.feeds.feed import EventKind
 
-_WITHOUT_END = frozenset({Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT})
+_WITHOUT_END = frozenset({EventKind.SNAPSHOT, EventKind.UPDATE, EventKind.HEARTBEAT})
 
 
 class RowList(list[Any]):
@@ -20,7 +20,7 @@ class RowList(list[Any]):
         return self
 
 
-def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
+def join_parts(before: SessionEvent, part: SessionEvent, modulo: int | None) -> SessionEvent:
     """Returns one event with the effect of two parts of a message, one after the other.
 
     Parts with the same seq are pages of one event. Parts with different seqs have the effect of separate messages if
@@ -36,9 +36,9 @@ def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
     Raises:
         ValueError: The parts cannot be one event.
     """
-    if part.kind is Kind.HEARTBEAT and part.seq is None:
+    if part.kind is EventKind.HEARTBEAT and part.seq is None:
         return before
-    if before.kind is Kind.HEARTBEAT and before.seq is None:
+    if before.kind is EventKind.HEARTBEAT and before.seq is None:
         return part
     if before.scope != part.scope:
         raise ValueError(f"parts of session {part.session} have several scopes")
@@ -53,7 +53,7 @@ def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
     return _join_numbered_parts(before, part, modulo)
 
 
-def _join_numbered_parts(before: Event, part: Event, modulo: int | None) -> Event:
+def _join_numbered_parts(before: SessionEvent, part: SessionEvent, modulo: int | None) -> SessionEvent:
     """Joins parts with different seqs."""
     has_gap = not part.restart and _has_gap_between(before, part, modulo)
     may_have_gap = part.after is None and not before.restart and not _ignores_rows_before(before, part)
@@ -62,23 +62,23 @@ def _join_numbered_parts(before: Event, part: Event, modulo: int | None) -> Even
             f"parts of session {part.session} have seq {before.seq} and {part.seq}, and do not say that none is between"
         )
     joined = replace(part, after=None if part.restart else before.after)
-    if part.kind is Kind.SNAPSHOT:
+    if part.kind is EventKind.SNAPSHOT:
         return replace(joined, restart=before.restart or part.restart)
-    if before.kind is not Kind.HEARTBEAT:
+    if before.kind is not EventKind.HEARTBEAT:
         joined = replace(joined, kind=before.kind, rows=before.rows + part.rows)
     return replace(joined, restart=before.restart, is_link=part.is_link and not before.restart)
 
 
-def _ignores_rows_before(before: Event, part: Event) -> bool:
+def _ignores_rows_before(before: SessionEvent, part: SessionEvent) -> bool:
     """Returns True if the rows after the second part do not depend on whether the first is a duplicate."""
-    return before.kind is Kind.HEARTBEAT or part.kind is Kind.SNAPSHOT
+    return before.kind is EventKind.HEARTBEAT or part.kind is EventKind.SNAPSHOT
 
 
-def _describe_session(event: Event) -> str:
+def _describe_session(event: SessionEvent) -> str:
     return f"session {event.session}" if event.session else "an ignored message"
 
 
-def _has_gap_between(before: Event, part: Event, modulo: int | None) -> bool:
+def _has_gap_between(before: SessionEvent, part: SessionEvent, modulo: int | None) -> bool:
     """Returns True if a seq is missing between two parts. Raises ValueError if the second does not follow the first."""
     last, seq, after = before.seq, part.seq, part.after
     if last is None or seq is None:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from sessionlake.feeds.code import MICROSECONDS, YEAR_1, YEAR_10000, is_decimal_text
+from sessionlake.feeds.code import MICROSECONDS, YEAR_1, YEAR_10000, is_decimal_sent_as_text
 from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -94,7 +94,7 @@ def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[
     found = cells if not types else _convert_cells_of_usual_type(cells, column, types)
     if found is not None:
         return found
-    keeps_texts = is_decimal_text(column)
+    keeps_texts = is_decimal_sent_as_text(column)
 
     def convert(cell: Any) -> Any:
         """Returns a value, converted unless it is kept as it is."""
@@ -110,7 +110,7 @@ def _convert_cells_of_usual_type(cells: list[Any], column: FeedColumn, types: se
     `types` are the types of the values, without those of None and `MISSING`.
     """
     found: list[Any] | None = None
-    if column.sql == "string" or is_decimal_text(column):
+    if column.sql == "string" or is_decimal_sent_as_text(column):
         found = cells if types == {str} else None
     elif column.sql == "boolean":
         found = cells if types == {bool} else None

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sessionlake.feeds.decode import decode
-from sessionlake.feeds.decoder import Message, PayloadError, decode_text
-from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.feed import Feed, KeyFormat
-from sessionlake.feeds.interpret import interpret
+from sessionlake.feeds.decode import decode_by_decoder_class
+from sessionlake.feeds.decoder import Message, PayloadError, decode_utf8_or_none
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
+from sessionlake.feeds.feed import Feed, KafkaKeyFormat
+from sessionlake.feeds.interpret import read_message_by_rules
 from sessionlake.feeds.numbers import Digits
-from sessionlake.feeds.paths import MISSING, Place
+from sessionlake.feeds.paths import MISSING, PathContext
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.message import MAX_DEPTH
@@ -88,38 +88,40 @@ def find_feed_of_topic(feeds: Sequence[Feed], topic: str) -> Feed | None:
 
 def read(
     feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES, payload: PayloadReader | None = None
-) -> Decoded | Refusal:
+) -> DecodedMessage | MessageRefusal:
     """Reads a message by a feed. The result depends only on the message, the feed and its schemas.
 
     Args:
         feed: The feed of the message's topic.
         record: The message.
         max_bytes: Longest value allowed.
-        payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        payload: Reads Avro and Protobuf; required if `feed.reads_avro_or_protobuf`.
 
     Returns:
         The events of the message, or the fault for which it goes to quarantine.
     """
     if record.value is not None and len(record.value) > max_bytes:
-        return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
+        return MessageRefusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, Message(*record, *list_constants_of_messages(feed, payload)))
+        return decode_by_decoder_class(feed, feed.decoder, Message(*record, *list_constants_of_messages(feed, payload)))
     place = parse_record(feed, record, payload)
-    return place if isinstance(place, Refusal) else interpret(feed, place)
+    return place if isinstance(place, MessageRefusal) else read_message_by_rules(feed, place)
 
 
-def parse_record(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Place | Refusal:
+def parse_record(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> PathContext | MessageRefusal:
     """Returns a message with its parsed value, in which paths are looked up; its fault if it cannot be parsed."""
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
-        return Refusal(error.reason, "", f"the value is no {feed.format.value} that can be used")
+        return MessageRefusal(error.reason, "", f"the value is no {feed.format.value} that can be used")
     try:
         key = None if record.key is None else read_key(feed, record.key, payload)
     except (InvalidJsonError, PayloadError):
-        return Refusal(Reason.BAD_KEY, "kafka.key", f"the key is no {feed.key_format.value} that can be used")
-    headers = {name: text for name, value in record.headers.items() if (text := decode_text(value or b"")) is not None}
-    return Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
+        return MessageRefusal(Reason.BAD_KEY, "kafka.key", f"the key is no {feed.key_format.value} that can be used")
+    headers = {
+        name: text for name, value in record.headers.items() if (text := decode_utf8_or_none(value or b"")) is not None
+    }
+    return PathContext(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
 
 
 def parse_function(feed: Feed, payload: PayloadReader | None) -> Callable[[bytes], Any]:
@@ -139,11 +141,11 @@ def read_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
         InvalidJsonError: The key is not JSON although the feed says so.
         PayloadError: The key is not Avro although the feed says so, or its schema is unknown.
     """
-    if feed.key_format is KeyFormat.AVRO:
+    if feed.key_format is KafkaKeyFormat.AVRO:
         return _require_payload(feed, payload).read(key)
-    if feed.key_format is KeyFormat.JSON:
+    if feed.key_format is KafkaKeyFormat.JSON:
         return load_json(key, digits=feed.needs_digits)
-    return decode_text(key)
+    return decode_utf8_or_none(key)
 
 
 def _require_payload(feed: Feed, payload: PayloadReader | None) -> PayloadReader:

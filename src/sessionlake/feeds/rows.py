@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Optional
 
 import msgspec
 
-from sessionlake.feeds.completion import Completer
-from sessionlake.feeds.events import Delete, Put
-from sessionlake.feeds.feed import Feed, Presence
+from sessionlake.feeds.completion import DecoderRowCompleter
+from sessionlake.feeds.events import RowDelete, RowUpsert
+from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.protocol.columns import INTEGER_BITS
 
 MAX_ROWS = 100_000
@@ -77,7 +77,12 @@ class FeedRows:
                 self._add_to_group(row_id, row)
 
     def apply_changes(
-        self, changes: Iterable[Put | Delete], *, clears: bool = False, scope: Row | None = None, sent: Any = None
+        self,
+        changes: Iterable[RowUpsert | RowDelete],
+        *,
+        clears: bool = False,
+        scope: Row | None = None,
+        sent: Any = None,
     ) -> AppliedChanges:
         """Applies the changes of one message.
 
@@ -92,7 +97,7 @@ class FeedRows:
         if not self.is_known:
             return AppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
         changes = list(changes)
-        narrowed, has_failed = self._completer.narrow(scope, self.rows) if scope else (None, False)
+        narrowed, has_failed = self._completer.narrow_snapshot_scope(scope, self.rows) if scope else (None, False)
         removed_before = () if narrowed is None else self._remove_scope(changes, narrowed)
         completed: dict[int, Row] = {}
         failures = [self._apply_change(number, change, completed) for number, change in enumerate(changes)]
@@ -112,13 +117,13 @@ class FeedRows:
             is_scoped=bool(scope), completed=completed,
         )  # fmt: skip
 
-    def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
+    def _remove_scope(self, changes: Sequence[RowUpsert | RowDelete], scope: Row) -> tuple[str, ...]:
         """Removes the rows whose values are those of a scope, given by column.
 
         Returns:
             The ids of the removed rows that the message does not set again.
         """
-        set_ids = {change.row_id for change in changes if isinstance(change, Put)}
+        set_ids = {change.row_id for change in changes if isinstance(change, RowUpsert)}
         inside = [row_id for row_id, row in self.rows.items() if all(row[name] == scope[name] for name in scope)]
         for row_id in inside:
             self._pop_row(row_id)
@@ -130,10 +135,10 @@ class FeedRows:
         return MAX_ROWS if self.feed.keep is None else max(MAX_ROWS, 2 * self.feed.keep.rows)
 
     @cached_property
-    def _completer(self) -> Completer:
-        return Completer.of(self.feed)
+    def _completer(self) -> DecoderRowCompleter:
+        return DecoderRowCompleter.create_for_feed(self.feed)
 
-    def _apply_change(self, number: int, change: Put | Delete, completed: dict[int, Row]) -> tuple[bool, bool]:
+    def _apply_change(self, number: int, change: RowUpsert | RowDelete, completed: dict[int, Row]) -> tuple[bool, bool]:
         """Applies one change.
 
         Args:
@@ -145,17 +150,19 @@ class FeedRows:
             True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
         found, has_failed = (
-            self._completer.complete(change.values, self.rows) if isinstance(change, Put) else ({}, False)
+            self._completer.complete_row_values(change.values, self.rows)
+            if isinstance(change, RowUpsert)
+            else ({}, False)
         )
         if found:
             completed[number] = found
         known = self._pop_row(change.row_id)
-        if isinstance(change, Put):
+        if isinstance(change, RowUpsert):
             row = {**(dict.fromkeys(self.feed.columns) if known is None else known), **change.values, **found}
             self.rows[change.row_id] = row
             if self.feed.keep is not None:
                 self._add_to_group(change.row_id, row)
-        is_wrong = change.expect is not None and (known is not None) != (change.expect is Presence.PRESENT)
+        is_wrong = change.expect is not None and (known is not None) != (change.expect is PresentOrAbsent.PRESENT)
         return is_wrong, has_failed
 
     def _pop_row(self, row_id: str) -> Row | None:
@@ -198,7 +205,7 @@ class FeedRows:
         keep = self.feed.keep
         nulls = bisect_left(members, (_NULL_KEY,))
         valued = members[:nulls]
-        if keep is not None and keep.is_descending(group):
+        if keep is not None and keep.sorts_group_descending(group):
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 

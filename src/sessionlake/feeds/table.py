@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from sessionlake.feeds.completion import Completer
-from sessionlake.feeds.events import Delete, Event, Put
-from sessionlake.feeds.feed import Feed, Keep, Kind, Presence
+from sessionlake.feeds.completion import DecoderRowCompleter
+from sessionlake.feeds.events import RowDelete, RowUpsert, SessionEvent
+from sessionlake.feeds.feed import EventKind, Feed, PresentOrAbsent, RowLimitPerGroup
 
 Row = dict[str, Any]
 Groups = Mapping[tuple[Any, ...], Sequence[Row]]
@@ -52,43 +52,45 @@ class SessionTable:
     checks: int = 0
     checks_failed: int = 0
     presence_failed: int = 0
-    held: list[Event] = field(default_factory=list)
+    held: list[SessionEvent] = field(default_factory=list)
     unapplied: int = 0
     has_snapshot: bool = False
 
     @cached_property
-    def _completer(self) -> Completer:
-        return Completer.of(self.feed)
+    def _completer(self) -> DecoderRowCompleter:
+        return DecoderRowCompleter.create_for_feed(self.feed)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: SessionEvent) -> None:
         """Applies an event, unless it is a duplicate, or waits for the first snapshot."""
-        if self.feed.hold and not self.has_snapshot and event.kind is not Kind.SNAPSHOT:
+        if self.feed.hold and not self.has_snapshot and event.kind is not EventKind.SNAPSHOT:
             self.held.append(event)
-            most = 0 if event.kind is Kind.END else self.feed.hold
+            most = 0 if event.kind is EventKind.END else self.feed.hold
             while len(self.held) > most:
                 self.held.pop(0)
                 self.unapplied += 1
             return
         self._apply_event(event)
-        if event.kind is Kind.SNAPSHOT:
+        if event.kind is EventKind.SNAPSHOT:
             self.has_snapshot = True
             held, self.held = self.held, []
             for waiting in held:
                 self._apply_event(waiting)
 
-    def _apply_event(self, event: Event) -> None:
+    def _apply_event(self, event: SessionEvent) -> None:
         """Applies an event that does not wait, unless it is a duplicate, and counts it."""
         if not self._is_next(event):
             return
         self.messages += 1
-        if event.kind is Kind.SNAPSHOT:
-            scope, has_failed = self._completer.narrow(event.scope, self.rows) if event.scope else ({}, False)
+        if event.kind is EventKind.SNAPSHOT:
+            scope, has_failed = (
+                self._completer.narrow_snapshot_scope(event.scope, self.rows) if event.scope else ({}, False)
+            )
             self.presence_failed += has_failed
             if scope is not None:
                 self.rows = {name: row for name, row in self.rows.items() if not _is_in_scope(row, scope)}
         seen: set[str] = set()
         for row in event.rows:
-            self._apply_change(row, sets_all=event.kind is Kind.SNAPSHOT and row.row_id not in seen)
+            self._apply_change(row, sets_all=event.kind is EventKind.SNAPSHOT and row.row_id not in seen)
             seen.add(row.row_id)
         if self.feed.keep is not None:
             for name in _find_excess_rows(self.feed.keep, self.rows):
@@ -97,7 +99,7 @@ class SessionTable:
             self.checks += 1
             self.checks_failed += not self.check(build_groups(self.feed, self.rows), event.sent)
 
-    def _is_next(self, event: Event) -> bool:
+    def _is_next(self, event: SessionEvent) -> bool:
         """Returns False if the event is a duplicate. Otherwise advances `last_seq`, and counts a gap before it."""
         last, after = self.last_seq, event.after
         if event.seq is None or event.chain is not None:
@@ -106,35 +108,35 @@ class SessionTable:
             return self._is_next_of_circle(event, last, event.seq, self.feed.order.modulo)
         if last is not None and not event.restart:
             if event.seq <= last:
-                self.duplicates += event.kind is not Kind.HEARTBEAT
+                self.duplicates += event.kind is not EventKind.HEARTBEAT
                 return False
             self.gaps += after is not None and (after != last if event.is_link else after > last)
         self.last_seq = event.seq
         return True
 
-    def _is_next_of_circle(self, event: Event, last: int, seq: int, modulo: int) -> bool:
+    def _is_next_of_circle(self, event: SessionEvent, last: int, seq: int, modulo: int) -> bool:
         """Returns False if the event is a duplicate, by a counter that starts again at 0 after `modulo - 1`.
 
         Otherwise advances `last_seq`, and counts a gap before it. Up to half of the circle ahead of `last` is new.
         """
         steps = (seq - last) % modulo
         if not 0 < steps <= modulo // 2:
-            self.duplicates += event.kind is not Kind.HEARTBEAT
+            self.duplicates += event.kind is not EventKind.HEARTBEAT
             return False
         self.gaps += event.after is not None and steps > (seq - event.after) % modulo
         self.last_seq = seq
         return True
 
-    def _apply_change(self, row: Put | Delete, *, sets_all: bool) -> None:
+    def _apply_change(self, row: RowUpsert | RowDelete, *, sets_all: bool) -> None:
         """Applies the change of a row. With `sets_all`, columns that it leaves out become null."""
         found = self.rows.get(row.row_id)
-        if row.expect is not None and (found is not None) != (row.expect is Presence.PRESENT):
+        if row.expect is not None and (found is not None) != (row.expect is PresentOrAbsent.PRESENT):
             self.presence_failed += 1
-        if isinstance(row, Delete):
+        if isinstance(row, RowDelete):
             self.rows.pop(row.row_id, None)
             return
         values = dict.fromkeys(self.feed.columns) | row.values if sets_all else row.values
-        completed, has_failed = self._completer.complete(values, self.rows)
+        completed, has_failed = self._completer.complete_row_values(values, self.rows)
         self.presence_failed += has_failed
         self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values | completed
 
@@ -161,7 +163,7 @@ def _is_in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
     return all(row[name] == value for name, value in scope.items())
 
 
-def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+def _order_groups(keep: RowLimitPerGroup, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
     """Yields each group with its row ids, best first.
 
     Rows with the same value in the column `keep.best` are sorted by row id, those with null come last.
@@ -171,7 +173,7 @@ def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[A
         groups[tuple(row[column] for column in keep.per)].append(name)
     for group, names in groups.items():
         valued = [name for name in names if rows[name][keep.best] is not None]
-        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=keep.is_descending(group))
+        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=keep.sorts_group_descending(group))
         yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 
@@ -180,6 +182,6 @@ def _make_sort_key(rows: Mapping[str, Row], column: str, row_id: str) -> tuple[A
     return rows[row_id][column], row_id
 
 
-def _find_excess_rows(keep: Keep, rows: Mapping[str, Row]) -> list[str]:
+def _find_excess_rows(keep: RowLimitPerGroup, rows: Mapping[str, Row]) -> list[str]:
     """Returns the ids of the rows that exceed the limit of their group."""
     return [name for _, names in _order_groups(keep, rows) for name in names[keep.rows :]]

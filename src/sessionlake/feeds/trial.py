@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sessionlake.feeds.events import Decoded, Event, Refusal
-from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal, SessionEvent
+from sessionlake.feeds.feed import EventKind, Feed
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, find_feed_of_topic, read
 from sessionlake.feeds.table import CheckFunction, SessionTable
@@ -34,14 +34,14 @@ class Outcome:
 
     record: KafkaRecord
     feed: Feed | None
-    found: Decoded | Refusal | None
+    found: DecodedMessage | MessageRefusal | None
     findings: tuple[str, ...] = ()
     quarantined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_refused(self) -> bool:
         """True if the message goes to quarantine, or no feed reads it."""
-        return not isinstance(self.found, Decoded)
+        return not isinstance(self.found, DecodedMessage)
 
 
 @dataclass
@@ -151,33 +151,33 @@ class Trial:
             totals.unmatched[record.topic] += 1
             return Outcome(record, None, None)
         found = read(feed, record, max_bytes=self._max_bytes, payload=self._payload)
-        if isinstance(found, Refusal):
+        if isinstance(found, MessageRefusal):
             totals.refused[feed.name, found.reason.value] += 1
             return Outcome(record, feed, found)
         for number in found.rules:
             totals.rules[feed.name, number] += 1
-        totals.ignored += all(event.kind is Kind.IGNORE for event in found.events)
+        totals.ignored += all(event.kind is EventKind.IGNORE for event in found.events)
         findings = [text for event in found.events for text in self._apply_event(feed, record, event)]
         return Outcome(record, feed, found, tuple(findings))
 
-    def _apply_event(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
+    def _apply_event(self, feed: Feed, record: KafkaRecord, event: SessionEvent) -> list[str]:
         """Applies an event to its session's table. Returns texts that say what is wrong; none if nothing is."""
         findings = (
             [] if event.chain is None else self._follow_chain(event, (record.topic, record.partition, event.chain))
         )
-        if event.kind is Kind.IGNORE or self.totals.followed is not None:
+        if event.kind is EventKind.IGNORE or self.totals.followed is not None:
             return findings
         session = (record.topic, record.partition, event.session)
         table = self.tables.setdefault(session, SessionTable(feed))
-        if event.kind is Kind.SNAPSHOT and session not in self._complete:
+        if event.kind is EventKind.SNAPSHOT and session not in self._complete:
             self._complete.add(session)
             table.check = self._checks[feed.name]
-        is_early = event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound
+        is_early = event.kind is EventKind.UPDATE and session not in self._complete and feed.name in self._bound
         self.totals.orphans += is_early and not feed.hold
         before, rows = _list_counts(table), len(table.rows)
         findings += self._apply_and_count_held(table, event)
         self._rows += len(table.rows) - rows
-        if event.kind is Kind.END:
+        if event.kind is EventKind.END:
             self._rows -= len(table.rows)
             table.rows = {}
         if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
@@ -186,7 +186,7 @@ class Trial:
             session, [now - past for now, past in zip(_list_counts(table), before, strict=True)]
         )
 
-    def _apply_and_count_held(self, table: SessionTable, event: Event) -> list[str]:
+    def _apply_and_count_held(self, table: SessionTable, event: SessionEvent) -> list[str]:
         """Applies an event to its table. Returns what happened to messages that wait for the first snapshot."""
         held, unapplied = len(table.held), table.unapplied
         table.apply(event)
@@ -224,7 +224,7 @@ class Trial:
         }
         return [text for text, count in texts.items() if count]
 
-    def _follow_chain(self, event: Event, chain: _Chain) -> list[str]:
+    def _follow_chain(self, event: SessionEvent, chain: _Chain) -> list[str]:
         """Advances the last seq of a chain. Returns the text of a gap in it, if there is one."""
         last = self._chains.get(chain)
         if event.seq is None or (last is not None and event.seq <= last and not event.restart):
@@ -244,4 +244,4 @@ def _list_counts(table: SessionTable) -> tuple[int, int, int, int, int]:
 
 def _has_snapshots(feed: Feed) -> bool:
     """Returns True if a rule of the feed reads snapshots."""
-    return any(rule.kind is Kind.SNAPSHOT for rule in feed.rules)
+    return any(rule.kind is EventKind.SNAPSHOT for rule in feed.rules)

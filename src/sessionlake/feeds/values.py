@@ -41,7 +41,7 @@ from sessionlake.feeds.numbers import (
     require_float,
     require_integer,
 )
-from sessionlake.feeds.paths import Constant, Entry
+from sessionlake.feeds.paths import ObjectEntryElement, PathConstant
 from sessionlake.feeds.times import (
     convert_days_to_date,
     convert_to_timestamp,
@@ -229,7 +229,7 @@ def format_json(value: Any, *, sort_names: bool = False) -> str:
         )
     if isinstance(value, list):
         return "[" + ",".join(format_json(item, sort_names=sort_names) for item in value) + "]"
-    if isinstance(value, Entry):
+    if isinstance(value, ObjectEntryElement):
         return format_json({"key": value.key, "value": value.value}, sort_names=sort_names)
     if isinstance(value, Digits | Decimal):
         return str(value)
@@ -238,7 +238,7 @@ def format_json(value: Any, *, sort_names: bool = False) -> str:
     return _encode_scalar(value)
 
 
-def convert_constant(constant: Constant, column: FeedColumn) -> Any:
+def convert_constant(constant: PathConstant, column: FeedColumn) -> Any:
     """Converts a constant of the configuration to the type of a column.
 
     Raises:

@@ -20,7 +20,7 @@ from sessionlake.delta.storage.far_times import convert_ms_to_time, convert_time
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import convert_to_python_value
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.progress import read_last_merged_batch_number, read_last_offsets
 from sessionlake.ledger.retained import (
     BronzePartitionStart,
@@ -202,7 +202,7 @@ class _AsOfQuery:
             ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
-        has_seqs = RuleLookup(settings.capture).find_rules(session.topic).integrity is not Integrity.NONE
+        has_seqs = JudgingRuleLookup(settings.capture).find_judging_rules(session.topic).integrity is not Integrity.NONE
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_stream_time_reached)
 
     def compute_table(self) -> pa.Table:
@@ -320,8 +320,8 @@ class _AsOfQuery:
 
     def _read_stored_stream_time(self, judged_offset: int) -> int:
         """Returns the stream time in ms that silver stored after it had judged the offset. Silences are included."""
-        place = self._session.topic, self._session.partition
-        (time,), _ = open_stored_times(self._settings, SILVER).read_times_before([place], np.array([judged_offset + 1]))
+        partitions, offsets = [(self._session.topic, self._session.partition)], np.array([judged_offset + 1])
+        (time,), _ = open_stored_times(self._settings, SILVER).read_stream_times_before(partitions, offsets)
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.storage.far_times import convert_time_to_ms
-from sessionlake.feeds.events import Decoded, Refusal
+from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
 from sessionlake.history.fate import MessageContent
@@ -111,7 +111,7 @@ def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | N
         max_bytes=capture.max_message_bytes,
         payload=None if payload is None else PayloadReader(payload),
     )
-    if isinstance(found, Refusal):
+    if isinstance(found, MessageRefusal):
         return FeedReading(feed.name, path=found.path, why=found.why)
-    assert isinstance(found, Decoded)  # noqa: S101 - the only other type
+    assert isinstance(found, DecodedMessage)  # noqa: S101 - the only other type
     return FeedReading(feed.name, found.rules)

@@ -13,13 +13,15 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from sessionlake.integrity.cursor import NO_EPOCH
-from sessionlake.integrity.outcome import EventKind
+from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
 from sessionlake.settings.section import Integrity
 
 # Integrity events that occur when a message is no longer held back. All others occur when a message arrives.
-_AT_RELEASE = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})
+_AT_RELEASE = frozenset(
+    {IntegrityEventKind.GAP, IntegrityEventKind.ORPHAN, IntegrityEventKind.AFTER_END, IntegrityEventKind.HEALED}
+)
 
 # Types of messages that are judged at once, even if their session waits for a snapshot.
 _NEVER_WAIT = frozenset({"snapshot", "end"})
@@ -121,7 +123,7 @@ def decide_fate(
     for row in evidence.changes:
         return MessageFate(Fate.APPLIED, batch=row["_batch"])
     for row in evidence.events:
-        if row["event"] == EventKind.DUPLICATE:
+        if row["event"] == IntegrityEventKind.DUPLICATE:
             return MessageFate(Fate.DUPLICATE, batch=row["_batch"])
     return None if content.type is None else _decide_without_rows(content, evidence, integrity, holds=holds)
 

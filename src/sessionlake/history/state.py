@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_ms_to_time, format_time
 from sessionlake.errors import UsageError
-from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, Cursor, Status, decode_memory
+from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, SessionCursor, SessionStatus, decode_variable_part
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import build_session_key, build_session_keys
 
@@ -49,12 +49,12 @@ def compute_shard_stats(shard: int, stored: bytes) -> ShardStats:
         shard: Number of the shard.
         stored: The stored bytes of the state.
     """
-    state = ShardState.decode(stored, None)
+    state = ShardState.decode_shard_state(stored, None)
     return ShardStats(
         shard=shard,
         sessions=len(state.cursors),
         expired=int((state.cursors["marked"] == 1).sum()),
-        with_gaps=sum(memory is not None for memory in state.memories.tolist()),
+        with_gaps=sum(memory is not None for memory in state.variable_parts.tolist()),
         holding=int((state.cursors["held"] > 0).sum()),
         held=int(state.cursors["held"].sum()),
         bytes=len(stored),
@@ -73,7 +73,7 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
     Raises:
         UsageError: The shard has no state of this session.
     """
-    state = ShardState.decode(stored, None)
+    state = ShardState.decode_shard_state(stored, None)
     place = pc.index(state.keys, build_session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
@@ -82,17 +82,17 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
             "session timeout after the last message",
             fix='Look for the session with `sessionlake query "SELECT * FROM silver.sessions"`',
         )
-    cursor = Cursor.from_record(state.cursors[place], decode_memory(state.memories[place]))
+    cursor = SessionCursor.from_array_record(state.cursors[place], decode_variable_part(state.variable_parts[place]))
     lane = state.clock.partition_times[cursor.lane]
     fields = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
-    bounds = cursor.taken.bounds
+    bounds = cursor.taken.interval_bounds
     by_event_time = cursor.highest_ts != NO_TIME  # only class `window` sets it
     held = _list_held_messages(state, build_session_key(topic, partition, session), by_event_time=by_event_time)
     return {
         "topic": topic,
         "session_id": session,
         **{name: None if value == INITIAL_VALUES.get(name) else value for name, value in fields.items()},
-        "status": Status(cursor.status).name.lower(),
+        "status": SessionStatus(cursor.status).name.lower(),
         "expired": bool(cursor.marked),
         "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],

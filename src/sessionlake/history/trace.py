@@ -24,8 +24,8 @@ from sessionlake.history.content import READ, FeedReading, decode_message_parts,
 from sessionlake.history.fate import Evidence, Fate, MessageContent, MessageFate, decide_fate
 from sessionlake.history.missing import explain_absent_message, explain_unjudged_message, explain_unread_message
 from sessionlake.history.traced import BatchCommit, Judgement, SilverMerge, Trace, TracedMessage, TracedPart
-from sessionlake.integrity.outcome import Action
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.outcome import IntegrityEventAction
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import (
     find_ledger_entry_of_message,
@@ -239,7 +239,7 @@ def _find_judgement(
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
-    rules = RuleLookup(settings.capture).find_rules(topic)
+    rules = JudgingRuleLookup(settings.capture).find_judging_rules(topic)
     integrity, unjudged, holds = rules.integrity, content.fate, rules.hold > 0
     verdict = decide_fate(content, evidence, integrity, holds=holds) if unjudged is None else MessageFate(unjudged)
     if verdict is None:
@@ -287,7 +287,7 @@ def _find_event_that_broke_session(
 ) -> Row | None:
     names = zip(SESSION, (*place, content.session_id), strict=True)
     own: list[Condition] = [*((name, eq, value) for name, value in names), ("offset", le, offset)]
-    rows = reader.read_rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
+    rows = reader.read_rows(EVENTS, *own, ("action", eq, str(IntegrityEventAction.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from sessionlake.integrity.cursor import (
     NEVER,
     NO_TIME,
-    Cursor,
-    Cursors,
-    Status,
-    decode_memory,
-    encode_memory,
+    SessionCursor,
+    SessionCursors,
+    SessionStatus,
+    decode_variable_part,
+    encode_variable_part,
 )
 from sessionlake.integrity.cuts import (
     AppliedMessages,
@@ -31,15 +31,15 @@ from sessionlake.integrity.cuts import (
     CutReason,
     compute_next_cut_time,
     find_cuts_in_batch,
-    find_table_changing_messages,
+    mark_table_changing_messages,
 )
 from sessionlake.integrity.judge import SessionJudge
-from sessionlake.integrity.outcome import JudgingOutcome, Verdict
+from sessionlake.integrity.outcome import JudgingOutcome, MessageVerdict
 from sessionlake.integrity.recorder import ViolationError
-from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
-from sessionlake.integrity.transition import AppliedRun, apply_run, apply_runs
-from sessionlake.integrity.window import judge_window_sessions
+from sessionlake.integrity.transition import AppliedMessageRuns, apply_messages_to_cursor, apply_messages_to_cursors
+from sessionlake.integrity.window import judge_window_class_sessions
 from sessionlake.protocol.message import NO_SEQ, Link, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
@@ -53,7 +53,7 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     Returns the verdicts on them, the integrity events and the cuts of tables.
 
     Args:
-        batch: The messages and sessions. The sessions' cursors and memories are updated in place.
+        batch: The messages and sessions. The sessions' cursors and their variable parts are updated in place.
         is_vectorized: True to judge simple sessions with array operations; False to judge every message one by one. The
             result is the same.
     """
@@ -61,14 +61,14 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     busy = len(batch.new_messages.starts)
     slow = list(range(busy, len(batch.cursors)))
     if busy:
-        is_run_start = _mark_starts_of_unbroken_runs(batch)
+        is_run_start = _mark_starts_of_gapless_runs(batch)
         for number in (number for number in batch.chain_gaps if number < busy):
-            is_run_start[batch.new_messages.starts[number] : batch.new_messages.ends[number]] = True
+            is_run_start[batch.new_messages.starts[number] : batch.new_messages.session_ends[number]] = True
         is_fast = _find_sessions_for_fast_path(batch, is_run_start)
         is_fast &= is_vectorized
-        _apply_fast_sessions(batch, is_fast, out)
+        _apply_messages_of_fast_sessions(batch, is_fast, out)
         if is_vectorized:
-            is_fast |= judge_window_sessions(batch, out)
+            is_fast |= judge_window_class_sessions(batch, out)
         if not is_vectorized:
             is_run_start[:] = True
         slow = [*np.flatnonzero(~is_fast).tolist(), *slow]
@@ -77,33 +77,33 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     return out
 
 
-def _list_rule_values(batch: ShardBatch, read_value: Callable[[Rules], int]) -> Int64s:
+def _list_rule_values_by_session(batch: ShardBatch, read_value: Callable[[JudgingRules], int]) -> Int64s:
     """Returns what `read_value` returns for the rules of each session with messages in the batch."""
     return np.array([read_value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
-def _mark_starts_of_unbroken_runs(batch: ShardBatch) -> Bools:
+def _mark_starts_of_gapless_runs(batch: ShardBatch) -> Bools:
     """Returns a boolean for each message: True if it does not simply continue its session's message before it.
 
     The reason is a gap, a restart of the order, an `end` before it, or an expired session. All messages from such a
     message to the next one are a run.
     """
     stream = batch.new_messages
-    lengths = stream.ends - stream.starts
-    timeout = np.repeat(_list_rule_values(batch, lambda r: r.session_timeout), lengths)[1:]
-    in_seq = np.repeat(_list_rule_values(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(
-        np.bool_
-    )
+    lengths = stream.session_ends - stream.starts
+    timeout = np.repeat(_list_rule_values_by_session(batch, lambda r: r.session_timeout), lengths)[1:]
+    in_seq = np.repeat(_list_rule_values_by_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[
+        1:
+    ].astype(np.bool_)
     is_run_start = np.ones(len(stream.seq), np.bool_)
-    is_run_start[1:] = in_seq & ~_mark_seqs_without_gap(stream, slice(1, None), stream.seq[:-1])
+    is_run_start[1:] = in_seq & ~_mark_messages_without_gap(stream, slice(1, None), stream.seq[:-1])
     is_run_start[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
-    is_run_start[1:] |= stream.now[1:] - stream.time[:-1] > timeout
-    is_run_start[1:] |= stream.now[1:] - stream.time[1:] > timeout
+    is_run_start[1:] |= stream.now[1:] - stream.message_times[:-1] > timeout
+    is_run_start[1:] |= stream.now[1:] - stream.message_times[1:] > timeout
     is_run_start[stream.starts] = True
     return is_run_start
 
 
-def _mark_seqs_without_gap(stream: MessageArrays, indices: Int64s | slice, last_seqs: Int64s) -> Bools:
+def _mark_messages_without_gap(stream: MessageArrays, indices: Int64s | slice, last_seqs: Int64s) -> Bools:
     """Returns a boolean for each of these messages: True if it follows its session's last seq without a gap.
 
     Args:
@@ -125,30 +125,32 @@ def _find_sessions_for_fast_path(batch: ShardBatch, is_run_start: Bools) -> Bool
     """
     stream, busy = batch.new_messages, len(batch.new_messages.starts)
     cursors, first = batch.cursors[:busy], batch.new_messages.starts
-    integrity = _list_rule_values(batch, lambda r: _CLASSES.index(r.integrity))
-    timeout = _list_rule_values(batch, lambda r: r.session_timeout)
+    integrity = _list_rule_values_by_session(batch, lambda r: _CLASSES.index(r.integrity))
+    timeout = _list_rule_values_by_session(batch, lambda r: r.session_timeout)
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
-    in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
-    follows = (cursors["last_seq"] != NO_SEQ) & _mark_seqs_without_gap(stream, first, cursors["last_seq"])
+    in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.message_times[first] <= timeout)
+    follows = (cursors["last_seq"] != NO_SEQ) & _mark_messages_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
-    starts_anywhere = _list_rule_values(batch, lambda r: r.starts_with_anything).astype(np.bool_)
+    goes_on = (
+        known & (cursors["status"] == SessionStatus.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
+    )
+    starts_anywhere = _list_rule_values_by_session(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
     begins &= stream.link[first] != Link.REPEATED
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
-    simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
+    simple &= np.array([part is None for part in batch.variable_parts[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
-    simple &= ~_list_rule_values(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
+    simple &= ~_list_rule_values_by_session(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
     simple[[number for number in (*batch.decisions, *batch.chain_gaps) if number < busy]] = False
     one_run = np.add.reduceat(is_run_start.astype(np.int64), first) == 1
     is_fast: Bools = simple & one_run & in_time & (goes_on | begins)
     return is_fast
 
 
-def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome: JudgingOutcome) -> None:
+def _apply_messages_of_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome: JudgingOutcome) -> None:
     """Applies all messages of some sessions: sets their verdicts and updates the cursors.
 
     Args:
@@ -159,34 +161,38 @@ def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome: JudgingOutc
     stream = batch.new_messages
     cursors = batch.cursors[: len(is_fast)]
     moved = cursors[is_fast]
-    epochs = _compute_epochs(stream, cursors["epoch"])
-    inside = np.flatnonzero(np.repeat(is_fast, stream.ends - stream.starts))
-    _update_arrival_fields(batch, is_fast, moved)
+    epochs = _compute_epoch_of_each_message(stream, cursors["epoch"])
+    inside = np.flatnonzero(np.repeat(is_fast, stream.session_ends - stream.starts))
+    _update_cursors_for_arrived_messages(batch, is_fast, moved)
     _set_applied_verdicts(batch, is_fast, inside, moved["first_offset"], epochs, outcome)
-    lengths = (stream.ends - stream.starts)[is_fast]
+    lengths = (stream.session_ends - stream.starts)[is_fast]
     starts = np.cumsum(lengths) - lengths
-    run = AppliedRun(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
-    apply_runs(moved, run)
-    moved["epoch"] = epochs[stream.ends[is_fast] - 1]
-    _update_applied_seqs(batch, is_fast, run, moved)
+    run = AppliedMessageRuns(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
+    apply_messages_to_cursors(moved, run)
+    moved["epoch"] = epochs[stream.session_ends[is_fast] - 1]
+    _update_applied_seqs_in_cursors(batch, is_fast, run, moved)
     since = _record_cuts_in_batch(batch, is_fast, inside, outcome)
     cursors[is_fast] = moved
     since.write_to_cursors(cursors, is_fast)
 
 
-def _update_arrival_fields(batch: ShardBatch, is_fast: Bools, cursors: Cursors) -> None:
+def _update_cursors_for_arrived_messages(batch: ShardBatch, is_fast: Bools, cursors: SessionCursors) -> None:
     """Updates the values of cursors that depend only on which messages arrived, such as the last offset.
 
     Args:
         is_fast: For each session with messages, True if its cursor is updated.
         cursors: The cursors of these sessions, updated in place.
     """
-    stream, first, last = batch.new_messages, batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
+    stream, first, last = (
+        batch.new_messages,
+        batch.new_messages.starts[is_fast],
+        batch.new_messages.session_ends[is_fast] - 1,
+    )
     cursors["first_offset"] = np.where(
         cursors["first_offset"] == NO_TIME, stream.offset[first], cursors["first_offset"]
     )
     cursors["lane"], cursors["partition"], cursors["marked"] = stream.lane[last], stream.partition[last], 0
-    cursors["last_offset"], cursors["last_kafka_ts"] = stream.offset[last], stream.time[last]
+    cursors["last_offset"], cursors["last_kafka_ts"] = stream.offset[last], stream.message_times[last]
 
 
 def _set_applied_verdicts(
@@ -200,14 +206,16 @@ def _set_applied_verdicts(
         epochs: The epoch of each new message of the batch.
     """
     stream, places = batch.new_messages, len(batch.held_messages.seq) + message_indices
-    outcome.verdict[places] = Verdict.APPLIED
+    outcome.verdict[places] = MessageVerdict.APPLIED
     outcome.epoch[places] = epochs[message_indices]
     outcome.position[places] = outcome.applied_by[places] = stream.offset[message_indices]
     outcome.applied_at[places] = stream.now[message_indices]
-    outcome.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
+    outcome.life[places] = np.repeat(lives, (stream.session_ends - stream.starts)[is_fast])
 
 
-def _update_applied_seqs(batch: ShardBatch, is_fast: Bools, run: AppliedRun, cursors: Cursors) -> None:
+def _update_applied_seqs_in_cursors(
+    batch: ShardBatch, is_fast: Bools, run: AppliedMessageRuns, cursors: SessionCursors
+) -> None:
     """Updates the lowest and highest seq and the last snapshot's seq in cursors of class `once`.
 
     Args:
@@ -215,7 +223,7 @@ def _update_applied_seqs(batch: ShardBatch, is_fast: Bools, run: AppliedRun, cur
         run: The applied messages of these sessions.
         cursors: The cursors of these sessions, updated in place.
     """
-    first, last = batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
+    first, last = batch.new_messages.starts[is_fast], batch.new_messages.session_ends[is_fast] - 1
     seq = batch.new_messages.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
     once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(is_fast)]], np.bool_)[is_fast]
@@ -237,7 +245,7 @@ def _record_cuts_in_batch(
         What changed in the table of each of these sessions since its last cut.
     """
     stream = batch.new_messages
-    owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
+    owner = np.repeat(np.arange(int(is_fast.sum())), (stream.session_ends - stream.starts)[is_fast])
     now, offset = stream.now[message_indices], stream.offset[message_indices]
     changes = stream.changes[message_indices]
     applied = AppliedMessages(
@@ -252,7 +260,7 @@ def _record_cuts_in_batch(
     return since
 
 
-def _compute_epochs(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
+def _compute_epoch_of_each_message(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
     """Returns the epoch of each message: the offset of its session's last snapshot up to this message.
 
     Args:
@@ -260,7 +268,7 @@ def _compute_epochs(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
     """
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
-    lengths = stream.ends - stream.starts
+    lengths = stream.session_ends - stream.starts
     inside = latest >= np.repeat(stream.starts, lengths)
     return np.where(inside, stream.offset[latest], np.repeat(earlier_epochs, lengths))
 
@@ -274,30 +282,32 @@ def _judge_session(batch: ShardBatch, number: int, is_run_start: Bools | None, o
             messages.
     """
     rules, stream, base = batch.rules[number], batch.new_messages, len(batch.held_messages.seq)
-    cursor = Cursor.from_record(batch.cursors[number], decode_memory(batch.memories[number]))
+    cursor = SessionCursor.from_array_record(batch.cursors[number], decode_variable_part(batch.variable_parts[number]))
     if rules.integrity in SEQ_REMEMBERING_CLASSES:
-        cursor.assume_all_seqs_known()
-    held = [batch.held_messages.build_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
+        cursor.mark_all_earlier_seqs_as_applied()
+    held = [
+        batch.held_messages.create_message_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())
+    ]
     decisions = batch.decisions.get(number, {})
     outcome.session_number = number
     rows = batch.load_session_rows(number, cursor.rows) if rules.holds_rows and batch.load_session_rows else None
     judge = SessionJudge(cursor, held, rules, outcome, decisions, rows, batch.chain_gaps.get(number, ()))
     try:
         if is_run_start is not None:
-            start, end = int(stream.starts[number]), int(stream.ends[number])
-            for run in _list_run_bounds(start, end, is_run_start):
-                _judge_continued_messages(judge, cursor, run, stream, base)
-        judge.judge_chain_gaps(NEVER)
-        judge.advance_time(int(batch.ends[number]))
+            start, end = int(stream.starts[number]), int(stream.session_ends[number])
+            for run in _list_bounds_of_gapless_runs(start, end, is_run_start):
+                _judge_gapless_run_of_session(judge, cursor, run, stream, base)
+        judge.judge_chain_gaps_up_to_offset(NEVER)
+        judge.advance_stream_time(int(batch.ends[number]))
     except ViolationError:
         pass  # the batch will not be committed, so the rest of its outcome does not matter
     cursor.held = len(judge.held_messages)
-    cursor.rows = cursor.rows if rows is None else rows.encode()
-    batch.memories[number] = encode_memory(cursor.to_memory())
-    batch.cursors[number] = cursor.to_record_values()
+    cursor.rows = cursor.rows if rows is None else rows.encode_rows()
+    batch.variable_parts[number] = encode_variable_part(cursor.create_variable_part())
+    batch.cursors[number] = cursor.list_array_record_values()
 
 
-def _list_run_bounds(start: int, end: int, is_run_start: Bools) -> list[tuple[int, int]]:
+def _list_bounds_of_gapless_runs(start: int, end: int, is_run_start: Bools) -> list[tuple[int, int]]:
     """Returns the start and end index of each run between two message indices.
 
     A run starts where `is_run_start` is True.
@@ -306,8 +316,8 @@ def _list_run_bounds(start: int, end: int, is_run_start: Bools) -> list[tuple[in
     return list(zip(firsts, [*firsts[1:], end], strict=True))
 
 
-def _judge_continued_messages(
-    judge: SessionJudge, cursor: Cursor, run: tuple[int, int], stream: MessageArrays, outcome_base: int
+def _judge_gapless_run_of_session(
+    judge: SessionJudge, cursor: SessionCursor, run: tuple[int, int], stream: MessageArrays, outcome_base: int
 ) -> None:
     """Judges messages that continue each other: the first one alone, the others together if possible.
 
@@ -318,24 +328,26 @@ def _judge_continued_messages(
     """
     index, end = run
     while index < end:
-        header = stream.build_header(index, outcome_base)
+        header = stream.create_message_header(index, outcome_base)
         judge.judge_message(header)
         index += 1
-        if index < end and judge.can_apply_rest_of_run(header):
+        if index < end and judge.can_apply_following_messages_unjudged(header):
             cut_due = compute_next_cut_time(header.now, judge.rules.snapshot_interval)
-            stop = _find_first_arrival_after(stream, index, end, min(cursor.find_next_due_time(), cut_due - 1))
-            _apply_rest_of_run(stream, index, stop, cursor, outcome_base, judge)
+            stop = _find_first_message_after_stream_time(
+                stream, index, end, min(cursor.find_earliest_gap_deadline(), cut_due - 1)
+            )
+            _apply_rest_of_gapless_run(stream, index, stop, cursor, outcome_base, judge)
             index = stop
 
 
-def _find_first_arrival_after(stream: MessageArrays, index: int, end: int, stream_time: int) -> int:
+def _find_first_message_after_stream_time(stream: MessageArrays, index: int, end: int, stream_time: int) -> int:
     """Returns the index of the first message in `[index, end)` that arrived after a stream time (ms), else `end`."""
     late = np.flatnonzero(stream.now[index:end] > stream_time)
     return index + int(late[0]) if len(late) else end
 
 
-def _apply_rest_of_run(
-    stream: MessageArrays, start: int, end: int, cursor: Cursor, outcome_base: int, judge: SessionJudge
+def _apply_rest_of_gapless_run(
+    stream: MessageArrays, start: int, end: int, cursor: SessionCursor, outcome_base: int, judge: SessionJudge
 ) -> None:
     """Applies messages of one session that continue an applied one, and updates the cursor.
 
@@ -349,29 +361,31 @@ def _apply_rest_of_run(
     out = judge.outcome
     part = MessageArrays(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in MESSAGE_ARRAY_NAMES))
     places = slice(outcome_base + start, outcome_base + end)
-    epochs = _compute_epochs(part, np.array([cursor.epoch]))
-    out.verdict[places] = Verdict.APPLIED
+    epochs = _compute_epoch_of_each_message(part, np.array([cursor.epoch]))
+    out.verdict[places] = MessageVerdict.APPLIED
     out.epoch[places] = epochs
-    out.position[places] = assign_positions(cursor.position, part.offset)
+    out.position[places] = assign_application_positions(cursor.position, part.offset)
     out.life[places] = cursor.first_offset
     out.applied_at[places], out.applied_by[places] = part.now, part.offset
-    apply_run(cursor, AppliedRun(part.starts, part.type, part.seq, part.ts, out.position[places]))
+    apply_messages_to_cursor(
+        cursor, AppliedMessageRuns(part.starts, part.type, part.seq, part.ts, out.position[places])
+    )
     cursor.epoch = int(epochs[-1])
     cursor.last_offset = int(part.offset[-1])
-    cursor.last_kafka_ts = int(part.time[-1])
+    cursor.last_kafka_ts = int(part.message_times[-1])
     cursor.partition, cursor.lane = int(part.partition[-1]), int(part.lane[-1])
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]
-        cursor.record_seqs(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
+        cursor.record_applied_or_held_seqs(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
     if cursor.changed_at == NEVER:
-        cursor.changed_at = int(np.where(find_table_changing_messages(part.type), part.now, NEVER).min())
+        cursor.changed_at = int(np.where(mark_table_changing_messages(part.type), part.now, NEVER).min())
     cursor.changes += int(part.changes.sum())
-    if cursor.status == Status.ENDED:
-        judge.record_cut(CutReason.END, int(part.now[-1]))
+    if cursor.status == SessionStatus.ENDED:
+        judge.record_table_cut(CutReason.END, int(part.now[-1]))
 
 
-def assign_positions(last_position: int, releasing_offsets: Int64s) -> Int64s:
+def assign_application_positions(last_position: int, releasing_offsets: Int64s) -> Int64s:
     """Returns each applied message's position in its session's order of application.
 
     It is the offset of the message that had it applied, or the next free number if that is higher.

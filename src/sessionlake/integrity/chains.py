@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.outcome import unwrap_counter
-from sessionlake.integrity.rules import RuleLookup, Rules
+from sessionlake.integrity.outcome import unwrap_restarting_counter
+from sessionlake.integrity.rules import JudgingRuleLookup, JudgingRules
 from sessionlake.protocol.arrow import build_session_key, split_session_key
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
 from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, Link, MessageType
@@ -33,7 +33,7 @@ from sessionlake.settings.section import Integrity
 
 MAX_CHAINS = 1_000
 """The most chains of a topic-partition. A new one replaces the one whose last message is the oldest."""
-ReadTimes = Callable[[pa.Table], Int64s]
+ReadStreamTimesOfMessages = Callable[[pa.Table], Int64s]
 """Returns the stream time (ms) at each of some messages."""
 
 
@@ -78,7 +78,7 @@ class ChainGap:
     actual: int
 
 
-class _Row(NamedTuple):
+class _ChainMessagePart(NamedTuple):
     """A message, or a part of a split message, that has a seq of a chain.
 
     Its fields are columns of the decoded messages.
@@ -98,13 +98,13 @@ class _Row(NamedTuple):
     now: int
 
     @property
-    def session(self) -> str | None:
+    def session_key(self) -> str | None:
         """Key of the session; None for a message that its feed ignores."""
         return None if self.session_id is None else build_session_key(self.topic, self.partition, self.session_id)
 
 
 @dataclass
-class ChainFollower:
+class ChainGapFinder:
     """Finds gaps and repeated messages in the chains of a shard's batch.
 
     A chain is a counter that several sessions share.
@@ -117,61 +117,63 @@ class ChainFollower:
     """
 
     chains: Chains
-    rules: RuleLookup
+    rules: JudgingRuleLookup
     known_sessions: set[str]
     gaps: dict[str, list[ChainGap]] = field(default_factory=dict)
     _links: dict[int, int] = field(default_factory=dict)
     _seqs: dict[int, int] = field(default_factory=dict)
 
-    def follow_messages(self, messages: pa.Table, read_times: ReadTimes) -> pa.Table:
+    def find_gaps_and_link_messages(self, messages: pa.Table, read_stream_times: ReadStreamTimesOfMessages) -> pa.Table:
         """Follows the chains through the batch, and collects their gaps in `gaps`.
 
         Args:
             messages: The decoded messages of the batch.
-            read_times: Returns the stream times at some of the messages.
+            read_stream_times: Returns the stream times at some of the messages.
 
         Returns:
             The messages with `link` set as their chains show (repeated or continued), and `seq` without restarts of the
             counter.
         """
         places = np.flatnonzero(pc.is_valid(messages["chain"]).to_numpy())
-        for _, parts in groupby(_list_rows(messages, places, read_times), _get_chain_sort_key):
-            self._follow_message(list(parts))
+        for _, parts in groupby(
+            _list_sorted_chain_message_parts(messages, places, read_stream_times), _get_chain_sort_key
+        ):
+            self._update_chain_with_message(list(parts))
         return _replace_column_values(_replace_column_values(messages, "link", self._links), "seq", self._seqs)
 
-    def _follow_message(self, rows: Sequence[_Row]) -> None:
+    def _update_chain_with_message(self, rows: Sequence[_ChainMessagePart]) -> None:
         """Follows a chain through one message.
 
         Args:
             rows: The parts of the message that have the same seq of this chain.
         """
-        first, rules = rows[0], self.rules.find_rules(rows[0].topic)
+        first, rules = rows[0], self.rules.find_judging_rules(rows[0].topic)
         if rules.integrity is Integrity.NONE:
             return
         key = build_session_key(first.topic, first.partition, first.chain)
         chain = self.chains.get(key)
         time = choose_message_time(first.kafka_ts, first.now)
-        if chain is None or _is_chain_silent(chain, first.now, time, rules):
-            chain = self._start_chain(key, first, time)
+        if chain is None or _has_chain_been_silent_too_long(chain, first.now, time, rules):
+            chain = self._start_or_restart_chain(key, first, time)
         elif any(part.link == Link.RESTART for part in rows):
             chain.sessions, chain.last_seq = set(), first.seq
         else:
-            seq = unwrap_counter(first.seq, chain.last_seq, rules.modulo) if rules.modulo else first.seq
+            seq = unwrap_restarting_counter(first.seq, chain.last_seq, rules.modulo) if rules.modulo else first.seq
             for part in rows:
                 self._seqs[part.place] = seq
-            if _is_chain_repeat(rows, seq, chain.last_seq):
+            if _is_repeated_message_of_chain(rows, seq, chain.last_seq):
                 self._links |= {part.place: Link.REPEATED for part in rows}
                 return
-            if _has_chain_gap(first, seq, chain.last_seq, rules):
+            if _has_gap_in_chain_before_message(first, seq, chain.last_seq, rules):
                 expected = None if first.link == Link.LINK else chain.last_seq + 1
                 for session in chain.sessions:
-                    self._add_gap(session, first, expected, seq)
+                    self._add_chain_gap_to_session(session, first, expected, seq)
             chain.last_seq = max(seq, chain.last_seq)
         chain.offset, chain.time = first.offset, time
         for part in rows:
-            self._join_chain(part, key, chain)
+            self._add_session_of_message_to_chain(part, key, chain)
 
-    def _start_chain(self, key: str, first_row: _Row, time: int) -> ChainCursor:
+    def _start_or_restart_chain(self, key: str, first_row: _ChainMessagePart, time: int) -> ChainCursor:
         """Creates a chain, or starts it again, at a message.
 
         If the topic-partition has too many, its oldest one is dropped.
@@ -189,28 +191,32 @@ class ChainFollower:
         chain = self.chains[key] = ChainCursor(first_row.seq, first_row.offset, time, set())
         return chain
 
-    def _join_chain(self, row: _Row, key: str, chain: ChainCursor) -> None:
+    def _add_session_of_message_to_chain(self, row: _ChainMessagePart, key: str, chain: ChainCursor) -> None:
         """Adds a message's session to the chain, and removes it from its other chains. Sets the message's link."""
-        session = row.session
+        session = row.session_key
         if session is None:
             return
         self._links[row.place] = Link.CHAINED
         if session not in chain.sessions and session in self.known_sessions:
             if row.type != MessageType.SNAPSHOT:
-                self._add_gap(session, row, None, self._seqs.get(row.place, row.seq))
+                self._add_chain_gap_to_session(session, row, None, self._seqs.get(row.place, row.seq))
             for name, other in self.chains.items():
                 if name != key:
                     other.sessions.discard(session)
         chain.sessions.add(session)
         self.known_sessions.add(session)
 
-    def _add_gap(self, session_key: str, row: _Row, expected: int | None, actual: int) -> None:
+    def _add_chain_gap_to_session(
+        self, session_key: str, row: _ChainMessagePart, expected: int | None, actual: int
+    ) -> None:
         """Adds a gap that this message has revealed to the gaps of a session."""
         gap = ChainGap(row.offset, row.kafka_ts, row.partition, row.now, expected, actual)
         self.gaps.setdefault(session_key, []).append(gap)
 
 
-def list_silent_chains(chains: Chains, rules: RuleLookup, stream_times: Mapping[TopicPartition, int]) -> list[str]:
+def list_silent_chains(
+    chains: Chains, rules: JudgingRuleLookup, stream_times: Mapping[TopicPartition, int]
+) -> list[str]:
     """Returns the keys of the chains that have been silent for so long that any later message would start them again.
 
     Args:
@@ -222,29 +228,34 @@ def list_silent_chains(chains: Chains, rules: RuleLookup, stream_times: Mapping[
     for key, chain in chains.items():
         topic, partition, _ = split_session_key(key)
         now = stream_times.get((topic, partition), NO_KAFKA_TIME)
-        if _is_chain_silent(chain, now, chain.time, rules.find_rules(topic)):
+        if _has_chain_been_silent_too_long(chain, now, chain.time, rules.find_judging_rules(topic)):
             found.append(key)
     return found
 
 
-def _list_rows(messages: pa.Table, places: Int64s, read_times: ReadTimes) -> Iterator[_Row]:
+def _list_sorted_chain_message_parts(
+    messages: pa.Table, places: Int64s, read_stream_times: ReadStreamTimesOfMessages
+) -> Iterator[_ChainMessagePart]:
     """Yields the messages at these indices, sorted by topic-partition and offset; the parts of one message by chain."""
     chosen = messages.take(pa.array(places))
     columns: dict[str, list[Any]] = {
         "place": places.tolist(),
         "seq": pc.fill_null(chosen["seq"], NO_SEQ).to_pylist(),
-        "now": read_times(chosen).tolist(),
+        "now": read_stream_times(chosen).tolist(),
     }
-    columns |= {name: chosen[name].to_pylist() for name in _Row._fields if name not in columns}
-    rows = [_Row(*fields) for fields in zip(*(columns[name] for name in _Row._fields), strict=True)]
+    columns |= {name: chosen[name].to_pylist() for name in _ChainMessagePart._fields if name not in columns}
+    rows = [
+        _ChainMessagePart(*fields)
+        for fields in zip(*(columns[name] for name in _ChainMessagePart._fields), strict=True)
+    ]
     yield from sorted(rows, key=_get_chain_sort_key)
 
 
-def _get_chain_sort_key(row: _Row) -> tuple[str, int, int, str]:
+def _get_chain_sort_key(row: _ChainMessagePart) -> tuple[str, int, int, str]:
     return row.topic, row.partition, row.offset, row.chain
 
 
-def _is_chain_silent(chain: ChainCursor, now: int, message_time: int, rules: Rules) -> bool:
+def _has_chain_been_silent_too_long(chain: ChainCursor, now: int, message_time: int, rules: JudgingRules) -> bool:
     """Returns True if a message starts the chain again, because it comes after more than the session timeout.
 
     Args:
@@ -256,13 +267,13 @@ def _is_chain_silent(chain: ChainCursor, now: int, message_time: int, rules: Rul
     return message_time - chain.time > rules.session_timeout or now - chain.time > 2 * rules.session_timeout
 
 
-def _is_chain_repeat(rows: Sequence[_Row], seq: int, last_seq: int) -> bool:
+def _is_repeated_message_of_chain(rows: Sequence[_ChainMessagePart], seq: int, last_seq: int) -> bool:
     """Returns True if a chain has had this message already. A heartbeat with the chain's last seq is no repetition."""
     is_keep_alive = rows[0].after == seq == last_seq and all(part.type == MessageType.HEARTBEAT for part in rows)
     return seq <= last_seq and not is_keep_alive
 
 
-def _has_chain_gap(row: _Row, seq: int, last_seq: int, rules: Rules) -> bool:
+def _has_gap_in_chain_before_message(row: _ChainMessagePart, seq: int, last_seq: int, rules: JudgingRules) -> bool:
     """Returns True if seqs are missing between the chain's last seq and a message with this seq."""
     if rules.modulo is not None:
         return seq > last_seq + 1

@@ -2,7 +2,7 @@
 
 It must not depend on how messages are split among shards and tasks. But a shard sees only some messages of a
 topic-partition, and a task packs only some of its offsets. So each task cuts its messages into segments of consecutive
-offsets and sends their timestamps (`Segments`) to every shard. `ShardClock.advance_clock` combines all segments
+offsets and sends their timestamps (`OffsetSegments`) to every shard. `ShardClock.advance_clock` combines all segments
 of a batch into the stream time at each message of the shard. It remembers only topic-partitions that have sessions.
 
 A silence (`protocol.silence`) also moves the clock, for everything after its offset.
@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.integrity.cursor import NEVER, NO_TIME
+from sessionlake.integrity.segment_times import NO_STRETCHES, StreamTimesBeforeSegments
 from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.silence import Silence
@@ -34,7 +35,7 @@ _FIELDS = ("lane", "first", "last", "start", "highest")
 _SILENT = ("silent", "behind", "until")
 
 
-class PartitionTime(msgspec.Struct, array_like=True):
+class PartitionStreamTime(msgspec.Struct, array_like=True):
     """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and the last offset that it includes."""
 
     topic: str
@@ -43,7 +44,7 @@ class PartitionTime(msgspec.Struct, array_like=True):
     offset: int
 
     @property
-    def now(self) -> int:
+    def known_stream_time(self) -> int:
         """The stream time in ms, or `NO_KAFKA_TIME` if there is none yet."""
         return NO_KAFKA_TIME if self.time == NO_TIME else self.time
 
@@ -51,7 +52,7 @@ class PartitionTime(msgspec.Struct, array_like=True):
 class EarlierStreamTimes(Protocol):
     """Looks up stream times that earlier batches have stored. Picklable, because Spark sends it to its workers."""
 
-    def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
+    def read_stream_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset.
 
         Args:
@@ -66,7 +67,7 @@ class EarlierStreamTimes(Protocol):
 
 
 @dataclass(frozen=True)
-class Segments:
+class OffsetSegments:
     """Messages with consecutive offsets of a topic-partition, as segments. The arrays can be very long.
 
     Attributes:
@@ -96,15 +97,15 @@ class Segments:
     until: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
-    def silences(self) -> list[PartitionTime]:
+    def stream_times_after_silences(self) -> list[PartitionStreamTime]:
         """For each silence, its topic-partition, the stream time after it, and the offset of the message before it."""
         time = np.maximum(self.until, self.before[self.silent])
         names = (self.names[place] for place in self.silent.tolist())
         stands = zip(names, time.tolist(), self.behind.tolist(), strict=True)
-        return [PartitionTime(topic, partition, at, offset) for (topic, partition), at, offset in stands]
+        return [PartitionStreamTime(topic, partition, at, offset) for (topic, partition), at, offset in stands]
 
 
-class _EncodedSegments(msgspec.Struct, array_like=True):
+class _EncodedOffsetSegments(msgspec.Struct, array_like=True):
     names: list[TopicPartition]
     count: int
     packed: bytes
@@ -113,27 +114,35 @@ class _EncodedSegments(msgspec.Struct, array_like=True):
     silent: bytes
 
 
-_decoder = msgspec.msgpack.Decoder(_EncodedSegments)
+_decoder = msgspec.msgpack.Decoder(_EncodedOffsetSegments)
 
 
-def encode_segments(segments: Segments) -> bytes:
-    """Encodes segments for `decode_segments`. They are compressed, as missing offsets can make many segments."""
+def encode_offset_segments(segments: OffsetSegments) -> bytes:
+    """Encodes segments for `decode_offset_segments`. They are compressed, as missing offsets can make many segments."""
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])
-    packed = [columns.shape[1], _pack_ints(columns), _pack_ints(known), silent.shape[1], _pack_ints(silent)]
-    return msgspec.msgpack.encode(_EncodedSegments(segments.names, *packed))
+    packed = [
+        columns.shape[1],
+        _compress_int_rows(columns),
+        _compress_int_rows(known),
+        silent.shape[1],
+        _compress_int_rows(silent),
+    ]
+    return msgspec.msgpack.encode(_EncodedOffsetSegments(segments.names, *packed))
 
 
-def decode_segments(payload: bytes) -> Segments:
-    """Decodes segments that `encode_segments` wrote."""
+def decode_offset_segments(payload: bytes) -> OffsetSegments:
+    """Decodes segments that `encode_offset_segments` wrote."""
     segments = _decoder.decode(payload)
-    known = _unpack_ints(segments.known, 2, len(segments.names))
-    silent = _unpack_ints(segments.silent, len(_SILENT), segments.silences)
-    return Segments(segments.names, *known, *_unpack_ints(segments.packed, len(_FIELDS), segments.count), *silent)
+    known = _decompress_int_rows(segments.known, 2, len(segments.names))
+    silent = _decompress_int_rows(segments.silent, len(_SILENT), segments.silences)
+    return OffsetSegments(
+        segments.names, *known, *_decompress_int_rows(segments.packed, len(_FIELDS), segments.count), *silent
+    )
 
 
-def _pack_ints(rows: Int64s) -> bytes:
+def _compress_int_rows(rows: Int64s) -> bytes:
     """Compresses rows of integers: differences of neighbours, sorted by the significance of their bytes."""
     steps = np.diff(rows, axis=1, prepend=0)
     planes = np.ascontiguousarray(steps.view(np.uint8).reshape(*steps.shape, 8).transpose(0, 2, 1))
@@ -141,21 +150,21 @@ def _pack_ints(rows: Int64s) -> bytes:
     return packed
 
 
-def _unpack_ints(packed: bytes, row_count: int, column_count: int) -> Int64s:
+def _decompress_int_rows(packed: bytes, row_count: int, column_count: int) -> Int64s:
     shape = row_count, 8, column_count
     raw = pa.decompress(packed, decompressed_size=int(np.prod(shape)), codec=_CODEC, asbytes=True)
     steps = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(shape).transpose(0, 2, 1)).view(np.int64)
     return np.cumsum(steps.reshape(row_count, column_count), axis=1)
 
 
-def cut_into_segments(
+def split_messages_into_offset_segments(
     partition_indices: Int64s,
     partitions: list[TopicPartition],
     message_offsets: Int64s,
     timestamps: Int64s,
     earlier_times: EarlierStreamTimes,
     silences: Sequence[Silence] = (),
-) -> tuple[Segments, Int64s]:
+) -> tuple[OffsetSegments, Int64s]:
     """Cuts messages into segments of consecutive offsets.
 
     A segment that starts with messages without a timestamp ends before the first message with one.
@@ -181,60 +190,15 @@ def cut_into_segments(
     lowest[lanes[begins]] = offsets[begins]
     silence_ends = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T
     np.minimum.at(lowest, silent, silence_ends[0] + 1)
-    known = earlier_times.read_times_before([*places], lowest)
+    known = earlier_times.read_stream_times_before([*places], lowest)
     columns = lanes[starts], offsets[starts], offsets[ends - 1], at[starts], running[ends - 1]
-    segments = Segments([*places], *known, *columns, np.array(silent, np.int64), *silence_ends)
+    segments = OffsetSegments([*places], *known, *columns, np.array(silent, np.int64), *silence_ends)
     unsorted = np.empty_like(running)
     unsorted[order] = running
     return segments, unsorted
 
 
-@dataclass(frozen=True)
-class StretchTimes:
-    """The stream time just before each stretch. A stretch begins with a segment and ends where the next segment begins.
-
-    Attributes:
-        lane: For each stretch, the index of its topic-partition in the clock; ascending.
-        first: First offset of each stretch; ascending within a lane.
-        before: Stream time just before each stretch, ms. All three arrays are empty if it would change no stream time.
-        silences: Stretches after silences, each from a silence to the end of its lane; `before` is the time after the
-            silence. None if the batch has no silences.
-    """
-
-    lane: Int64s
-    first: Int64s
-    before: Int64s
-    silences: StretchTimes | None = None
-
-    def compute_message_times(self, partition_indices: Int64s, offsets: Int64s, segment_maxima: Int64s) -> Int64s:
-        """Returns the stream time at each message of the batch, ms.
-
-        Args:
-            segment_maxima: The highest timestamp in each message's segment up to the message, ms.
-        """
-        times, silences = segment_maxima, self.silences
-        if len(self.first) and len(partition_indices):
-            times = np.maximum(times, self._find_times_before(partition_indices, offsets))
-        return times if silences is None else silences.compute_message_times(partition_indices, offsets, times)
-
-    def _find_times_before(self, partition_indices: Int64s, offsets: Int64s) -> Int64s:
-        """Returns the stream time before the stretch of each message, ms; `NO_TIME` if the message is in no stretch."""
-        stretches = len(self.first)
-        # Sorted together, a message comes directly after the start of its stretch and the messages before it.
-        is_message = np.repeat([False, True], [stretches, len(partition_indices)])
-        order = np.lexsort((is_message, np.append(self.first, offsets), np.append(self.lane, partition_indices)))
-        place = np.cumsum(~is_message[order]) - 1
-        messages = is_message[order]
-        stretch = np.empty(len(partition_indices), np.int64)
-        stretch[order[messages] - stretches] = place[messages]
-        return np.where((stretch >= 0) & (self.lane[stretch] == partition_indices), self.before[stretch], NO_TIME)
-
-
-_EMPTY = np.zeros(0, np.int64)
-NO_STRETCHES = StretchTimes(_EMPTY, _EMPTY, _EMPTY)
-
-
-class FirstTime(NamedTuple):
+class FirstStreamTime(NamedTuple):
     """The first stream time of a topic-partition, ms, and the offset of the message or silence that gave it."""
 
     time: int
@@ -251,9 +215,9 @@ class ShardClock:
         first_times: For each lane whose stream time became known with the batch, that first time.
     """
 
-    partition_times: list[PartitionTime]
+    partition_times: list[PartitionStreamTime]
     previous_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    first_times: dict[int, FirstTime] = field(default_factory=dict)
+    first_times: dict[int, FirstStreamTime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.partition_times)}
@@ -262,7 +226,7 @@ class ShardClock:
         """Returns the index of a topic-partition in `partition_times`. The topic-partition must be in it."""
         return self._index[topic_partition]
 
-    def add_partition(self, partition_time: PartitionTime) -> int:
+    def add_partition_if_new(self, partition_time: PartitionStreamTime) -> int:
         """Returns the index of a topic-partition in `partition_times`. Appends it if it is new."""
         place = self._index.setdefault((partition_time.topic, partition_time.partition), len(self.partition_times))
         if place == len(self.partition_times):
@@ -272,50 +236,52 @@ class ShardClock:
     @property
     def stream_times_by_partition(self) -> dict[TopicPartition, int]:
         """The stream time (ms) by topic-partition; `NO_KAFKA_TIME` for one that has none."""
-        return {(lane.topic, lane.partition): lane.now for lane in self.partition_times}
+        return {(lane.topic, lane.partition): lane.known_stream_time for lane in self.partition_times}
 
     @property
-    def stream_times(self) -> Int64s:
+    def partition_stream_times(self) -> Int64s:
         """The stream time (ms) of each topic-partition in `partition_times`; `NO_KAFKA_TIME` for one that has none."""
-        return np.array([lane.now for lane in self.partition_times], np.int64)
+        return np.array([lane.known_stream_time for lane in self.partition_times], np.int64)
 
     @property
-    def first_known_times(self) -> dict[TopicPartition, int]:
+    def first_stream_times_by_partition(self) -> dict[TopicPartition, int]:
         """The first stream time (ms) of each topic-partition that had none before the batch, by topic-partition."""
         known = ((self.partition_times[place], first.time) for place, first in self.first_times.items())
         return {(lane.topic, lane.partition): time for lane, time in known}
 
     @property
-    def first_timed_offsets(self) -> Int64s:
+    def first_offsets_with_stream_time(self) -> Int64s:
         """For each topic-partition, the first offset of the batch at which stream time is known; `NEVER` if none."""
         found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.partition_times], np.int64)
         found[[*self.first_times]] = [known.offset for known in self.first_times.values()]
         return found
 
     @property
-    def may_have_untimed_messages(self) -> bool:
+    def may_have_messages_without_stream_time(self) -> bool:
         """True if the batch may have messages that arrived before their topic-partition had a stream time."""
         return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.partition_times)
 
-    def replace_unknown_times(self, partition_indices: Int64s, stream_times: Int64s) -> Int64s:
+    def replace_unknown_stream_times(self, partition_indices: Int64s, stream_times: Int64s) -> Int64s:
         """Returns the stream times with `NO_TIME` replaced: by the partition's first time, else by `NO_KAFKA_TIME`.
 
         Args:
             partition_indices: The lane of each message: the index of its topic-partition in `partition_times`.
             stream_times: Stream time at each message's arrival, ms; `NO_TIME` where it was not known.
         """
-        if not self.may_have_untimed_messages:
+        if not self.may_have_messages_without_stream_time:
             return stream_times
         first = np.full(len(self.partition_times), NO_KAFKA_TIME, np.int64)
         first[[*self.first_times]] = [known.time for known in self.first_times.values()]
         return np.where(stream_times == NO_TIME, first[partition_indices], stream_times)
 
     @property
-    def last_offsets(self) -> Int64s:
+    def last_partition_offsets(self) -> Int64s:
         """The last offset of each topic-partition in `partition_times`."""
         return np.array([lane.offset for lane in self.partition_times], np.int64)
 
-    def advance_clock(self, batch_segments: Sequence[Segments], partitions: Collection[TopicPartition]) -> StretchTimes:
+    def advance_clock(
+        self, batch_segments: Sequence[OffsetSegments], partitions: Collection[TopicPartition]
+    ) -> StreamTimesBeforeSegments:
         """Advances the clock by a batch's segments and silences. Returns the stream times for the batch's messages.
 
         Args:
@@ -323,19 +289,19 @@ class ShardClock:
             partitions: The topic-partitions of the shard's messages. Others count only if they have a lane.
         """
         waiting = {place for place, lane in enumerate(self.partition_times) if lane.time == NO_TIME}
-        parts = [self._select_segments(segments, partitions) for segments in batch_segments]
+        parts = [self._select_segments_of_partitions(segments, partitions) for segments in batch_segments]
         mine, silent = zip(*parts, strict=True) if parts else ((), ())
         segments = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
         silences = np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1)
-        self._set_first_times(waiting, segments, silences)
-        stretches = self._advance_by_segments(segments)
-        silent_stretches = self._advance_by_silences(silences)
+        self._set_first_stream_times(waiting, segments, silences)
+        stretches = self._advance_clock_by_segments(segments)
+        silent_stretches = self._advance_clock_by_silences(silences)
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
-    def _set_first_times(self, untimed_before: Collection[int], segments: Int64s, silences: Int64s) -> None:
+    def _set_first_stream_times(self, untimed_before: Collection[int], segments: Int64s, silences: Int64s) -> None:
         """Sets `first_times` for topic-partitions whose first stream time is from this or an earlier batch."""
         known = (place for place in untimed_before if self.partition_times[place].time != NO_TIME)
-        self.first_times = {place: FirstTime(self.partition_times[place].time, BEGINNING) for place in known}
+        self.first_times = {place: FirstStreamTime(self.partition_times[place].time, BEGINNING) for place in known}
         untimed = {place for place, lane in enumerate(self.partition_times) if lane.time == NO_TIME}
         if not untimed:
             return
@@ -346,9 +312,9 @@ class ShardClock:
         found = [(lane, offset, 1, time) for lane, offset, time in timestamps if lane in untimed]
         found += [(lane, offset, 0, time) for lane, offset, time in silent if lane in untimed]
         for lane, offset, _, time in sorted(found):
-            self.first_times.setdefault(lane, FirstTime(time, offset))
+            self.first_times.setdefault(lane, FirstStreamTime(time, offset))
 
-    def _advance_by_segments(self, segments: Int64s) -> StretchTimes:
+    def _advance_clock_by_segments(self, segments: Int64s) -> StreamTimesBeforeSegments:
         lane, first, last, start, highest = segments
         if not len(lane):
             return NO_STRETCHES
@@ -365,9 +331,9 @@ class ShardClock:
         before[begins] = [item.time for item in stands]
         for item, time, offset in zip(stands, after[ends].tolist(), last[ends].tolist(), strict=True):
             item.time, item.offset = time, max(item.offset, offset)
-        return StretchTimes(lane, first, before) if (before > start).any() else NO_STRETCHES
+        return StreamTimesBeforeSegments(lane, first, before) if (before > start).any() else NO_STRETCHES
 
-    def _advance_by_silences(self, silences: Int64s) -> StretchTimes | None:
+    def _advance_clock_by_silences(self, silences: Int64s) -> StreamTimesBeforeSegments | None:
         """Advances the clock by silences. Returns the stream times after them; None if there are no silences."""
         if not silences.shape[1]:
             return None
@@ -375,9 +341,11 @@ class ShardClock:
         lane, behind, until = silences[0], silences[1], compute_running_maximum(silences[2], silences[0])
         for place, time in zip(lane.tolist(), until.tolist(), strict=True):
             self.partition_times[place].time = max(self.partition_times[place].time, time)
-        return StretchTimes(lane, behind + 1, until)
+        return StreamTimesBeforeSegments(lane, behind + 1, until)
 
-    def _select_segments(self, segments: Segments, partitions: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
+    def _select_segments_of_partitions(
+        self, segments: OffsetSegments, partitions: Collection[TopicPartition]
+    ) -> tuple[Int64s, Int64s]:
         """Returns those segments and silences that are of the shard's topic-partitions, as arrays with a row per field.
 
         Adds these topic-partitions to the clock, with their latest known stream time before the batch.
@@ -385,7 +353,7 @@ class ShardClock:
         places = np.full(len(segments.names), -1, np.int64)
         for number, name in enumerate(segments.names):
             if name in self._index or name in partitions:
-                place = places[number] = self.add_partition(PartitionTime(*name, NO_TIME, BEGINNING))
+                place = places[number] = self.add_partition_if_new(PartitionStreamTime(*name, NO_TIME, BEGINNING))
                 lane, since = self.partition_times[place], int(segments.since[number])
                 if since > lane.offset:
                     lane.time, lane.offset = int(segments.before[number]), since

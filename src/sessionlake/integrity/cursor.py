@@ -26,7 +26,7 @@ NEVER = int(np.iinfo(np.int64).max)
 """A time that is never reached."""
 
 
-class Status(IntEnum):
+class SessionStatus(IntEnum):
     """The status of a session. The integer values are stored: add new ones at the end."""
 
     OPEN = 0
@@ -54,7 +54,7 @@ CURSOR = np.dtype(
         ("last_kafka_ts", np.int64),  # time of the last well-formed message, ms (`protocol.kafka_time`)
         ("ended_at", np.int64),  # event time of the end, ms, limited to the range of a SQL timestamp
         ("position", np.int64),  # last position given to an applied message
-        ("taken_from", np.int64),  # lowest and highest seq applied or held back; any gaps are in `SeqMemory`
+        ("taken_from", np.int64),  # lowest and highest seq applied or held back; any gaps are in `CursorVariablePart`
         ("taken_to", np.int64),
         ("epoch_seq", np.int64),  # seq of the snapshot that `epoch` identifies
         ("highest_ts", np.int64),  # highest event time that has arrived, ms
@@ -69,7 +69,7 @@ CURSOR = np.dtype(
     ]
 )
 CURSOR_FIELDS = CURSOR.names or ()
-Cursors = npt.NDArray[np.void]
+SessionCursors = npt.NDArray[np.void]
 INITIAL_VALUES: dict[str, int] = {
     "epoch": NO_EPOCH,
     "last_seq": NO_SEQ,
@@ -90,7 +90,7 @@ INITIAL_VALUES: dict[str, int] = {
 }
 
 
-def create_cursors(count: int) -> Cursors:
+def create_session_cursors(count: int) -> SessionCursors:
     """Returns an array of `count` cursors, each of a session that has no message yet."""
     cursors = np.zeros(count, CURSOR)
     for name, value in INITIAL_VALUES.items():
@@ -118,7 +118,7 @@ class OpenGap(msgspec.Struct, array_like=True):
     partition: int
 
 
-class SeqMemory(msgspec.Struct, array_like=True):
+class CursorVariablePart(msgspec.Struct, array_like=True):
     """The variable-length part of a cursor.
 
     Only sessions with gaps between applied seqs, or with rows in memory, have one.
@@ -137,35 +137,35 @@ class SeqMemory(msgspec.Struct, array_like=True):
     rows: bytes | None = None
 
 
-_memory_decoder = msgspec.msgpack.Decoder(SeqMemory)
+_variable_part_decoder = msgspec.msgpack.Decoder(CursorVariablePart)
 
 
-def encode_memory(memory: SeqMemory | None) -> bytes | None:
+def encode_variable_part(part: CursorVariablePart | None) -> bytes | None:
     """Encodes the variable-length part of a cursor for the stored state. None is not encoded."""
-    return None if memory is None else msgspec.msgpack.encode(memory)
+    return None if part is None else msgspec.msgpack.encode(part)
 
 
-def decode_memory(stored: bytes | None) -> SeqMemory | None:
-    """Decodes the variable-length part of a cursor that `encode_memory` has encoded; None for None."""
-    return None if stored is None else _memory_decoder.decode(stored)
+def decode_variable_part(stored: bytes | None) -> CursorVariablePart | None:
+    """Decodes the variable-length part of a cursor that `encode_variable_part` has encoded; None for None."""
+    return None if stored is None else _variable_part_decoder.decode(stored)
 
 
-def postpone_gaps(stored: bytes | None, delay_ms: int) -> bytes | None:
-    """Returns an encoded `SeqMemory` in which each gap becomes a violation `delay_ms` of stream time later."""
-    memory = decode_memory(stored)
-    if memory is not None:
-        for hole in memory.open_gaps:
+def postpone_gap_deadlines(stored: bytes | None, delay_ms: int) -> bytes | None:
+    """Returns an encoded `CursorVariablePart` in which each gap becomes a violation `delay_ms` of stream time later."""
+    part = decode_variable_part(stored)
+    if part is not None:
+        for hole in part.open_gaps:
             hole.due += delay_ms
-    return encode_memory(memory)
+    return encode_variable_part(part)
 
 
 @dataclass(slots=True)
-class Cursor:
+class SessionCursor:
     """What judging remembers about one session, as Python values. The comments at `CURSOR` explain each value."""
 
     lane: int = 0
     partition: int = 0
-    status: int = Status.OPEN
+    status: int = SessionStatus.OPEN
     marked: int = 0
     epoch: int = NO_EPOCH
     last_seq: int = NO_SEQ
@@ -198,48 +198,48 @@ class Cursor:
     rows: bytes | None = None
 
     @classmethod
-    def from_record(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
-        """Returns the cursor with the values of a cursor array's record, and of the session's memory if it has one."""
+    def from_array_record(cls, record: np.void, part: CursorVariablePart | None = None) -> SessionCursor:
+        """Returns the cursor with the values of a cursor array's record, and of its variable part if it has one."""
         cursor = cls(*record.tolist())
-        if memory is not None:
-            cursor.rows = memory.rows
-        if memory is not None and memory.taken:
-            cursor.taken, cursor.snapshots, cursor.open_gaps = SeqSet(memory.taken), memory.snapshots, memory.open_gaps
+        if part is not None:
+            cursor.rows = part.rows
+        if part is not None and part.taken:
+            cursor.taken, cursor.snapshots, cursor.open_gaps = SeqSet(part.taken), part.snapshots, part.open_gaps
         else:
             if cursor.taken_from != NO_SEQ:
-                cursor.taken.add_range(cursor.taken_from, cursor.taken_to)
+                cursor.taken.add_seq_range(cursor.taken_from, cursor.taken_to)
             if cursor.epoch_seq != NO_SEQ:
                 cursor.snapshots.append((cursor.epoch_seq, cursor.epoch))
         return cursor
 
-    def assume_all_seqs_known(self) -> None:
+    def mark_all_earlier_seqs_as_applied(self) -> None:
         """Marks all seqs up to the last applied one as applied, if the cursor does not record which ones were.
 
         That is so if the session's class was another one before.
         """
-        if self.last_seq != NO_SEQ and not self.taken.bounds:
-            self.taken.add_range(0, self.last_seq)
+        if self.last_seq != NO_SEQ and not self.taken.interval_bounds:
+            self.taken.add_seq_range(0, self.last_seq)
 
-    def record_seqs(self, first: int, last: int, max_gaps: int) -> None:
+    def record_applied_or_held_seqs(self, first: int, last: int, max_gaps: int) -> None:
         """Records that the seqs from `first` to `last` were applied or held back.
 
         If this leaves more than `max_gaps` gaps, the lowest gaps count as filled.
         """
-        self.taken.add_range(first, last)
+        self.taken.add_seq_range(first, last)
         while self.taken.gap_count > max_gaps:
-            self.taken.close_lowest_gap()
+            self.taken.fill_lowest_gap()
         if self.open_gaps:
             self.open_gaps = [
-                hole for hole in self.open_gaps if not self.taken.contains_range(hole.start, hole.end - 1)
+                hole for hole in self.open_gaps if not self.taken.contains_seq_range(hole.start, hole.end - 1)
             ]
         if len(self.snapshots) > 1:  # no later message can have a seq between two snapshots without a gap between them
             pairs = zip(self.snapshots, self.snapshots[1:], strict=False)
-            kept = [one for one, following in pairs if not self.taken.contains_range(one[0], following[0])]
+            kept = [one for one, following in pairs if not self.taken.contains_seq_range(one[0], following[0])]
             self.snapshots = [*kept, self.snapshots[-1]]
         if self.snapshots:
             self.epoch_seq, self.epoch = self.snapshots[-1]
 
-    def record_arrival(self, lane: int, partition: int, offset: int, message_time: int) -> None:
+    def record_arrived_message(self, lane: int, partition: int, offset: int, message_time: int) -> None:
         """Records the place and time (ms) of a message that has arrived, before it is judged.
 
         Args:
@@ -268,21 +268,21 @@ class Cursor:
             return offset
         return self.snapshots[place - 1][1] if place else NO_EPOCH
 
-    def find_next_due_time(self) -> int:
+    def find_earliest_gap_deadline(self) -> int:
         """Returns the stream time (ms) after which the earliest gap is a violation; `NEVER` if there is no gap."""
         return min((hole.due for hole in self.open_gaps), default=NEVER)
 
-    def to_memory(self) -> SeqMemory | None:
+    def create_variable_part(self) -> CursorVariablePart | None:
         """Returns the values that a cursor array cannot have; None if no seq is missing and no rows are in memory."""
         if self.taken.gap_count:
-            return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps, self.rows)
-        return None if self.rows is None else SeqMemory(rows=self.rows)
+            return CursorVariablePart(self.taken.interval_bounds, self.snapshots, self.open_gaps, self.rows)
+        return None if self.rows is None else CursorVariablePart(rows=self.rows)
 
-    def to_record_values(self) -> tuple[int, ...]:
+    def list_array_record_values(self) -> tuple[int, ...]:
         """Returns the cursor's values in the order of the fields of a cursor array."""
-        bounds = self.taken.bounds
+        bounds = self.taken.interval_bounds
         self.taken_from, self.taken_to = (bounds[0], bounds[-1]) if bounds else (NO_SEQ, NO_SEQ)
-        self.due = self.find_next_due_time()
+        self.due = self.find_earliest_gap_deadline()
         return tuple(getattr(self, name) for name in CURSOR_FIELDS)
 
     def start_new_life(self) -> None:
@@ -290,8 +290,8 @@ class Cursor:
 
         Only the position is kept, because later ones must be higher, and the rows, which the next snapshot will remove.
         """
-        position, rows, fresh = self.position, self.rows, Cursor()
-        for name in Cursor.__slots__:
+        position, rows, fresh = self.position, self.rows, SessionCursor()
+        for name in SessionCursor.__slots__:
             setattr(self, name, getattr(fresh, name))
         self.position = self.cut_position = position
         self.rows = rows

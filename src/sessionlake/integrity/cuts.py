@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
+from sessionlake.integrity.cursor import NEVER, NO_TIME, SessionCursors, SessionStatus
 from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Bools, Int8s, Int64s
@@ -59,18 +59,18 @@ def compute_next_cut_time(changed_at: T, interval: int) -> T:
     return (changed_at // interval + 1) * interval
 
 
-def compute_cut_times(changed_at: Int64s, interval: int) -> Int64s:
+def compute_next_cut_times(changed_at: Int64s, interval: int) -> Int64s:
     """Returns the stream time (ms) of each table's next cut, given that of its first change; `NEVER` if it has none."""
     waits = changed_at != NEVER
     return np.where(waits, compute_next_cut_time(np.where(waits, changed_at, 0), interval), NEVER)
 
 
-def create_cuts(count: int = 0) -> Cuts:
+def create_zeroed_cuts(count: int = 0) -> Cuts:
     """Returns an array of `count` cuts with zeros, for the caller to fill in."""
     return np.zeros(count, CUT_DTYPE)
 
 
-def find_table_changing_messages(message_types: Int8s) -> Bools:
+def mark_table_changing_messages(message_types: Int8s) -> Bools:
     """Returns a boolean for each message: True if its type can change a table (a snapshot or an update)."""
     return (message_types == MessageType.SNAPSHOT) | (message_types == MessageType.UPDATE)
 
@@ -122,13 +122,13 @@ class ChangesSinceCut(NamedTuple):
     changed_at: Int64s
     changes: Int64s
 
-    def write_to_cursors(self, cursors: Cursors, is_selected: Bools) -> None:
+    def write_to_cursors(self, cursors: SessionCursors, is_selected: Bools) -> None:
         """Writes `changed_at` and `changes` into those cursors for which `is_selected` is True, in the same order."""
         cursors["changed_at"][is_selected], cursors["changes"][is_selected] = self
 
 
 def find_cuts_in_batch(
-    arrived: ArrivedMessages, applied: AppliedMessages, cursors_before: Cursors, interval: int
+    arrived: ArrivedMessages, applied: AppliedMessages, cursors_before: SessionCursors, interval: int
 ) -> tuple[Cuts, ChangesSinceCut]:
     """Returns the cuts of tables that are due within a batch. No session may expire before one of its messages.
 
@@ -141,15 +141,15 @@ def find_cuts_in_batch(
     Returns:
         The cuts, with the session's index in `cursors_before`; and what changed in each table since its last cut.
     """
-    clock = _LastOffsets(arrived, cursors_before)
-    starts = np.flatnonzero(_mark_changed_values(applied.session) | _mark_changed_values(applied.at // interval))
+    clock = _LastMessageOffsets(arrived, cursors_before)
+    starts = np.flatnonzero(_mark_value_changes(applied.session) | _mark_value_changes(applied.at // interval))
     last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
     session, at = applied.session[starts], applied.at[starts]
-    is_first = _mark_changed_values(session)
+    is_first = _mark_value_changes(session)
     is_last = np.append(is_first[1:], True)[: len(session)]
-    change_times = np.where(find_table_changing_messages(applied.type), applied.at, NEVER)
+    change_times = np.where(mark_table_changing_messages(applied.type), applied.at, NEVER)
     changed_at = np.minimum.reduceat(change_times, starts) if len(at) else at
-    waits = compute_cut_times(cursors_before["changed_at"], interval)
+    waits = compute_next_cut_times(cursors_before["changed_at"], interval)
     goes_on = np.zeros(len(cursors_before), np.bool_)
     goes_on[session[is_first]] = waits[session[is_first]] > at[is_first]
     goes_on &= waits != NEVER
@@ -157,9 +157,9 @@ def find_cuts_in_batch(
     changed_at[still] = np.minimum(changed_at, cursors_before["changed_at"][session])[still]
     changes = np.add.reduceat(applied.changes, starts) if len(at) else at
     changes += np.where(still, cursors_before["changes"][session], 0)
-    due, ended = compute_cut_times(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
+    due, ended = compute_next_cut_times(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
     here = ended | (due <= clock.now[session])
-    cuts = create_cuts(int(here.sum()))
+    cuts = create_zeroed_cuts(int(here.sum()))
     cuts["session"], cuts["life"] = session[here], clock.life[session[here]]
     cuts["at"] = np.where(ended, applied.at[last], due)[here]
     cuts["reason"] = np.where(ended, CutReason.END, CutReason.INTERVAL)[here]
@@ -168,10 +168,10 @@ def find_cuts_in_batch(
     highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
     highest = compute_running_maximum(highest, np.cumsum(is_first))
     cuts["last_seq"] = np.maximum(highest, cursors_before["last_seq"][session])[here]
-    cuts["offset"] = np.where(ended, applied.by[last], clock.find_offsets_before(session, due))[here]
+    cuts["offset"] = np.where(ended, applied.by[last], clock.find_last_offsets_before_stream_times(session, due))[here]
     earlier = np.flatnonzero((waits <= clock.now) & ~goes_on)
-    waiting = _create_interval_cuts(cursors_before, earlier, interval)
-    waiting["offset"] = clock.find_offsets_before(earlier, waiting["at"])
+    waiting = _create_next_interval_cuts(cursors_before, earlier, interval)
+    waiting["offset"] = clock.find_last_offsets_before_stream_times(earlier, waiting["at"])
     after = np.where(waits > clock.now, cursors_before["changed_at"], NEVER)
     after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
     count = cursors_before["changes"].copy()
@@ -179,12 +179,12 @@ def find_cuts_in_batch(
     return np.concatenate([waiting, cuts]), ChangesSinceCut(after, np.where(after == NEVER, 0, count))
 
 
-def _mark_changed_values(values: Int64s) -> Bools:
+def _mark_value_changes(values: Int64s) -> Bools:
     """Returns a boolean for each value: True if it differs from the value before it."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
-class _LastOffsets:
+class _LastMessageOffsets:
     """Finds a session's last message before a stream time.
 
     Attributes:
@@ -192,8 +192,8 @@ class _LastOffsets:
         life: The first offset of each session's life. For a new session that is the offset of its first message.
     """
 
-    def __init__(self, arrived: ArrivedMessages, before: Cursors) -> None:
-        starts = np.flatnonzero(_mark_changed_values(arrived.session))
+    def __init__(self, arrived: ArrivedMessages, before: SessionCursors) -> None:
+        starts = np.flatnonzero(_mark_value_changes(arrived.session))
         self._arrived, self._last = arrived, before["last_offset"]
         self._times = np.unique(arrived.now)
         self._keys = arrived.session * (len(self._times) + 1) + np.searchsorted(self._times, arrived.now)
@@ -201,7 +201,7 @@ class _LastOffsets:
         known = before["first_offset"]
         self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
 
-    def find_offsets_before(self, session: Int64s, stream_times: Int64s) -> Int64s:
+    def find_last_offsets_before_stream_times(self, session: Int64s, stream_times: Int64s) -> Int64s:
         """Returns the offset of each session's last message whose Kafka time is before a limit.
 
         If there is none in the batch, it is the offset of the session's last message in earlier batches.
@@ -216,7 +216,7 @@ class _LastOffsets:
         return np.where(found, self._arrived.offset[place], self._last[session])
 
 
-def make_cuts_due_at_stream_times(cursors: Cursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+def create_cuts_due_by_time(cursors: SessionCursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
     """Returns the cuts that are due by these stream times, and records them in the cursors.
 
     The sessions must have no messages held back.
@@ -233,22 +233,22 @@ def make_cuts_due_at_stream_times(cursors: Cursors, stream_times: Int64s, timeou
     seen = cursors["last_kafka_ts"] != NO_TIME
     expiry = np.where(seen, cursors["last_kafka_ts"], 0) + timeouts
     over = seen & (expiry < stream_times)
-    at_interval = compute_cut_times(cursors["changed_at"], interval) <= np.where(over, expiry, stream_times)
-    cuts = _create_interval_cuts(cursors, np.flatnonzero(at_interval), interval)
+    at_interval = compute_next_cut_times(cursors["changed_at"], interval) <= np.where(over, expiry, stream_times)
+    cuts = _create_next_interval_cuts(cursors, np.flatnonzero(at_interval), interval)
     cursors["changed_at"][at_interval], cursors["changes"][at_interval] = NEVER, 0
     at_expiry = over & (cursors["position"] > cursors["cut_position"])
-    at_expiry &= (cursors["status"] != Status.ENDED) | (cursors["changed_at"] != NEVER)
-    expired = _create_interval_cuts(cursors, np.flatnonzero(at_expiry), interval)
+    at_expiry &= (cursors["status"] != SessionStatus.ENDED) | (cursors["changed_at"] != NEVER)
+    expired = _create_next_interval_cuts(cursors, np.flatnonzero(at_expiry), interval)
     expired["at"], expired["reason"], expired["offset"] = expiry[at_expiry], CutReason.EXPIRY, NO_OFFSET
     cursors["changed_at"][at_expiry], cursors["changes"][at_expiry] = NEVER, 0
     cursors["cut_position"][at_expiry] = cursors["position"][at_expiry]
     return np.concatenate([cuts, expired])
 
 
-def _create_interval_cuts(cursors: Cursors, cursor_indices: Int64s, interval: int) -> Cuts:
+def _create_next_interval_cuts(cursors: SessionCursors, cursor_indices: Int64s, interval: int) -> Cuts:
     """Returns the next interval cut of each cursor at these indices."""
-    cuts, found = create_cuts(len(cursor_indices)), cursors[cursor_indices]
-    cuts["session"], cuts["at"] = cursor_indices, compute_cut_times(found["changed_at"], interval)
+    cuts, found = create_zeroed_cuts(len(cursor_indices)), cursors[cursor_indices]
+    cuts["session"], cuts["at"] = cursor_indices, compute_next_cut_times(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):
         cuts[name] = found[name]
     cuts["life"], cuts["offset"] = found["first_offset"], found["last_offset"]

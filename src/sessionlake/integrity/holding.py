@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from sessionlake.integrity.cursor import Cursor, Status
+from sessionlake.integrity.cursor import SessionCursor, SessionStatus
 from sessionlake.integrity.outcome import MessageHeader
-from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.rules import JudgingRules
 from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.settings.section import Integrity
 
@@ -24,9 +24,9 @@ class HeldMessages:
         rules: The rules of the session's topic, which have the limits.
     """
 
-    def __init__(self, messages: Iterable[MessageHeader], rules: Rules) -> None:
+    def __init__(self, messages: Iterable[MessageHeader], rules: JudgingRules) -> None:
         self._rules = rules
-        self._find_place = _get_event_time_order if rules.integrity is Integrity.WINDOW else _get_arrival_order
+        self._find_place = _get_event_time_sort_key if rules.integrity is Integrity.WINDOW else _get_arrival_sort_key
         self._messages = sorted(messages, key=self._find_place)
         self._bytes = sum(message.size for message in self._messages)
 
@@ -34,12 +34,12 @@ class HeldMessages:
         return len(self._messages)
 
     @property
-    def first(self) -> MessageHeader:
+    def first_message(self) -> MessageHeader:
         """The message that will be judged first. There must be one."""
         return self._messages[0]
 
     @property
-    def exceed_limits(self) -> bool:
+    def exceed_holding_limits(self) -> bool:
         """True if there are more messages or bytes than the session may hold back."""
         most = self._rules.hold or self._rules.max_held_messages
         return len(self._messages) > most or self._bytes > self._rules.max_held_bytes
@@ -54,35 +54,38 @@ class HeldMessages:
         del self._messages[bisect_left(self._messages, self._find_place(message), key=self._find_place)]
         self._bytes -= message.size
 
-    def pop_first(self) -> MessageHeader:
+    def pop_first_message(self) -> MessageHeader:
         """Removes the message that is to be judged first, and returns it."""
         message = self._messages.pop(0)
         self._bytes -= message.size
         return message
 
-    def pop_all(self) -> list[MessageHeader]:
+    def pop_all_messages(self) -> list[MessageHeader]:
         """Removes all messages, and returns them in order."""
         messages, self._messages, self._bytes = self._messages, [], 0
         return messages
 
 
-def waits_for_snapshot(cursor: Cursor, rules: Rules) -> bool:
+def is_session_waiting_for_snapshot(cursor: SessionCursor, rules: JudgingRules) -> bool:
     """Returns True if the session must hold its messages back until a snapshot arrives.
 
     With a feed's `hold`, that is so before its first snapshot, and while it is broken.
     """
-    lacks_snapshot = cursor.last_seq == NO_SEQ and cursor.status == Status.OPEN
-    return rules.hold > 0 and (lacks_snapshot or cursor.status == Status.BROKEN)
+    lacks_snapshot = cursor.last_seq == NO_SEQ and cursor.status == SessionStatus.OPEN
+    return rules.hold > 0 and (lacks_snapshot or cursor.status == SessionStatus.BROKEN)
 
 
-def must_wait_for_snapshot(message: MessageHeader, cursor: Cursor, rules: Rules) -> bool:
+def must_message_wait_for_snapshot(message: MessageHeader, cursor: SessionCursor, rules: JudgingRules) -> bool:
     """Returns True if a message must be held back until a snapshot arrives. A snapshot or an `end` never waits."""
-    return waits_for_snapshot(cursor, rules) and message.type not in {MessageType.SNAPSHOT, MessageType.END}
+    return is_session_waiting_for_snapshot(cursor, rules) and message.type not in {
+        MessageType.SNAPSHOT,
+        MessageType.END,
+    }
 
 
-def _get_event_time_order(message: MessageHeader) -> tuple[int, int]:
+def _get_event_time_sort_key(message: MessageHeader) -> tuple[int, int]:
     return message.ts, message.seq
 
 
-def _get_arrival_order(message: MessageHeader) -> tuple[int, int]:
+def _get_arrival_sort_key(message: MessageHeader) -> tuple[int, int]:
     return message.offset, 0

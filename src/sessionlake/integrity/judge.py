@@ -31,15 +31,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sessionlake.integrity.chains import ChainGap
-from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursor, OpenGap, Status
+from sessionlake.integrity.cursor import NEVER, NO_TIME, OpenGap, SessionCursor, SessionStatus
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
-from sessionlake.integrity.gaps import judge_due_gaps
-from sessionlake.integrity.holding import HeldMessages, must_wait_for_snapshot, waits_for_snapshot
-from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
+from sessionlake.integrity.gaps import judge_overdue_gaps
+from sessionlake.integrity.holding import HeldMessages, is_session_waiting_for_snapshot, must_message_wait_for_snapshot
+from sessionlake.integrity.outcome import (
+    IntegrityEventAction,
+    IntegrityEventKind,
+    JudgingOutcome,
+    MessageHeader,
+    MessageVerdict,
+)
 from sessionlake.integrity.recorder import EventRecorder
-from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Decision, Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules, OperatorDecision
 from sessionlake.integrity.shard_batch import SessionRowSelection
-from sessionlake.integrity.transition import apply_message
+from sessionlake.integrity.transition import apply_message_to_cursor
 from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
@@ -60,11 +66,11 @@ class SessionJudge:
 
     def __init__(
         self,
-        cursor: Cursor,
+        cursor: SessionCursor,
         held_messages: list[MessageHeader],
-        rules: Rules,
+        rules: JudgingRules,
         outcome: JudgingOutcome,
-        decisions: Mapping[int, Decision] | None = None,
+        decisions: Mapping[int, OperatorDecision] | None = None,
         rows: SessionRowSelection | None = None,
         chain_gaps: Sequence[ChainGap] = (),
     ) -> None:
@@ -85,28 +91,28 @@ class SessionJudge:
         Raises:
             ViolationError: The message violates the session's class, and the policy is `fail`.
         """
-        self.judge_chain_gaps(message.offset)
-        self.advance_time(message.now)
+        self.judge_chain_gaps_up_to_offset(message.offset)
+        self.advance_stream_time(message.now)
         self._applied_at, self._applied_by = message.now, message.offset
-        if self._decisions.get(message.offset) is Decision.SKIP:
+        if self._decisions.get(message.offset) is OperatorDecision.SKIP:
             self.outcome.followed_decisions.add((self.outcome.session_number, message.offset))
-            self._events.record_skip(message)
+            self._events.record_message_skipped_by_operator(message)
             self._quarantine_message(message, Reason.SKIPPED)
             return
         if self._is_first_of_new_life(message):
-            self._release_held_messages()
-            judge_due_gaps(self._cursor, self._events, NEVER)  # what this life misses can no longer arrive
+            self._judge_all_held_messages()
+            judge_overdue_gaps(self._cursor, self._events, NEVER)  # what this life misses can no longer arrive
             self._cursor.start_new_life()
-        elif self.held_messages and not self.rules.holds_messages:
-            self._release_held_messages()  # the rules have changed since they were held back
+        elif self.held_messages and not self.rules.holds_back_messages:
+            self._judge_all_held_messages()  # the rules have changed since they were held back
         if self.rules.modulo is not None and not self.rules.has_chains:
-            message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
+            message = message.unwrap_restarting_seq(self._cursor.last_seq, self.rules.modulo)
             self.outcome.unwrapped_seqs[message.index] = message.seq
-        self._cursor.record_arrival(message.lane, message.partition, message.offset, message.time)
+        self._cursor.record_arrived_message(message.lane, message.partition, message.offset, message.message_time)
         self.outcome.life[message.index] = self._cursor.first_offset
         self._judge_arrived_message(message, message.offset)
-        if self.held_messages and self.rules.hold and not waits_for_snapshot(self._cursor, self.rules):
-            for held in self.held_messages.pop_all():
+        if self.held_messages and self.rules.hold and not is_session_waiting_for_snapshot(self._cursor, self.rules):
+            for held in self.held_messages.pop_all_messages():
                 self._judge_arrived_message(held, message.offset)
         if self._expiry_time < message.now:
             self._expire_session(message.now)
@@ -115,36 +121,36 @@ class SessionJudge:
         """Judges a message that has just arrived or was held back for a snapshot. A duplicate is dropped."""
         if self._is_duplicate(message):
             self._cursor.duplicates += 1
-            self._events.record_event(message, EventKind.DUPLICATE, Action.DROPPED)
-            self.outcome.verdict[message.index] = Verdict.DUPLICATE
+            self._events.record_integrity_event(message, IntegrityEventKind.DUPLICATE, IntegrityEventAction.DROPPED)
+            self.outcome.verdict[message.index] = MessageVerdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
-            self._hold_back_message(message)
-        elif must_wait_for_snapshot(message, self._cursor, self.rules):
-            self._hold_until_snapshot(message)
+            self._hold_message_until_watermark(message)
+        elif must_message_wait_for_snapshot(message, self._cursor, self.rules):
+            self._hold_message_until_snapshot(message)
         else:
             if message.type == MessageType.END and self.rules.hold:
-                self._release_held_messages()
-            self._judge_new_message(message, releasing_offset)
+                self._judge_all_held_messages()
+            self._judge_non_duplicate_message(message, releasing_offset)
 
-    def advance_time(self, now: int) -> None:
+    def advance_stream_time(self, now: int) -> None:
         """Judges what is due when stream time reaches `now` (ms): unfilled gaps, cuts and expiry."""
-        judge_due_gaps(self._cursor, self._events, now)
+        judge_overdue_gaps(self._cursor, self._events, now)
         expiry = self._expiry_time
         if self._next_cut_time <= min(now, expiry):
-            self.record_cut(CutReason.INTERVAL, self._next_cut_time)
+            self.record_table_cut(CutReason.INTERVAL, self._next_cut_time)
         if expiry < now:
             self._applied_at, self._applied_by = expiry + 1, NO_OFFSET
             self._expire_session(expiry)
 
-    def judge_chain_gaps(self, offset: int) -> None:
+    def judge_chain_gaps_up_to_offset(self, offset: int) -> None:
         """Judges the gaps of the session's chain that messages up to this offset have revealed."""
         while self._chain_gaps and self._chain_gaps[0].offset <= offset:
             gap = self._chain_gaps.popleft()
-            self.advance_time(gap.now)
+            self.advance_stream_time(gap.now)
             if self._expiry_time >= gap.now:
                 self._events.record_chain_gap(gap)
 
-    def record_cut(self, reason: CutReason, stream_time: int) -> None:
+    def record_table_cut(self, reason: CutReason, stream_time: int) -> None:
         """Records a cut of the session's table, with the changes so far, at this stream time (ms)."""
         cursor, offset = self._cursor, self._cursor.last_offset
         if reason is CutReason.EXPIRY:
@@ -170,29 +176,27 @@ class SessionJudge:
     def _expire_session(self, stream_time: int) -> None:
         """Marks the session as expired: judges its held messages, and cuts its table if it has changed."""
         cursor = self._cursor
-        self._release_held_messages()
-        ended = cursor.status == Status.ENDED
+        self._judge_all_held_messages()
+        ended = cursor.status == SessionStatus.ENDED
         if cursor.position > cursor.cut_position and not (ended and cursor.changed_at == NEVER):
-            self.record_cut(CutReason.EXPIRY, stream_time)
+            self.record_table_cut(CutReason.EXPIRY, stream_time)
         cursor.marked = int(not ended)
 
-    def can_apply_rest_of_run(self, message: MessageHeader) -> bool:
+    def can_apply_following_messages_unjudged(self, message: MessageHeader) -> bool:
         """Returns True if later messages that continue this judged one will all be applied, whatever their type."""
         cursor, integrity = self._cursor, self.rules.integrity
-        applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
+        applied = self.outcome.verdict[message.index] == MessageVerdict.APPLIED and cursor.status == SessionStatus.OPEN
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
         is_plain = integrity is not Integrity.WINDOW and not self._decisions and self._rows is None
         return bool(applied and latest and is_plain)
 
     def _is_first_of_new_life(self, message: MessageHeader) -> bool:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
-        return last != NO_TIME and (message.time - last > timeout or message.now - last > 2 * timeout)
+        return last != NO_TIME and (message.message_time - last > timeout or message.now - last > 2 * timeout)
 
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
-        if integrity is Integrity.NONE:
-            return False
-        if message.seq == NO_SEQ or message.link == Link.CHAINED:
+        if integrity is Integrity.NONE or message.seq == NO_SEQ or message.link == Link.CHAINED:
             return False
         if message.link == Link.REPEATED:
             return True
@@ -201,7 +205,7 @@ class SessionJudge:
         is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
         return message.seq <= last and message.link != Link.RESTART and not is_keep_alive
 
-    def _misses_messages_before(self, message: MessageHeader) -> bool:
+    def _is_gap_before_message(self, message: MessageHeader) -> bool:
         """Returns True if messages are missing before this one, which is not a duplicate."""
         last = self._cursor.last_seq
         if message.link == Link.LINK:
@@ -210,50 +214,50 @@ class SessionJudge:
 
     # -- class `window`: held back until the watermark passes
 
-    def _hold_back_message(self, message: MessageHeader) -> None:
+    def _hold_message_until_watermark(self, message: MessageHeader) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.highest_ts = max(cursor.highest_ts, message.ts)
         watermark = cursor.highest_ts - rules.lateness
         if message.ts < watermark:
             cursor.late += 1
-            self._events.record_event(message, EventKind.LATE, Action.QUARANTINED)
+            self._events.record_integrity_event(message, IntegrityEventKind.LATE, IntegrityEventAction.QUARANTINED)
             self._quarantine_message(message, Reason.LATE)
             return
         if self._is_rejected_by_gap_limit(message):
             return
-        cursor.record_seqs(message.seq, message.seq, rules.max_gaps)
+        cursor.record_applied_or_held_seqs(message.seq, message.seq, rules.max_gaps)
         self._add_held_message(message)
-        while self.held_messages and self.held_messages.first.ts < watermark:
-            self._judge_new_message(self.held_messages.pop_first(), message.offset)
-        if self.held_messages.exceed_limits and not self._is_applied_despite_violation(
-            message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT
+        while self.held_messages and self.held_messages.first_message.ts < watermark:
+            self._judge_non_duplicate_message(self.held_messages.pop_first_message(), message.offset)
+        if self.held_messages.exceed_holding_limits and not self._is_applied_despite_violation(
+            message, IntegrityEventKind.HELD_LIMIT, Reason.HELD_LIMIT
         ):
             self.held_messages.remove_message(message)
-        while self.held_messages.exceed_limits:
-            self._judge_new_message(self.held_messages.pop_first(), message.offset)
+        while self.held_messages.exceed_holding_limits:
+            self._judge_non_duplicate_message(self.held_messages.pop_first_message(), message.offset)
 
     def _add_held_message(self, message: MessageHeader) -> None:
         self.held_messages.add_message(message)
-        self.outcome.verdict[message.index] = Verdict.HELD
+        self.outcome.verdict[message.index] = MessageVerdict.HELD
 
-    def _release_held_messages(self) -> None:
+    def _judge_all_held_messages(self) -> None:
         """Judges all held messages. Those that wait for a snapshot go to quarantine."""
-        for message in self.held_messages.pop_all():
+        for message in self.held_messages.pop_all_messages():
             if self.rules.hold:
-                self._quarantine_waiting_message(message)
+                self._quarantine_message_held_for_snapshot(message)
             elif self.rules.integrity is Integrity.WINDOW:
-                self._judge_new_message(message, self._cursor.last_offset)
+                self._judge_non_duplicate_message(message, self._cursor.last_offset)
             else:
                 self._judge_arrived_message(message, self._cursor.last_offset)
 
     # -- `hold`: held back until a snapshot
 
-    def _hold_until_snapshot(self, message: MessageHeader) -> None:
+    def _hold_message_until_snapshot(self, message: MessageHeader) -> None:
         self._add_held_message(message)
-        while self.held_messages.exceed_limits:
-            self._quarantine_waiting_message(self.held_messages.pop_first())
+        while self.held_messages.exceed_holding_limits:
+            self._quarantine_message_held_for_snapshot(self.held_messages.pop_first_message())
 
-    def _quarantine_waiting_message(self, message: MessageHeader) -> None:
+    def _quarantine_message_held_for_snapshot(self, message: MessageHeader) -> None:
         """Quarantines a message that waited for a snapshot in vain.
 
         If the session has had no snapshot yet, it is a violation.
@@ -262,14 +266,14 @@ class SessionJudge:
         if cursor.last_seq != NO_SEQ:
             self._quarantine_message(message, Reason.SESSION_BROKEN)
             return
-        if cursor.status == Status.OPEN:
-            policy = self._events.record_violation(message, EventKind.ORPHAN, seqs)
-            cursor.status = Status.BROKEN if policy is OnViolation.ISOLATE else cursor.status
+        if cursor.status == SessionStatus.OPEN:
+            policy = self._events.record_violation(message, IntegrityEventKind.ORPHAN, seqs)
+            cursor.status = SessionStatus.BROKEN if policy is OnViolation.ISOLATE else cursor.status
         self._quarantine_message(message, Reason.ORPHAN)
 
     # -- every class
 
-    def _judge_new_message(self, message: MessageHeader, releasing_offset: int) -> None:
+    def _judge_non_duplicate_message(self, message: MessageHeader, releasing_offset: int) -> None:
         """Judges a message that is not a duplicate.
 
         Args:
@@ -278,10 +282,10 @@ class SessionJudge:
         """
         cursor, integrity = self._cursor, self.rules.integrity
         is_late_fill = integrity is Integrity.ONCE and message.seq < cursor.end_seq
-        if cursor.status == Status.ENDED and not is_late_fill:
-            if self._is_applied_despite_violation(message, EventKind.AFTER_END, Reason.AFTER_END):
+        if cursor.status == SessionStatus.ENDED and not is_late_fill:
+            if self._is_applied_despite_violation(message, IntegrityEventKind.AFTER_END, Reason.AFTER_END):
                 self._apply_message(message, releasing_offset)
-        elif cursor.status == Status.BROKEN:
+        elif cursor.status == SessionStatus.BROKEN:
             self._judge_message_of_broken_session(message, releasing_offset)
         elif integrity is Integrity.NONE:
             self._apply_message(message, releasing_offset)
@@ -290,9 +294,9 @@ class SessionJudge:
         elif cursor.last_seq == NO_SEQ:
             may_begin = integrity is Integrity.ONCE or self.rules.starts_with_anything
             may_begin |= message.type == MessageType.SNAPSHOT
-            if may_begin or self._is_applied_despite_violation(message, EventKind.ORPHAN, Reason.ORPHAN):
+            if may_begin or self._is_applied_despite_violation(message, IntegrityEventKind.ORPHAN, Reason.ORPHAN):
                 self._apply_message(message, releasing_offset)
-        elif self._misses_messages_before(message):
+        elif self._is_gap_before_message(message):
             self._judge_message_after_gap(message, releasing_offset)
         else:
             self._apply_message(message, releasing_offset)
@@ -300,7 +304,7 @@ class SessionJudge:
     def _judge_message_of_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
         is_new = message.seq > self._cursor.last_seq or message.link in {Link.RESTART, Link.CHAINED}
         if message.type == MessageType.SNAPSHOT and is_new:
-            self._events.record_event(message, EventKind.HEALED, Action.APPLIED)
+            self._events.record_integrity_event(message, IntegrityEventKind.HEALED, IntegrityEventAction.APPLIED)
             self._apply_message(message, releasing_offset)
         else:
             self._quarantine_message(message, Reason.SESSION_BROKEN)
@@ -311,17 +315,17 @@ class SessionJudge:
         if rules.integrity is Integrity.STRICT:
             if (
                 message.type == MessageType.SNAPSHOT
-                and self._events.choose_policy(message.offset) is OnViolation.ISOLATE
+                and self._events.choose_violation_policy(message.offset) is OnViolation.ISOLATE
             ):
                 # The gap breaks the session, and this snapshot heals it at once.
-                self._events.record_event(message, EventKind.GAP, Action.ISOLATED)
+                self._events.record_integrity_event(message, IntegrityEventKind.GAP, IntegrityEventAction.ISOLATED)
                 self._apply_message(message, releasing_offset)
-            elif self._is_applied_despite_violation(message, EventKind.GAP, Reason.GAP):
+            elif self._is_applied_despite_violation(message, IntegrityEventKind.GAP, Reason.GAP):
                 self._apply_message(message, releasing_offset)
             return
-        self._events.record_event(message, EventKind.GAP, Action.APPLIED)
+        self._events.record_integrity_event(message, IntegrityEventKind.GAP, IntegrityEventAction.APPLIED)
         if rules.integrity is Integrity.ONCE:
-            due = message.time + rules.gap_timeout
+            due = message.message_time + rules.gap_timeout
             start = cursor.last_seq + 1
             gap = OpenGap(start, message.seq, due, message.offset, message.kafka_ts, message.partition)
             cursor.open_gaps.append(gap)
@@ -330,7 +334,7 @@ class SessionJudge:
     def _apply_message(self, message: MessageHeader, releasing_offset: int) -> None:
         cursor, out, index = self._cursor, self.outcome, message.index
         position = max(cursor.position + 1, releasing_offset)
-        out.verdict[index] = Verdict.APPLIED
+        out.verdict[index] = MessageVerdict.APPLIED
         in_seq_order, is_snapshot = self.rules.integrity is Integrity.ONCE, message.type == MessageType.SNAPSHOT
         out.epoch[index] = cursor.assign_epoch(
             message.seq, message.offset, is_snapshot=is_snapshot, in_seq_order=in_seq_order
@@ -338,62 +342,58 @@ class SessionJudge:
         out.position[index] = position
         out.life[index] = cursor.first_offset
         out.applied_at[index], out.applied_by[index] = self._applied_at, self._applied_by
-        if cursor.status == Status.BROKEN:
-            cursor.status = Status.OPEN
-        ends = message.type == MessageType.END and cursor.status == Status.OPEN
+        if cursor.status == SessionStatus.BROKEN:
+            cursor.status = SessionStatus.OPEN
+        ends = message.type == MessageType.END and cursor.status == SessionStatus.OPEN
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.late_fills.add(out.session_number)
         if message.link in {Link.RESTART, Link.CHAINED}:
             cursor.last_seq = NO_SEQ
-        apply_message(cursor, message.seq, message.ts, position, is_end=ends)
+        apply_message_to_cursor(cursor, message.seq, message.ts, position, is_end=ends)
         if self.rules.integrity is Integrity.ONCE:
-            cursor.record_seqs(message.seq, message.seq, self.rules.max_gaps)
+            cursor.record_applied_or_held_seqs(message.seq, message.seq, self.rules.max_gaps)
         cursor.changes += message.changes
         if self._rows is not None:
-            self._apply_to_rows(message, self._rows)
+            self._apply_message_to_rows(message, self._rows)
         if ends:
-            self.record_cut(CutReason.END, self._applied_at)
+            self.record_table_cut(CutReason.END, self._applied_at)
         elif message.type in TABLE_CHANGING_TYPES and cursor.changed_at == NEVER:
             cursor.changed_at = self._applied_at
 
-    def _apply_to_rows(self, message: MessageHeader, rows: SessionRowSelection) -> None:
+    def _apply_message_to_rows(self, message: MessageHeader, rows: SessionRowSelection) -> None:
         """Applies a message to the rows in memory. A failed check is a violation, but the message stays applied."""
-        found, cursor = rows.apply_message(message.index), self._cursor
+        found, cursor = rows.apply_message_to_rows(message.index), self._cursor
         cursor.changes += found.added_changes
         cursor.checks += found.checks
         cursor.checks_failed += len(found.failed)
         for kind in found.failed:
-            policy = self._events.record_violation(
-                message, kind, (None, None if message.seq == NO_SEQ else message.seq)
-            )
-            if policy is OnViolation.ISOLATE and cursor.status != Status.ENDED:
-                cursor.status = Status.BROKEN
+            seqs = None, None if message.seq == NO_SEQ else message.seq
+            policy = self._events.record_violation(message, kind, seqs)
+            if policy is OnViolation.ISOLATE and cursor.status != SessionStatus.ENDED:
+                cursor.status = SessionStatus.BROKEN
 
     # -- the gaps between taken seqs (classes `once` and `window`)
 
     def _is_rejected_by_gap_limit(self, message: MessageHeader) -> bool:
-        too_many = self._cursor.taken.count_gaps_with(message.seq) > self.rules.max_gaps
-        return too_many and not self._is_applied_despite_violation(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
+        too_many = self._cursor.taken.count_gaps_after_adding_seq(message.seq) > self.rules.max_gaps
+        kind, reason = IntegrityEventKind.GAP_LIMIT, Reason.GAP_LIMIT
+        return too_many and not self._is_applied_despite_violation(message, kind, reason)
 
-    # -- violations
-
-    def _is_applied_despite_violation(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
+    def _is_applied_despite_violation(self, message: MessageHeader, kind: IntegrityEventKind, reason: Reason) -> bool:
         """Records a violation. Returns True if the message is applied despite it, False if it was quarantined."""
-        if (
-            self._events.record_violation(message, kind, self._events.find_expected_and_actual_seq(message))
-            is OnViolation.RECORD
-        ):
+        policy = self._events.record_violation(message, kind, self._events.find_expected_and_actual_seq(message))
+        if policy is OnViolation.RECORD:
             return True
-        if self._cursor.status != Status.ENDED:
-            self._cursor.status = Status.BROKEN
-        if must_wait_for_snapshot(message, self._cursor, self.rules):
-            self._hold_until_snapshot(message)
+        if self._cursor.status != SessionStatus.ENDED:
+            self._cursor.status = SessionStatus.BROKEN
+        if must_message_wait_for_snapshot(message, self._cursor, self.rules):
+            self._hold_message_until_snapshot(message)
         else:
             self._quarantine_message(message, reason)
         return False
 
     def _quarantine_message(self, message: MessageHeader, reason: Reason) -> None:
-        self.outcome.verdict[message.index] = Verdict.QUARANTINED
+        self.outcome.verdict[message.index] = MessageVerdict.QUARANTINED
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
             self._cursor.taken.remove_seq(message.seq)  # it was not applied, so the same seq is no duplicate next time

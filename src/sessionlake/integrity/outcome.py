@@ -14,7 +14,7 @@ from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, Link
 from sessionlake.protocol.types import Int8s, Int64s
 
 
-class Verdict(IntEnum):
+class MessageVerdict(IntEnum):
     """The verdict on a message. The integer values are the order of the verdicts' counts in the batch report."""
 
     APPLIED = 0
@@ -23,7 +23,7 @@ class Verdict(IntEnum):
     HELD = 3
 
 
-class EventKind(StrEnum):
+class IntegrityEventKind(StrEnum):
     """What happened in an integrity event: column `event` of `silver.integrity_events`."""
 
     DUPLICATE = "duplicate"
@@ -41,7 +41,7 @@ class EventKind(StrEnum):
     ROW_LIMIT = "row_limit"
 
 
-class Action(StrEnum):
+class IntegrityEventAction(StrEnum):
     """What was done about an integrity event: column `action` of `silver.integrity_events`."""
 
     DROPPED = "dropped"
@@ -88,23 +88,23 @@ class MessageHeader:
     index: int
 
     @property
-    def time(self) -> int:
+    def message_time(self) -> int:
         """The time of the message in ms: its Kafka timestamp, or stream time if it has none."""
         return choose_message_time(self.kafka_ts, self.now)
 
-    def unwrap_seq(self, last_seq: int, modulo: int) -> MessageHeader:
+    def unwrap_restarting_seq(self, last_seq: int, modulo: int) -> MessageHeader:
         """Returns the message with a seq that rises for ever, if the producer's counter restarts after `modulo - 1`.
 
         A seq at most half of `modulo` ahead of `last_seq` is new; all others are duplicates.
         """
         if NO_SEQ in {self.seq, last_seq} or self.link == Link.RESTART:
             return self
-        seq = unwrap_counter(self.seq, last_seq, modulo)
+        seq = unwrap_restarting_counter(self.seq, last_seq, modulo)
         after = self.after if self.after == ANY_SEQ else seq - (self.seq - self.after) % modulo
         return replace(self, seq=seq, after=after)
 
 
-def unwrap_counter(value: int, last_seq: int, modulo: int) -> int:
+def unwrap_restarting_counter(value: int, last_seq: int, modulo: int) -> int:
     """Converts a counter that starts again at 0 after `modulo - 1` into a seq that rises for ever.
 
     The seq is at most half of `modulo` ahead of `last_seq`, or less than half of it behind.
@@ -129,8 +129,8 @@ class IntegrityEvent:
     """
 
     session: int
-    kind: EventKind
-    action: Action
+    kind: IntegrityEventKind
+    action: IntegrityEventAction
     partition: int
     offset: int
     expected: int | None
@@ -146,7 +146,7 @@ class JudgingOutcome:
     The arrays `epoch`, `position`, `applied_at` and `applied_by` are set only for applied messages.
 
     Attributes:
-        verdict: A `Verdict` for each message.
+        verdict: A `MessageVerdict` for each message.
         reason: Code of the quarantine reason; 0 for messages that are not quarantined.
         epoch: Offset of the last snapshot when the message was applied.
         position: Place of the message in the session's order of application.
@@ -162,7 +162,7 @@ class JudgingOutcome:
     """
 
     def __init__(self, message_count: int) -> None:
-        self.verdict: Int8s = np.full(message_count, Verdict.HELD, np.int8)
+        self.verdict: Int8s = np.full(message_count, MessageVerdict.HELD, np.int8)
         self.reason: Int8s = np.zeros(message_count, np.int8)
         self.epoch: Int64s = np.full(message_count, NO_EPOCH, np.int64)
         self.position: Int64s = np.zeros(message_count, np.int64)
@@ -177,11 +177,11 @@ class JudgingOutcome:
         self.session_number = 0
 
     @property
-    def cuts(self) -> Cuts:
+    def recorded_cuts(self) -> Cuts:
         """The recorded cuts of tables; their `session` is the session's number in the batch."""
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
-    def clear_unknown_times(self, message_timed_offsets: Int64s, session_timed_offsets: Int64s) -> None:
+    def clear_unknown_stream_times(self, message_timed_offsets: Int64s, session_timed_offsets: Int64s) -> None:
         """Replaces times of application and cuts by `NO_KAFKA_TIME` where the topic-partition had no stream time yet.
 
         Args:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sessionlake.integrity.chains import ChainGap
-from sessionlake.integrity.cursor import Cursor, OpenGap, Status
-from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, MessageHeader
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.cursor import OpenGap, SessionCursor, SessionStatus
+from sessionlake.integrity.outcome import (
+    IntegrityEvent,
+    IntegrityEventAction,
+    IntegrityEventKind,
+    JudgingOutcome,
+    MessageHeader,
+)
+from sessionlake.integrity.rules import JudgingRules, OperatorDecision
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link
 from sessionlake.settings.section import Integrity, OnViolation
 
@@ -31,18 +37,27 @@ class EventRecorder:
     """
 
     def __init__(
-        self, cursor: Cursor, rules: Rules, outcome: JudgingOutcome, decisions: Mapping[int, Decision]
+        self,
+        cursor: SessionCursor,
+        rules: JudgingRules,
+        outcome: JudgingOutcome,
+        decisions: Mapping[int, OperatorDecision],
     ) -> None:
         self._cursor, self._rules, self._outcome, self._decisions = cursor, rules, outcome, decisions
 
-    def record_event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
+    def record_integrity_event(
+        self, message: MessageHeader, kind: IntegrityEventKind, action: IntegrityEventAction
+    ) -> None:
         """Records an event that a message has caused, and what was done about it."""
-        self._append_event(kind, action, message, self.find_expected_and_actual_seq(message))
+        self._append_integrity_event(kind, action, message, self.find_expected_and_actual_seq(message))
 
-    def record_skip(self, message: MessageHeader) -> None:
+    def record_message_skipped_by_operator(self, message: MessageHeader) -> None:
         """Records that an operator decided to skip a message. It is not judged, so the event has no expected seq."""
-        self._append_event(
-            EventKind.SKIPPED, Action.QUARANTINED, message, (None, self.find_expected_and_actual_seq(message)[1])
+        self._append_integrity_event(
+            IntegrityEventKind.SKIPPED,
+            IntegrityEventAction.QUARANTINED,
+            message,
+            (None, self.find_expected_and_actual_seq(message)[1]),
         )
 
     def record_chain_gap(self, gap: ChainGap) -> None:
@@ -54,16 +69,18 @@ class EventRecorder:
             ViolationError: It is a violation, and the policy is `fail`.
         """
         cursor = self._cursor
-        if cursor.status != Status.OPEN or cursor.last_seq == NO_SEQ:
+        if cursor.status != SessionStatus.OPEN or cursor.last_seq == NO_SEQ:
             return
         cursor.gaps += 1
         seqs = gap.expected, gap.actual
         if self._rules.integrity is not Integrity.STRICT:
-            self._append_event(EventKind.GAP, Action.APPLIED, gap, seqs)
-        elif self.record_violation(gap, EventKind.GAP, seqs) is OnViolation.ISOLATE:
-            cursor.status = Status.BROKEN
+            self._append_integrity_event(IntegrityEventKind.GAP, IntegrityEventAction.APPLIED, gap, seqs)
+        elif self.record_violation(gap, IntegrityEventKind.GAP, seqs) is OnViolation.ISOLATE:
+            cursor.status = SessionStatus.BROKEN
 
-    def record_violation(self, cause: MessageHeader | OpenGap | ChainGap, kind: EventKind, seqs: Seqs) -> OnViolation:
+    def record_violation(
+        self, cause: MessageHeader | OpenGap | ChainGap, kind: IntegrityEventKind, seqs: Seqs
+    ) -> OnViolation:
         """Records a violation and returns the policy to follow.
 
         Args:
@@ -74,8 +91,8 @@ class EventRecorder:
         Raises:
             ViolationError: The policy is `fail`.
         """
-        policy = self.choose_policy(cause.offset)
-        self._append_event(kind, self._choose_action(cause.offset, policy), cause, seqs)
+        policy = self.choose_violation_policy(cause.offset)
+        self._append_integrity_event(kind, self._choose_violation_action(cause.offset, policy), cause, seqs)
         if policy is OnViolation.FAIL:
             raise ViolationError
         return policy
@@ -87,22 +104,26 @@ class EventRecorder:
         expected = None if last == NO_SEQ or message.link in _WITHOUT_NEXT_SEQ else min(last + 1, INT64_MAX)
         return expected, None if message.seq == NO_SEQ else message.seq
 
-    def choose_policy(self, offset: int) -> OnViolation:
+    def choose_violation_policy(self, offset: int) -> OnViolation:
         """Returns the policy for a violation by the message at this offset: an operator's decision, or the topic's."""
         decision = self._decisions.get(offset)
-        if decision is None or decision.policy is None:
+        if decision is None or decision.violation_policy is None:
             return self._rules.on_violation
         self._outcome.followed_decisions.add((self._outcome.session_number, offset))
-        return decision.policy
+        return decision.violation_policy
 
-    def _choose_action(self, offset: int, policy: OnViolation) -> Action:
+    def _choose_violation_action(self, offset: int, policy: OnViolation) -> IntegrityEventAction:
         """Returns what an event says was done about a violation."""
         if policy is OnViolation.RECORD:
-            return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
-        return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
+            return IntegrityEventAction.ACCEPTED if offset in self._decisions else IntegrityEventAction.RECORDED
+        return IntegrityEventAction.ISOLATED if policy is OnViolation.ISOLATE else IntegrityEventAction.STOPPED
 
-    def _append_event(
-        self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap | ChainGap, seqs: Seqs
+    def _append_integrity_event(
+        self,
+        kind: IntegrityEventKind,
+        action: IntegrityEventAction,
+        cause: MessageHeader | OpenGap | ChainGap,
+        seqs: Seqs,
     ) -> None:
         """Adds an event about a message or gap to the outcome."""
         session_and_kind, place = (self._outcome.session_number, kind, action), (cause.partition, cause.offset)

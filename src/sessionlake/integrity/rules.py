@@ -15,7 +15,7 @@ SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs were applied or held back."""
 
 
-class Decision(StrEnum):
+class OperatorDecision(StrEnum):
     """An operator's decision about one message that violated its session's integrity class."""
 
     ACCEPT_GAP = "accept-gap"
@@ -23,9 +23,11 @@ class Decision(StrEnum):
     SKIP = "skip-message"
 
     @property
-    def policy(self) -> OnViolation | None:
+    def violation_policy(self) -> OnViolation | None:
         """The violation policy that replaces the configured one; None if the message is skipped instead of judged."""
-        return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
+        return {OperatorDecision.ACCEPT_GAP: OnViolation.RECORD, OperatorDecision.ISOLATE: OnViolation.ISOLATE}.get(
+            self
+        )
 
 
 DecisionKey = tuple[str, int, str, int]
@@ -33,7 +35,7 @@ DecisionKey = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True)
-class Rules:
+class JudgingRules:
     """How the sessions of one topic are judged. Times are in milliseconds. The `max_` limits apply to each session."""
 
     integrity: Integrity
@@ -64,7 +66,7 @@ class Rules:
         return not (self.has_links_to_previous_seq or self.has_chains)
 
     @property
-    def holds_messages(self) -> bool:
+    def holds_back_messages(self) -> bool:
         """True if sessions hold messages back: by event time, or until a snapshot arrives."""
         return self.integrity is Integrity.WINDOW or self.hold > 0
 
@@ -74,7 +76,7 @@ NEVER_EXPIRES = 1 << 60
 
 
 @dataclass
-class RuleLookup:
+class JudgingRuleLookup:
     """Looks up a topic's rules: from its feed, else from the first matching entry of `by_topic`, else the defaults.
 
     Attributes:
@@ -84,13 +86,13 @@ class RuleLookup:
 
     capture: CaptureSettings
     snapshot_interval: int = 600_000
-    _known: dict[str, Rules] = field(default_factory=dict)
+    _known: dict[str, JudgingRules] = field(default_factory=dict)
     _feeds: dict[str, Feed] = field(default_factory=dict)
 
-    def find_rules(self, topic: str) -> Rules:
+    def find_judging_rules(self, topic: str) -> JudgingRules:
         """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
-            self._known[topic] = self._build_rules_of_topic(topic)
+            self._known[topic] = self._build_judging_rules(topic)
         return self._known[topic]
 
     def find_feed(self, topic: str) -> Feed:
@@ -99,12 +101,12 @@ class RuleLookup:
             self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).build()
         return self._feeds[topic]
 
-    def _build_rules_of_topic(self, topic: str) -> Rules:
+    def _build_judging_rules(self, topic: str) -> JudgingRules:
         capture = self.capture
         rule = next((rule for rule in capture.by_topic if re.fullmatch(rule.pattern, topic)), None)
         feed = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
         timeout = (feed and feed.session_timeout) or capture.session_timeout
-        return Rules(
+        return JudgingRules(
             integrity=(feed and feed.integrity) or (rule and rule.integrity) or capture.integrity,
             on_violation=(feed and feed.on_violation) or (rule and rule.on_violation) or capture.on_violation,
             session_timeout=NEVER_EXPIRES if isinstance(timeout, str) else milliseconds(timeout),
@@ -124,17 +126,17 @@ class RuleLookup:
 
 
 @dataclass(frozen=True)
-class IsSeqOptional:
+class OptionalSeqCheck:
     """A picklable function that says whether messages of a topic may lack a `seq`. They may only under class `none`."""
 
     capture: CaptureSettings
 
     def __call__(self, topic: str) -> bool:
         """Returns True if messages of the topic may lack a `seq`."""
-        return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.NONE
+        return JudgingRuleLookup(self.capture).find_judging_rules(topic).integrity is Integrity.NONE
 
 
 def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
     """Returns the rules for decoding messages, such as the declared columns and the maximum size."""
     skew = milliseconds(capture.max_future_skew)
-    return DecodeRules(capture.declared_columns, capture.max_message_bytes, skew, IsSeqOptional(capture))
+    return DecodeRules(capture.declared_columns, capture.max_message_bytes, skew, OptionalSeqCheck(capture))

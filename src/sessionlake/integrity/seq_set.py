@@ -24,7 +24,7 @@ class SeqSet:
         return place < len(self._lasts) and self._firsts[place] <= seq
 
     @property
-    def bounds(self) -> list[int]:
+    def interval_bounds(self) -> list[int]:
         """The first and last seq of each interval, alternating: `first, last, first, last, …`."""
         return [seq for pair in zip(self._firsts, self._lasts, strict=True) for seq in pair]
 
@@ -33,7 +33,7 @@ class SeqSet:
         """The number of gaps between the lowest and the highest seq. A series of missing seqs is one gap."""
         return max(len(self._firsts) - 1, 0)
 
-    def count_gaps_with(self, seq: int) -> int:
+    def count_gaps_after_adding_seq(self, seq: int) -> int:
         """Returns how many gaps the set would have after adding this seq. The set must not contain it yet.
 
         A series of missing seqs is one gap.
@@ -43,7 +43,7 @@ class SeqSet:
         above = place < len(self._firsts) and self._firsts[place] == seq + 1
         return len(self._firsts) - below - above
 
-    def add_range(self, first: int, last_seq: int | None = None) -> None:
+    def add_seq_range(self, first: int, last_seq: int | None = None) -> None:
         """Adds all seqs from `first` to `last_seq`, both included. If `last_seq` is None, adds only `first`."""
         last_seq = first if last_seq is None else last_seq
         low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last_seq + 1)
@@ -61,7 +61,7 @@ class SeqSet:
         self._firsts[place : place + 1] = [first] * (first < seq) + [seq + 1] * (seq < last)
         self._lasts[place : place + 1] = [seq - 1] * (first < seq) + [last] * (seq < last)
 
-    def close_lowest_gap(self) -> None:
+    def fill_lowest_gap(self) -> None:
         """Adds the seqs of the lowest gap to the set. The set must have a gap."""
         del self._firsts[1], self._lasts[0]
 
@@ -75,7 +75,7 @@ class SeqSet:
                 return
         yield from range(seq, last + 1)
 
-    def contains_range(self, first: int, last: int) -> bool:
+    def contains_seq_range(self, first: int, last: int) -> bool:
         """Returns True if the set contains every seq from `first` to `last`, both included."""
         place = bisect_left(self._lasts, first)
         return place < len(self._lasts) and self._firsts[place] <= first and self._lasts[place] >= last

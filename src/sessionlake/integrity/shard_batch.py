@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sessionlake.integrity.chains import ChainGap
-from sessionlake.integrity.cursor import Cursors
-from sessionlake.integrity.outcome import EventKind, MessageHeader
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.cursor import SessionCursors
+from sessionlake.integrity.outcome import IntegrityEventKind, MessageHeader
+from sessionlake.integrity.rules import JudgingRules, OperatorDecision
 from sessionlake.protocol.kafka_time import choose_message_times
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
-class RowsOutcome(NamedTuple):
+class RowChangesOutcome(NamedTuple):
     """The result of applying a message to the rows of its session.
 
     Attributes:
@@ -29,17 +29,17 @@ class RowsOutcome(NamedTuple):
 
     added_changes: int
     checks: int
-    failed: Sequence[EventKind]
+    failed: Sequence[IntegrityEventKind]
 
 
 class SessionRowSelection(Protocol):
     """The rows of one session, kept in memory while its messages are judged because its feed needs them."""
 
-    def apply_message(self, index: int) -> RowsOutcome:
+    def apply_message_to_rows(self, index: int) -> RowChangesOutcome:
         """Applies a message's changes to the rows. `index` is the message's index in the batch's outcome."""
         ...
 
-    def encode(self) -> bytes:
+    def encode_rows(self) -> bytes:
         """Encodes the rows for the stored state."""
         ...
 
@@ -83,16 +83,16 @@ class MessageArrays:
     link: Int8s
 
     @property
-    def ends(self) -> Int64s:
+    def session_ends(self) -> Int64s:
         """For each session, the index after its last message."""
         return np.append(self.starts[1:], len(self.seq))
 
     @cached_property
-    def time(self) -> Int64s:
+    def message_times(self) -> Int64s:
         """The time of each message in ms: its Kafka timestamp, or stream time if it has none."""
         return choose_message_times(self.kafka_ts, self.now)
 
-    def build_header(self, index: int, outcome_base: int = 0) -> MessageHeader:
+    def create_message_header(self, index: int, outcome_base: int = 0) -> MessageHeader:
         """Returns the message at an index. Its index in the batch's outcome is `outcome_base + index`."""
         columns: Any = (getattr(self, name)[index].item() for name in MESSAGE_ARRAY_NAMES)
         return MessageHeader(*(*columns, outcome_base + index))
@@ -114,7 +114,7 @@ class ShardBatch:
     Attributes:
         new_messages: The batch's new messages.
         cursors: The cursor of each session, updated in place.
-        memories: The encoded memory of each cursor, replaced in place.
+        variable_parts: The encoded variable part of each cursor, replaced in place.
         rules: The rules of each session.
         ends: Stream time (ms) of each session's topic-partition at the end of the batch.
         held_messages: Messages held back by earlier batches, sorted by session and then by (`ts`, `seq`).
@@ -126,12 +126,12 @@ class ShardBatch:
     """
 
     new_messages: MessageArrays
-    cursors: Cursors
-    memories: Objects
-    rules: Sequence[Rules]
+    cursors: SessionCursors
+    variable_parts: Objects
+    rules: Sequence[JudgingRules]
     ends: Int64s
     held_messages: MessageArrays
     held_bounds: Int64s
-    decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
+    decisions: Mapping[int, Mapping[int, OperatorDecision]] = field(default_factory=dict)
     chain_gaps: Mapping[int, Sequence[ChainGap]] = field(default_factory=dict)
     load_session_rows: LoadSessionRows | None = None

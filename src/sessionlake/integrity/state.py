@@ -15,9 +15,15 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.chains import Chains
-from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, create_cursors, postpone_gaps
-from sessionlake.integrity.cuts import Cuts, make_cuts_due_at_stream_times
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock
+from sessionlake.integrity.cursor import (
+    CURSOR_FIELDS,
+    NEVER,
+    SessionCursors,
+    create_session_cursors,
+    postpone_gap_deadlines,
+)
+from sessionlake.integrity.cuts import Cuts, create_cuts_due_by_time
 from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
 from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
@@ -29,19 +35,19 @@ STATE_FORMAT = "sessionlake.silver/8"
 _MAX_UNCOMPRESSED_CURSORS = 1_000
 
 
-class _Stored(msgspec.Struct):
+class _StoredShardState(msgspec.Struct):
     """The stored form of a shard's state, encoded with MessagePack. Cursors and held messages are in Arrow IPC form."""
 
     format: str
     cursors: bytes
-    lanes: list[PartitionTime]
+    lanes: list[PartitionStreamTime]
     columns: list[tuple[str, str]]
     held: bytes | None
     chains: Chains
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgspec.msgpack.Decoder(_Stored)
+_decoder = msgspec.msgpack.Decoder(_StoredShardState)
 
 
 @dataclass
@@ -51,15 +57,15 @@ class ShardState:
     Attributes:
         keys: The session key of each cursor, made of topic, partition and session id.
         cursors: An array with a cursor for each session.
-        memories: The encoded `SeqMemory` of each cursor; None for most.
+        variable_parts: The encoded `CursorVariablePart` of each cursor; None for most.
         clock: Stream times of the topic-partitions that have sessions.
         held_messages: Messages held back, as rows of decoded messages; None if there are none.
         chains: The chains that sessions of the shard share.
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
-    cursors: Cursors = field(default_factory=lambda: create_cursors(0))
-    memories: Objects = field(default_factory=lambda: np.empty(0, object))
+    cursors: SessionCursors = field(default_factory=lambda: create_session_cursors(0))
+    variable_parts: Objects = field(default_factory=lambda: np.empty(0, object))
     clock: ShardClock = field(default_factory=lambda: ShardClock([]))
     held_messages: pa.Table | None = None
     chains: Chains = field(default_factory=dict)
@@ -70,14 +76,16 @@ class ShardState:
         """Returns the index of the cursor of each session key, or -1 where the state has none."""
         return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
 
-    def store_cursors(self, cursor_indices: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
+    def store_cursors(
+        self, cursor_indices: Int64s, keys: pa.Array, cursors: SessionCursors, variable_parts: Objects
+    ) -> Int64s:
         """Replaces or appends cursors.
 
         Args:
             cursor_indices: For each cursor, the index of the one that it replaces; -1 to append it.
             keys: The session key of each cursor.
             cursors: The new cursors.
-            memories: The encoded memory of each cursor, or None.
+            variable_parts: The encoded variable part of each cursor, or None.
 
         Returns:
             The index of each cursor after that.
@@ -87,10 +95,10 @@ class ShardState:
         self._stored = None
         self.cursors = self.cursors.copy()
         self.cursors[cursor_indices[known]] = cursors[known]
-        self.memories[cursor_indices[known]] = memories[known]
+        self.variable_parts[cursor_indices[known]] = variable_parts[known]
         self.keys = pa.concat_arrays([self.keys, keys.filter(pa.array(~known))])
         self.cursors = np.concatenate([self.cursors, cursors[~known]])
-        self.memories = np.concatenate([self.memories, memories[~known]])
+        self.variable_parts = np.concatenate([self.variable_parts, variable_parts[~known]])
         indices = cursor_indices.copy()
         indices[~known] = count + np.arange(int((~known).sum()))
         return indices
@@ -111,7 +119,7 @@ class ShardState:
             waits = places[self.cursors["due"][places] != NEVER]
             self.cursors["due"][waits] += time - NO_KAFKA_TIME
             for place in waits.tolist():
-                self.memories[place] = postpone_gaps(self.memories[place], time - NO_KAFKA_TIME)
+                self.variable_parts[place] = postpone_gap_deadlines(self.variable_parts[place], time - NO_KAFKA_TIME)
             of_lane = self.clock.partition_times[lane]
             for key, chain in self.chains.items():
                 if chain.time == NO_KAFKA_TIME and split_session_key(key)[:2] == (of_lane.topic, of_lane.partition):
@@ -119,13 +127,13 @@ class ShardState:
             found.append(places)
         return np.concatenate(found)
 
-    def mark_expired(self, cursor_indices: Int64s) -> None:
+    def mark_sessions_expired(self, cursor_indices: Int64s) -> None:
         """Marks the sessions at these cursor indices as expired."""
         if len(cursor_indices):
             self._stored = None
             self.cursors["marked"][cursor_indices] = 1
 
-    def make_cuts_due_at_stream_times(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+    def create_cuts_due_by_time(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
         """Returns the cuts that are due by these stream times, and updates the cursors for them.
 
         Args:
@@ -133,7 +141,7 @@ class ShardState:
             timeouts: Session timeout of each session, ms.
             interval: The snapshot interval, ms.
         """
-        cuts = make_cuts_due_at_stream_times(self.cursors, stream_times, timeouts, interval)
+        cuts = create_cuts_due_by_time(self.cursors, stream_times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts
@@ -150,9 +158,9 @@ class ShardState:
                 chain.sessions -= gone
             self._stored = None
             self.keys = self.keys.filter(pa.array(is_kept))
-            self.cursors, self.memories = self.cursors[is_kept], self.memories[is_kept]
+            self.cursors, self.variable_parts = self.cursors[is_kept], self.variable_parts[is_kept]
 
-    def drop_unused_partitions(self, extra_partitions: Collection[TopicPartition] = ()) -> None:
+    def drop_clock_partitions_without_sessions(self, extra_partitions: Collection[TopicPartition] = ()) -> None:
         """Removes topic-partitions without sessions and chains from the clock, except `extra_partitions`."""
         lanes = self.clock.partition_times
         extra_partitions = {*extra_partitions, *(split_session_key(key)[:2] for key in self.chains)}
@@ -183,10 +191,10 @@ class ShardState:
         self.keep_sessions(~_mark_selected_keys(self.keys, is_selected))
         chosen = np.flatnonzero(_mark_selected_keys(source.keys, is_selected))
         cursors = source.cursors[chosen]
-        lanes = [self.clock.add_partition(lane) for lane in source.clock.partition_times]
+        lanes = [self.clock.add_partition_if_new(lane) for lane in source.clock.partition_times]
         cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
         absent = np.full(len(chosen), -1, np.int64)
-        self.store_cursors(absent, source.keys.take(pa.array(chosen)), cursors, source.memories[chosen])
+        self.store_cursors(absent, source.keys.take(pa.array(chosen)), cursors, source.variable_parts[chosen])
         parts = [
             None
             if held is None
@@ -198,9 +206,9 @@ class ShardState:
         for key, chain in source.chains.items():
             if key in self.chains:
                 self.chains[key].sessions |= {one for one in chain.sessions if is_selected(*split_session_key(one))}
-        self.drop_unused_partitions(extra_partitions)
+        self.drop_clock_partitions_without_sessions(extra_partitions)
 
-    def encode(self, columns: tuple[Column, ...]) -> bytes:
+    def encode_shard_state(self, columns: tuple[Column, ...]) -> bytes:
         """Encodes the state as bytes that `decode` reads.
 
         Args:
@@ -209,16 +217,16 @@ class ShardState:
         held = None if self.held_messages is None or not self.held_messages.num_rows else encode_ipc(self.held_messages)
         declared = [(column.name, column.sql) for column in columns]
         cursors, lanes = self._stored or self._encode_cursors(), self.clock.partition_times
-        return _encoder.encode(_Stored(STATE_FORMAT, cursors, lanes, declared, held, self.chains))
+        return _encoder.encode(_StoredShardState(STATE_FORMAT, cursors, lanes, declared, held, self.chains))
 
     def _encode_cursors(self) -> bytes:
         arrays = [np.ascontiguousarray(self.cursors[name]) for name in CURSOR_FIELDS]
-        columns = [self.keys, *map(pa.array, arrays), pa.array(self.memories, pa.binary())]
+        columns = [self.keys, *map(pa.array, arrays), pa.array(self.variable_parts, pa.binary())]
         table = pa.table(columns, names=["key", *CURSOR_FIELDS, "memory"])
         return encode_ipc(table, compress_columns=table.num_rows > _MAX_UNCOMPRESSED_CURSORS)
 
     @classmethod
-    def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
+    def decode_shard_state(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
         """Decodes a state that `encode` wrote.
 
         Args:
@@ -232,18 +240,24 @@ class ShardState:
         """
         if stored is None:
             return cls()
-        found = _decode_stored(stored)
+        found = _decode_stored_shard_state(stored)
         table = decode_ipc(found.cursors)
-        cursors = create_cursors(table.num_rows)
+        cursors = create_session_cursors(table.num_rows)
         for name in CURSOR_FIELDS:
             cursors[name] = table[name].to_numpy()
         held = None if found.held is None else decode_ipc(found.held)
         if columns is not None:
-            _require_columns(found, columns)
+            _require_unchanged_columns(found, columns)
             held = None if held is None else align_columns(held, found.columns, columns)
-        memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
+        variable_parts = np.array([*table["memory"].to_pylist(), None], object)[:-1]
         return cls(
-            to_contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.chains, found.cursors
+            to_contiguous(table["key"]),
+            cursors,
+            variable_parts,
+            ShardClock(found.lanes),
+            held,
+            found.chains,
+            found.cursors,
         )
 
 
@@ -259,16 +273,18 @@ def find_changed_source_column(stored: bytes | None, columns: tuple[Column, ...]
     Raises:
         LakeError: The state has a format that this version does not read.
     """
-    return None if stored is None else _find_changed_column(_decode_stored(stored), columns)
+    return (
+        None if stored is None else _find_changed_column_in_decoded_state(_decode_stored_shard_state(stored), columns)
+    )
 
 
-def _find_changed_column(stored: _Stored, columns: tuple[Column, ...]) -> str | None:
+def _find_changed_column_in_decoded_state(stored: _StoredShardState, columns: tuple[Column, ...]) -> str | None:
     now = {(column.name, column.sql) for column in columns}
     return next((f"{name} ({sql})" for name, sql in stored.columns if (name, sql) not in now), None)
 
 
-def _require_columns(stored: _Stored, columns: tuple[Column, ...]) -> None:
-    changed = _find_changed_column(stored, columns)
+def _require_unchanged_columns(stored: _StoredShardState, columns: tuple[Column, ...]) -> None:
+    changed = _find_changed_column_in_decoded_state(stored, columns)
     if changed is not None:
         raise LakeError(
             f"silver's stored state has a column {changed}, which the configuration no longer declares with this type",
@@ -283,7 +299,7 @@ def _mark_selected_keys(keys: pa.Array, is_selected: Callable[[str, int, str], b
     return np.array([is_selected(*split_session_key(key)) for key in keys.to_pylist()], np.bool_)
 
 
-def _decode_stored(stored: bytes) -> _Stored:
+def _decode_stored_shard_state(stored: bytes) -> _StoredShardState:
     try:
         found = _decoder.decode(stored)
     except msgspec.MsgspecError as error:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import BEGINNING, PartitionTime
+from sessionlake.integrity.clock import BEGINNING, PartitionStreamTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -34,12 +34,12 @@ _RECENT_SHARE = 1 / 16
 _NOTES_PER_PARTITION = 2
 
 
-def _create_empty_notes() -> pa.Table:
+def _create_empty_stream_time_table() -> pa.Table:
     return NOTES_SCHEMA.empty_table()
 
 
 @dataclass(frozen=True)
-class StreamTimeNotes:
+class StreamTimesAtBatchEnds:
     """Notes of stream time: each says what a topic-partition's stream time was at an offset.
 
     At least the last two of each.
@@ -51,10 +51,10 @@ class StreamTimeNotes:
         recent: The notes written since then. A note can be in both tables.
     """
 
-    settled: pa.Table = field(default_factory=_create_empty_notes)
-    recent: pa.Table = field(default_factory=_create_empty_notes)
+    settled: pa.Table = field(default_factory=_create_empty_stream_time_table)
+    recent: pa.Table = field(default_factory=_create_empty_stream_time_table)
 
-    def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
+    def read_stream_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset, from its last note before that offset.
 
         Args:
@@ -80,7 +80,7 @@ class StreamTimeNotes:
             offset[place[order]], time[place[order]] = at[order], come[order]
         return time, offset
 
-    def add_notes(self, partition_times: Iterable[PartitionTime]) -> StreamTimeNotes:
+    def add_stream_times(self, partition_times: Iterable[PartitionStreamTime]) -> StreamTimesAtBatchEnds:
         """Returns the notes with new ones added.
 
         Args:
@@ -91,15 +91,15 @@ class StreamTimeNotes:
         added = pa.table([pa.array(c, f.type) for c, f in zip(columns, NOTES_SCHEMA, strict=True)], schema=NOTES_SCHEMA)
         recent = pa.concat_tables([self.recent, added]).combine_chunks()
         if recent.num_rows <= max(_MAX_RECENT_NOTES, self.settled.num_rows * _RECENT_SHARE):
-            return StreamTimeNotes(self.settled, recent)
-        return StreamTimeNotes(_select_last_notes(pa.concat_tables([self.settled, recent])))
+            return StreamTimesAtBatchEnds(self.settled, recent)
+        return StreamTimesAtBatchEnds(_select_last_two_stream_times(pa.concat_tables([self.settled, recent])))
 
 
 def _build_partition_key(topic: str, partition: int) -> str:
     return f"{topic}\0{partition}"
 
 
-def _select_last_notes(notes: pa.Table) -> pa.Table:
+def _select_last_two_stream_times(notes: pa.Table) -> pa.Table:
     """Returns the last two notes of each topic-partition.
 
     Of notes with the same offset, only the one with the latest time.

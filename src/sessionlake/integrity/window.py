@@ -13,18 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.integrity.cursor import NO_TIME, Status
+from sessionlake.integrity.cursor import NO_TIME, SessionStatus
 from sessionlake.integrity.cuts import AppliedMessages, ArrivedMessages, find_cuts_in_batch
-from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, Verdict
+from sessionlake.integrity.outcome import (
+    IntegrityEvent,
+    IntegrityEventAction,
+    IntegrityEventKind,
+    JudgingOutcome,
+    MessageVerdict,
+)
 from sessionlake.integrity.shard_batch import ShardBatch
-from sessionlake.integrity.transition import AppliedRun, apply_runs
+from sessionlake.integrity.transition import AppliedMessageRuns, apply_messages_to_cursors
 from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
 
-def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
+def judge_window_class_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
     """Judges those sessions of class `window` that array operations can judge; other code judges the rest one by one.
 
     Their cursors in the batch are updated, and what becomes of each message is written to `outcome`.
@@ -32,20 +38,20 @@ def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
     Returns:
         A boolean for each session with messages: True if it was judged.
     """
-    wanted = _find_window_candidates(batch)
+    wanted = _find_sessions_with_fast_path_cursor(batch)
     if not wanted.any():
         return wanted
-    arrivals = _Arrivals(batch, wanted)
+    arrivals = _ArrivedWindowMessages(batch, wanted)
     wanted &= ~arrivals.find_sessions_for_slow_path()
-    releases = _Releases(batch, wanted, arrivals)
+    releases = _ReleasedWindowMessages(batch, wanted, arrivals)
     wanted &= ~releases.find_sessions_for_slow_path()
     if wanted.any():
         releases.keep_sessions(wanted)
-        _apply_fast_sessions(batch, wanted, arrivals, releases, outcome)
+        _apply_messages_of_fast_sessions(batch, wanted, arrivals, releases, outcome)
     return wanted
 
 
-def _find_window_candidates(batch: ShardBatch) -> Bools:
+def _find_sessions_with_fast_path_cursor(batch: ShardBatch) -> Bools:
     """Returns a boolean for each session with messages: True if its cursor allows the fast path.
 
     That needs class `window`, an open session, no gaps and no operator's decisions.
@@ -53,14 +59,14 @@ def _find_window_candidates(batch: ShardBatch) -> Bools:
     busy = len(batch.new_messages.starts)
     cursors = batch.cursors[:busy]
     wanted = np.array([rules.integrity is Integrity.WINDOW for rules in batch.rules[:busy]], np.bool_)
-    wanted &= cursors["status"] == Status.OPEN
-    wanted &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_)
+    wanted &= cursors["status"] == SessionStatus.OPEN
+    wanted &= np.array([part is None for part in batch.variable_parts[:busy]], np.bool_)
     wanted &= (cursors["taken_to"] != NO_SEQ) | (cursors["last_seq"] == NO_SEQ)
     wanted[[number for number in batch.decisions if number < busy]] = False
     return wanted
 
 
-def _list_rule_values(batch: ShardBatch, rule_name: str) -> Int64s:
+def _list_rule_values_by_session(batch: ShardBatch, rule_name: str) -> Int64s:
     """Returns, for each session with messages, the value of the rule with this name."""
     return np.array([getattr(rules, rule_name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
@@ -72,11 +78,11 @@ def _compute_release_times(ts: Int64s, batch: ShardBatch, session_numbers: Int64
         ts: The event time of each message, ms.
         session_numbers: The number of each message's session in the batch.
     """
-    lateness = _list_rule_values(batch, "lateness")[session_numbers]
+    lateness = _list_rule_values_by_session(batch, "lateness")[session_numbers]
     return np.minimum(ts, INT64_MAX - lateness) + lateness
 
 
-class _Arrivals:
+class _ArrivedWindowMessages:
     """New messages of sessions that the fast path may be able to judge, in order of arrival.
 
     Attributes:
@@ -90,7 +96,7 @@ class _Arrivals:
         stream = batch.new_messages
         self._batch = batch
         self.sessions = len(is_candidate)
-        lengths = stream.ends - stream.starts
+        lengths = stream.session_ends - stream.starts
         self.place = np.flatnonzero(np.repeat(is_candidate, lengths))
         self.owner = np.repeat(np.arange(self.sessions), lengths)[self.place]
         self.ts, self.seq = stream.ts[self.place], stream.seq[self.place]
@@ -103,10 +109,10 @@ class _Arrivals:
         Such a session has a late message, expires, misses a seq, repeats one, or exceeds a limit of held messages.
         """
         return (
-            self._find_late_sessions()
+            self._find_sessions_with_late_message()
             | self._find_expired_sessions()
             | self._find_sessions_with_gaps()
-            | self._find_sessions_over_limits()
+            | self._find_sessions_over_holding_limits()
         )
 
     def _find_sessions_of_messages(self, is_faulty: Bools) -> Bools:
@@ -115,18 +121,18 @@ class _Arrivals:
         found[self.owner[is_faulty]] = True
         return found
 
-    def _find_late_sessions(self) -> Bools:
+    def _find_sessions_with_late_message(self) -> Bools:
         return self._find_sessions_of_messages(self.highest > _compute_release_times(self.ts, self._batch, self.owner))
 
     def _find_expired_sessions(self) -> Bools:
         stream, cursors = self._batch.new_messages, self._batch.cursors[: self.sessions]
-        timeout = _list_rule_values(self._batch, "session_timeout")
-        before = np.roll(stream.time, 1)
+        timeout = _list_rule_values_by_session(self._batch, "session_timeout")
+        before = np.roll(stream.message_times, 1)
         before[stream.starts] = cursors["last_kafka_ts"]
         known = before != NO_TIME
         silence = np.where(known, stream.now - np.where(known, before, 0), 0)[self.place]
         silent = self._find_sessions_of_messages(silence > timeout[self.owner])
-        last = stream.time[stream.ends - 1]
+        last = stream.message_times[stream.session_ends - 1]
         return silent | (self._batch.ends[: self.sessions] - last > timeout)
 
     def _find_sessions_with_gaps(self) -> Bools:
@@ -140,7 +146,7 @@ class _Arrivals:
         found[owner[~np.where(first, begins, follows)]] = True
         return found
 
-    def _find_sessions_over_limits(self) -> Bools:
+    def _find_sessions_over_holding_limits(self) -> Bools:
         batch, count = self._batch, np.bincount(self.owner, minlength=self.sessions)
         sizes = np.bincount(self.owner, weights=batch.new_messages.size[self.place], minlength=self.sessions)
         bounds = batch.held_bounds[: self.sessions + 1]
@@ -148,12 +154,14 @@ class _Arrivals:
         sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
         follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
         in_order = ~self._find_sessions_of_messages(~follows & np.append(False, np.diff(self.owner) == 0))
-        too_many = count + batch.cursors["held"][: self.sessions] > _list_rule_values(batch, "max_held_messages")
-        too_big = sizes > _list_rule_values(batch, "max_held_bytes")
-        return too_many | too_big | (~in_order & (count > _list_rule_values(batch, "max_gaps")))
+        too_many = count + batch.cursors["held"][: self.sessions] > _list_rule_values_by_session(
+            batch, "max_held_messages"
+        )
+        too_big = sizes > _list_rule_values_by_session(batch, "max_held_bytes")
+        return too_many | too_big | (~in_order & (count > _list_rule_values_by_session(batch, "max_gaps")))
 
 
-class _Releases:
+class _ReleasedWindowMessages:
     """The messages that sessions of the fast path release in the batch, by session and then in order of release.
 
     Attributes:
@@ -163,7 +171,7 @@ class _Releases:
         at: The stream time (ms) at that arrival.
     """
 
-    def __init__(self, batch: ShardBatch, is_candidate: Bools, arrivals: _Arrivals) -> None:
+    def __init__(self, batch: ShardBatch, is_candidate: Bools, arrivals: _ArrivedWindowMessages) -> None:
         self._batch, self._sessions = batch, len(is_candidate)
         stream, held = batch.new_messages, batch.held_messages
         mine = is_candidate[arrivals.owner]
@@ -183,15 +191,15 @@ class _Releases:
         last = np.zeros(self._sessions, np.int64)
         last[arrivals.owner] = arrivals.highest  # the last assignment for each session counts
         passed = np.flatnonzero(_compute_release_times(self.ts, batch, self.owner) < last[self.owner])
-        self._select_messages(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
+        self._keep_selected_messages(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
         releasing_arrivals = arrivals.place[self._find_releasing_arrivals(arrivals)]
         self.releasing, self.at = stream.offset[releasing_arrivals], stream.now[releasing_arrivals]
 
-    def _select_messages(self, selection: Int64s | Bools) -> None:
+    def _keep_selected_messages(self, selection: Int64s | Bools) -> None:
         for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition", "changes"):
             setattr(self, name, getattr(self, name)[selection])
 
-    def _find_releasing_arrivals(self, arrivals: _Arrivals) -> Int64s:
+    def _find_releasing_arrivals(self, arrivals: _ArrivedWindowMessages) -> Int64s:
         """Returns, for each released message, the index in `arrivals` of the message that released it."""
         release_times = _compute_release_times(self.ts, self._batch, self.owner)
         times = np.unique(np.concatenate([arrivals.highest, release_times]))
@@ -225,11 +233,15 @@ class _Releases:
         """Keeps the messages of the sessions where `is_kept` is True and drops all others."""
         kept = is_kept[self.owner]
         self.releasing, self.at = self.releasing[kept], self.at[kept]
-        self._select_messages(kept)
+        self._keep_selected_messages(kept)
 
 
-def _apply_fast_sessions(
-    batch: ShardBatch, is_fast: Bools, arrivals: _Arrivals, releases: _Releases, outcome: JudgingOutcome
+def _apply_messages_of_fast_sessions(
+    batch: ShardBatch,
+    is_fast: Bools,
+    arrivals: _ArrivedWindowMessages,
+    releases: _ReleasedWindowMessages,
+    outcome: JudgingOutcome,
 ) -> None:
     """Applies the released messages of some sessions, and updates their cursors.
 
@@ -239,23 +251,25 @@ def _apply_fast_sessions(
         releases: The messages that they release.
     """
     stream, cursors = batch.new_messages, batch.cursors[: len(is_fast)]
-    last = stream.ends[is_fast] - 1
+    last = stream.session_ends[is_fast] - 1
     moved = cursors[is_fast]
     new = moved["first_offset"] == NO_TIME
     moved["first_offset"] = np.where(new, stream.offset[stream.starts[is_fast]], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
-    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
+    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.message_times[last]
     highest = np.zeros(len(is_fast), np.int64)
     highest[arrivals.owner] = arrivals.highest
     low, high = (
-        ufunc.reduceat(np.where(np.repeat(is_fast, stream.ends - stream.starts), stream.seq, 0), stream.starts)[is_fast]
+        ufunc.reduceat(np.where(np.repeat(is_fast, stream.session_ends - stream.starts), stream.seq, 0), stream.starts)[
+            is_fast
+        ]
         for ufunc in (np.minimum, np.maximum)
     )
     moved["highest_ts"] = highest[is_fast]
     moved["taken_from"] = np.where(moved["taken_from"] == NO_SEQ, low, moved["taken_from"])
     moved["taken_to"] = high
     released = np.bincount(releases.owner, minlength=len(is_fast))[is_fast]
-    moved["held"] += (stream.ends - stream.starts)[is_fast] - released
+    moved["held"] += (stream.session_ends - stream.starts)[is_fast] - released
     before = cursors[is_fast]
     cursors[is_fast] = moved
     mine = is_fast[arrivals.owner]
@@ -274,7 +288,7 @@ def _apply_fast_sessions(
 
 
 @dataclass(frozen=True)
-class _SessionGroups:
+class _ReleasedMessageGroups:
     """Released messages grouped by session.
 
     Attributes:
@@ -288,11 +302,11 @@ class _SessionGroups:
     sessions: Int64s
 
 
-def _apply_released_messages(batch: ShardBatch, releases: _Releases, outcome: JudgingOutcome) -> None:
+def _apply_released_messages(batch: ShardBatch, releases: _ReleasedWindowMessages, outcome: JudgingOutcome) -> None:
     """Sets the verdicts of released messages, records their gaps, and updates the cursors."""
     starts = np.flatnonzero(releases.is_first_of_session)
     ends = np.append(starts[1:], len(releases.owner))
-    groups = _SessionGroups(starts, ends, releases.owner[starts])
+    groups = _ReleasedMessageGroups(starts, ends, releases.owner[starts])
     cursors = batch.cursors
     before = cursors[groups.sessions]
     lengths = ends - starts
@@ -305,19 +319,21 @@ def _apply_released_messages(batch: ShardBatch, releases: _Releases, outcome: Ju
         compute_running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
     )
     position += place
-    outcome.verdict[index] = Verdict.APPLIED
+    outcome.verdict[index] = MessageVerdict.APPLIED
     outcome.epoch[index], outcome.position[index] = epoch, position
     outcome.applied_at[index], outcome.applied_by[index] = releases.at, releases.releasing
     outcome.life[index] = np.repeat(before["first_offset"], lengths)
-    gaps = _record_gaps(releases, np.repeat(before["last_seq"], lengths), outcome)
+    gaps = _record_gaps_before_released_messages(releases, np.repeat(before["last_seq"], lengths), outcome)
 
     before["epoch"] = epoch[ends - 1]
     before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
-    apply_runs(before, AppliedRun(starts, releases.type, releases.seq, releases.ts, position))
+    apply_messages_to_cursors(before, AppliedMessageRuns(starts, releases.type, releases.seq, releases.ts, position))
     cursors[groups.sessions] = before
 
 
-def _record_gaps(releases: _Releases, last_seq: Int64s, outcome: JudgingOutcome) -> Bools:
+def _record_gaps_before_released_messages(
+    releases: _ReleasedWindowMessages, last_seq: Int64s, outcome: JudgingOutcome
+) -> Bools:
     """Records an event for each released message before which seqs are missing.
 
     Args:
@@ -333,8 +349,8 @@ def _record_gaps(releases: _Releases, last_seq: Int64s, outcome: JudgingOutcome)
     for i in np.flatnonzero(gaps).tolist():
         event = IntegrityEvent(
             session=int(releases.owner[i]),
-            kind=EventKind.GAP,
-            action=Action.APPLIED,
+            kind=IntegrityEventKind.GAP,
+            action=IntegrityEventAction.APPLIED,
             partition=int(releases.partition[i]),
             offset=int(releases.offset[i]),
             expected=int(previous[i]) + 1,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.integrity.outcome import Verdict
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.outcome import MessageVerdict
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ClassReference
 from sessionlake.processors.memory import (
@@ -69,16 +69,16 @@ class MessageProcessor:
     on_error: OnViolation | None
     shards: int
     loaded: LoadedProcessor | None = field(default=None, repr=False)
-    _rules: RuleLookup | None = field(default=None, repr=False)
+    _rules: JudgingRuleLookup | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Returns the attributes that are sent to workers. Workers load the processor's class themselves."""
         return self.__dict__ | {"_rules": None, "loaded": None}
 
     @property
-    def rule_lookup(self) -> RuleLookup:
+    def rule_lookup(self) -> JudgingRuleLookup:
         """The integrity rules of each topic."""
-        self._rules = self._rules or RuleLookup(self.capture)
+        self._rules = self._rules or JudgingRuleLookup(self.capture)
         return self._rules
 
     @property
@@ -114,7 +114,7 @@ class MessageProcessor:
         batch = _ShardBatch(self, ProcessorMemory.decode_memory(memory), judged)
         batch.process_sessions()
         results, verdict = batch.results, judged.outcome.verdict
-        verdict[results.failed_messages] = Verdict.QUARANTINED
+        verdict[results.failed_messages] = MessageVerdict.QUARANTINED
         tables = {
             ProcessorOutput.RECORDS: self.loaded_processor.output.create_output_table(results.records),
             ProcessorOutput.ERRORS: create_error_rows(self.ref.name, results.failures),
@@ -175,9 +175,9 @@ class _ShardBatch:
     def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: JudgedBatch) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.stream_times_by_partition
-        self.memory.fill_unknown_times(judged.clock.first_known_times)
+        self.memory.fill_unknown_times(judged.clock.first_stream_times_by_partition)
         self._keys = build_session_keys(judged.messages)
-        self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
+        self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == MessageVerdict.HELD)).to_pylist())
         self.results = BatchResults()
 
     def process_sessions(self) -> None:
@@ -224,7 +224,7 @@ class _ShardBatch:
                     self.memory.sessions[key] = session_state
 
     def _create_life(self, session: Session, session_state: SessionState) -> SessionLife:
-        rules = self._owner.rule_lookup.find_rules(session.topic)
+        rules = self._owner.rule_lookup.find_judging_rules(session.topic)
         policy = self._owner.on_error or rules.on_violation
         return SessionLife(
             self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results
@@ -259,7 +259,7 @@ class _ShardBatch:
         Messages are sorted by session key, and then by order of application.
         """
         outcome = self._judged.outcome
-        applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
+        applied = np.flatnonzero(outcome.verdict == MessageVerdict.APPLIED)
         owner, keys = encode_as_codes(self._keys.take(pa.array(applied)))
         names = keys.to_pylist()
         rank = np.empty(len(names), np.int64)
@@ -292,7 +292,7 @@ class _ShardBatch:
         return find_next_due_times(self.memory.sessions, self._find_session_timeout)
 
     def _find_session_timeout(self, topic: str) -> int:
-        return self._owner.rule_lookup.find_rules(topic).session_timeout
+        return self._owner.rule_lookup.find_judging_rules(topic).session_timeout
 
 
 class _MessagesByLife:

@@ -74,7 +74,7 @@ def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> N
             fix=f"Declare the column as before. Or run `sessionlake rebuild processor:{name}`, which "
             "computes its table and states from all of bronze with the present columns",
         )
-    ShardState.decode(judging, processor.columns)
+    ShardState.decode_shard_state(judging, processor.columns)
     if memory is None:
         return
     made_for = read_stored_shard_count(memory)

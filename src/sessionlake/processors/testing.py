@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.delta.schemas.tables import COUNTS
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.by_class import process_key
 from sessionlake.processors.load import ClassReference, require_declarations
@@ -215,7 +215,7 @@ def run_raw_batches(
     each = create_message_processor(config, capture, shards, ref)
     each.loaded = create_loaded_processor(config.name, processor, each.limits)
     judged = SilverFold(capture.declared_columns, capture, processor=each)
-    result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimeNotes()
+    result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimesAtBatchEnds()
     for tasks in batches:
         packer = Packer(
             build_message_decode_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times
@@ -223,7 +223,7 @@ def run_raw_batches(
         reports = _add_results(
             result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
         )
-        times = times.add_notes(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
+        times = times.add_stream_times(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():

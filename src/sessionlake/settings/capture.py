@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from sessionlake.feeds.feed import KeyFormat
+from sessionlake.feeds.feed import KafkaKeyFormat
 from sessionlake.feeds.topics import FeedTopics
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.names import fold_case
@@ -172,7 +172,7 @@ class CaptureSettings(Section):
 
 
 def _list_feed_formats(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
-    keys = {PayloadFormat.AVRO for feed in feeds if feed.key_format is KeyFormat.AVRO}
+    keys = {PayloadFormat.AVRO for feed in feeds if feed.key_format is KafkaKeyFormat.AVRO}
     return keys | {feed.format for feed in feeds}
 
 
@@ -183,7 +183,7 @@ def _describe_format_conflict(
     kinds = sorted({message_format, *_list_feed_formats(feeds)} - {PayloadFormat.JSON})
     if len(kinds) > 1:
         return f"{' and '.join(kinds)} in one configuration need two sets of schemas; use one of them in all feeds"
-    if any(feed.key_format is KeyFormat.AVRO for feed in feeds) and not payload.has_wire_header:
+    if any(feed.key_format is KafkaKeyFormat.AVRO for feed in feeds) and not payload.has_wire_header:
         return "key_format avro needs the schema id in the wire header: use registry_url or schema_files"
     return None
 
@@ -214,7 +214,7 @@ def _collect_feed_columns(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     """
     found: dict[str, tuple[Column, str]] = {}
     for settings in feeds:
-        for column in settings.build().table_columns():
+        for column in settings.build().list_table_columns():
             known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
             if known != column:
                 raise ValueError(

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any
 
-from sessionlake.feeds.feed import Check, Keep
-from sessionlake.feeds.paths import Constant
+from sessionlake.feeds.feed import ChecksumSetting, RowLimitPerGroup
+from sessionlake.feeds.paths import PathConstant
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.settings.feed_code import ChecksumFunctionLoader
@@ -19,8 +19,8 @@ from sessionlake.settings.feed_rules import require_known_column
 
 def build_keep(
     keep: KeepSettings | None, columns: Mapping[str, FeedColumn], rules: Sequence[RuleSettings]
-) -> Keep | None:
-    """Returns the setting `keep` of a feed, which limits the rows of a table, as a `Keep`; None if it is not set.
+) -> RowLimitPerGroup | None:
+    """Returns the setting `keep` of a feed, which limits the rows of a table; None if it is not set.
 
     Args:
         keep: The setting.
@@ -44,7 +44,7 @@ def build_keep(
         for number, value in _convert_group_value(text, per, rules, "keep.descending").items():
             descending[number].add(value)
     best = require_known_column(keep.best, columns, "keep.best").name
-    return Keep(tuple(column.name for column in per), best, tuple(map(frozenset, descending)), keep.rows)
+    return RowLimitPerGroup(tuple(column.name for column in per), best, tuple(map(frozenset, descending)), keep.rows)
 
 
 def build_check(
@@ -53,8 +53,8 @@ def build_check(
     columns: Mapping[str, FeedColumn],
     rules: Sequence[RuleSettings],
     feed: str,
-) -> Check | None:
-    """Returns the setting `check` of a feed, which compares a table with checksums, as a `Check`; None without `check`.
+) -> ChecksumSetting | None:
+    """Returns the setting `check` of a feed, which compares a table with checksums; None without `check`.
 
     Args:
         check: The setting.
@@ -70,7 +70,7 @@ def build_check(
         return None
     if check.crc32 is None:
         named = ChecksumFunctionLoader(feed, check.with_ or "", str(FilePath.cwd()))
-        return Check(check.checksum, check.rows, named)
+        return ChecksumSetting(check.checksum, check.rows, named)
     if keep is None or len(keep.per) != 1:
         raise ValueError(
             "check.crc32: a checksum covers the best rows of each group, so the feed needs `keep` "
@@ -93,7 +93,7 @@ def build_check(
                 f"digits, as in {name}_text: string, or {name}_text: {{type: string, from: digits}} if "
                 "messages have JSON numbers"
             )
-    return Check(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).load)
+    return ChecksumSetting(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).get_checksum_function)
 
 
 def _convert_group_value(
@@ -161,7 +161,7 @@ def _list_group_constants(per: Sequence[str], rules: Sequence[RuleSettings]) -> 
     for part in (part for rule in rules for part in rule.rows):
         for name in per:
             path = part.row.get(name) if isinstance(part.row, dict) else None
-            texts = [one.text for one in path.alternatives if isinstance(one, Constant)] if path else []
+            texts = [one.text for one in path.alternatives if isinstance(one, PathConstant)] if path else []
             if path is None or len(texts) != len(path.alternatives):
                 return None
             constants |= {*texts}

@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from sessionlake.feeds.checksums import Crc32
+from sessionlake.feeds.checksums import Crc32Checksum
 from sessionlake.feeds.feed import (
-    Kind,
-    Order,
-    Ordering,
-    Presence,
-    Time,
+    EventKind,
+    EventTimeSetting,
+    MessageOrderSetting,
+    OrderMethod,
+    PresentOrAbsent,
 )
-from sessionlake.feeds.paths import Path, PathError, parse_path
+from sessionlake.feeds.path_parsing import InvalidPathError, parse_feed_path
+from sessionlake.feeds.paths import FeedPath
 from sessionlake.settings.section import Section
 
 _UNITS = {"s": "epoch_s", "ms": "epoch_ms", "us": "epoch_us", "ns": "epoch_ns"}
@@ -23,13 +24,13 @@ OTHERS = "*"
 Scalar = str | bool | int | float | None
 
 
-def _parse_path(value: object) -> Path:
+def _parse_path(value: object) -> FeedPath:
     if not isinstance(value, str):
-        raise PathError(f"a path is a text, found {value!r}")
-    return parse_path(value)
+        raise InvalidPathError(f"a path is a text, found {value!r}")
+    return parse_feed_path(value)
 
 
-def _parse_paths(value: object) -> tuple[Path, ...]:
+def _parse_paths(value: object) -> tuple[FeedPath, ...]:
     return tuple(_parse_path(one) for one in (value if isinstance(value, list | tuple) else [value]))
 
 
@@ -78,10 +79,10 @@ class TimeSettings(Section):
     else_: Literal["kafka.timestamp"] | None = Field(None, alias="else")
     """The time of messages that have none at the path. Default: they go to quarantine."""
 
-    def build(self) -> Time:
-        """Returns the settings as a `Time`, the form that the package `sessionlake.feeds` uses."""
+    def build(self) -> EventTimeSetting:
+        """Returns the settings as an `EventTimeSetting`, the form that the package `sessionlake.feeds` uses."""
         how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
-        return Time(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
+        return EventTimeSetting(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
 
 
 class OrderSettings(Section):
@@ -126,13 +127,13 @@ class OrderSettings(Section):
             raise ValueError("`order` needs a `seq`. Only `modulo` can stand alone, if a decoder class gives the seq")
         return self
 
-    def build(self) -> Order:
-        """Returns the settings as an `Order`, the form that the package `sessionlake.feeds` uses."""
+    def build(self) -> MessageOrderSetting:
+        """Returns the settings as a `MessageOrderSetting`, the form that the package `sessionlake.feeds` uses."""
         if self.seq is None:
-            return Order(Ordering.DECODER, modulo=self.modulo)
-        forms = {Ordering.LINK: self.after, Ordering.RANGE: self.first, Ordering.RISING: self.rising or None}
-        kind = next((kind for kind, given in forms.items() if given), Ordering.STEP)
-        return Order(kind, self.seq, self.after or self.first, self.chain, self.modulo)
+            return MessageOrderSetting(OrderMethod.DECODER, modulo=self.modulo)
+        forms = {OrderMethod.LINK: self.after, OrderMethod.RANGE: self.first, OrderMethod.RISING: self.rising or None}
+        kind = next((kind for kind, given in forms.items() if given), OrderMethod.STEP)
+        return MessageOrderSetting(kind, self.seq, self.after or self.first, self.chain, self.modulo)
 
 
 class SplitSettings(Section):
@@ -163,7 +164,7 @@ class RowsSettings(Section):
     """True if the rows are deleted; or values of columns that mark a deleted row."""
     absent: Literal["keep", "null"] | None = None
     """What happens to a column that a row lacks. Default: `null` in snapshots, `keep` in updates."""
-    expect: Presence | None = None
+    expect: PresentOrAbsent | None = None
     """Whether the table must have the row before the change."""
 
     @model_validator(mode="after")
@@ -172,12 +173,12 @@ class RowsSettings(Section):
             raise ValueError(
                 "rows are found with either `each` (a path to several rows) or `at` (a path to one row), not with both"
             )
-        if self.each is not None and not self.each.gives_elements:
+        if self.each is not None and not self.each.gives_several_elements:
             raise ValueError(
                 f"each: the path {self.each.text!r} leads to one value, but `each` needs several; end it "
                 "with [*], or write `at` instead of `each`"
             )
-        if self.at is not None and self.at.gives_elements:
+        if self.at is not None and self.at.gives_several_elements:
             raise ValueError(
                 f"at: the path {self.at.text!r} leads to several values, but `at` needs one; write `each` "
                 "instead of `at`"
@@ -212,7 +213,7 @@ class RuleSettings(Section):
 
     `{above: 0}` or `{below: 0}` allow numbers above or below one, such as signed quantities.
     """
-    is_: Kind = Field(alias="is")
+    is_: EventKind = Field(alias="is")
     """What the message is."""
     restart: bool = False
     """True if the order starts again at this snapshot, whatever its last seq was."""
@@ -298,8 +299,8 @@ class Crc32Settings(Section):
             )
         return self
 
-    def build(self, groups: tuple[Any, ...]) -> Crc32:
-        """Returns the settings as a `Crc32`, the form that the package `sessionlake.feeds` uses.
+    def build(self, groups: tuple[Any, ...]) -> Crc32Checksum:
+        """Returns the settings as a `Crc32Checksum`, the form that the package `sessionlake.feeds` uses.
 
         Args:
             groups: The values of the setting `groups`, converted to the type of the column that forms groups.
@@ -307,7 +308,7 @@ class Crc32Settings(Section):
         between = self.separator
         if isinstance(between, str):
             between = SeparatorSettings(values=between, rows=between)
-        return Crc32(
+        return Crc32Checksum(
             groups, self.columns, self.interleaved, between.values, between.rows, between.groups, self.digits_only
         )
 

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
+from sessionlake.feeds.feed import (
+    EventKind,
+    MessageBodyType,
+    MessageOrderSetting,
+    MessageRule,
+    OrderMethod,
+    PresentOrAbsent,
+    RowMapping,
+    RuleCondition,
+)
 from sessionlake.feeds.numbers import Bounds
-from sessionlake.feeds.paths import Constant, EachElement, Path, parse_path
+from sessionlake.feeds.path_parsing import parse_feed_path
+from sessionlake.feeds.paths import EachElementStep, FeedPath, PathConstant
 from sessionlake.feeds.values import FeedColumn, convert_constant
 from sessionlake.settings.feed_parts import (
     OTHERS,
@@ -34,11 +44,11 @@ class FeedDefaults:
         checksum: Path of the checksum; None if the feed has none.
     """
 
-    session: tuple[Path, ...]
+    session: tuple[FeedPath, ...]
     time: TimeSettings | None
     order: OrderSettings | str
     rescue: bool | None
-    checksum: Path | None
+    checksum: FeedPath | None
 
 
 def convert_rule(
@@ -47,8 +57,8 @@ def convert_rule(
     feed: FeedDefaults,
     columns: Mapping[str, FeedColumn],
     key: tuple[FeedColumn, ...],
-) -> Rule:
-    """Returns a rule of a feed as a `Rule`, the form that the package `sessionlake.feeds` uses.
+) -> MessageRule:
+    """Returns a rule of a feed as a `MessageRule`, the form that the package `sessionlake.feeds` uses.
 
     Args:
         number: Number of the rule in its feed, from 1.
@@ -61,21 +71,21 @@ def convert_rule(
         ValueError: Settings of the rule contradict each other. The text names the rule and the key.
     """
     where = f"messages: rule {number}"
-    if rule.rows and rule.is_ not in {Kind.SNAPSHOT, Kind.UPDATE}:
+    if rule.rows and rule.is_ not in {EventKind.SNAPSHOT, EventKind.UPDATE}:
         raise ValueError(f"{where}: a rule with `is: {rule.is_}` reads no rows; leave out its rows")
-    if (rule.restart or rule.scope) and rule.is_ is not Kind.SNAPSHOT:
+    if (rule.restart or rule.scope) and rule.is_ is not EventKind.SNAPSHOT:
         raise ValueError(
             f"{where}: only a rule with `is: snapshot` can have `restart` and `scope`, and this one "
             f"has `is: {rule.is_}`"
         )
-    if rule.split is not None and not rule.split.each.gives_elements:
+    if rule.split is not None and not rule.split.each.gives_several_elements:
         raise ValueError(
             f"{where}: split: the path {rule.split.each.text!r} leads to one value, but `split` needs "
             "several; end it with [*]"
         )
     if rule.split is None:
         _refuse_element_paths(rule, feed, where)
-    return Rule(
+    return MessageRule(
         number=number,
         kind=rule.is_,
         when=tuple(map(_build_condition, rule.when.items())),
@@ -92,7 +102,7 @@ def convert_rule(
 
 def _build_scope(
     rule: RuleSettings, columns: Mapping[str, FeedColumn], where: str
-) -> tuple[tuple[FeedColumn, Path], ...]:
+) -> tuple[tuple[FeedColumn, FeedPath], ...]:
     """Returns the columns of a rule's scope, with the paths of their values."""
     scope = [(require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()]
     try:
@@ -106,7 +116,7 @@ def _refuse_element_paths(rule: RuleSettings, feed: FeedDefaults, where: str) ->
     _refuse_multi_value_paths(
         [one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when"
     )
-    if rule.is_ is Kind.IGNORE:
+    if rule.is_ is EventKind.IGNORE:
         return
     time, order = rule.time or feed.time, rule.order or feed.order
     _refuse_multi_value_paths(rule.session or feed.session, f"{where}: session")
@@ -121,7 +131,7 @@ def _refuse_element_paths(rule: RuleSettings, feed: FeedDefaults, where: str) ->
         _refuse_multi_value_paths([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
 
 
-def _build_condition(path_and_values: tuple[str, Any]) -> Condition:
+def _build_condition(path_and_values: tuple[str, Any]) -> RuleCondition:
     name, wanted = path_and_values
     if isinstance(wanted, BoundsSettings):
         if name == "body":
@@ -130,13 +140,13 @@ def _build_condition(path_and_values: tuple[str, Any]) -> Condition:
                 "range of numbers; name the path to a number"
             )
         ends = (convert_to_exact_value(wanted.above), convert_to_exact_value(wanted.below))
-        return Condition(parse_path(name), Bounds(*ends))
+        return RuleCondition(parse_feed_path(name), Bounds(*ends))
     values = tuple(map(convert_to_exact_value, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
-        return Condition(None, tuple(Body(value) for value in values))
-    if wanted in {Presence.PRESENT.value, Presence.ABSENT.value} if isinstance(wanted, str) else False:
-        return Condition(parse_path(name), Presence(wanted))
-    return Condition(parse_path(name), values)
+        return RuleCondition(None, tuple(MessageBodyType(value) for value in values))
+    if wanted in {PresentOrAbsent.PRESENT.value, PresentOrAbsent.ABSENT.value} if isinstance(wanted, str) else False:
+        return RuleCondition(parse_feed_path(name), PresentOrAbsent(wanted))
+    return RuleCondition(parse_feed_path(name), values)
 
 
 def convert_to_exact_value(value: Scalar) -> Any:
@@ -151,10 +161,10 @@ def _build_rule_rows(
     columns: Mapping[str, FeedColumn],
     key: tuple[FeedColumn, ...],
     where: str,
-) -> Rows:
+) -> RowMapping:
     where = f"{where}: rows"
     by_name: tuple[FeedColumn, ...] = ()
-    values: tuple[tuple[FeedColumn, Path], ...] = ()
+    values: tuple[tuple[FeedColumn, FeedPath], ...] = ()
     takes_all = rows_settings.row == "all"
     if isinstance(rows_settings.row, dict):
         takes_all = OTHERS in rows_settings.row
@@ -180,8 +190,8 @@ def _build_rule_rows(
             (columns[name], _convert_deleting_value(value, columns[name]))
             for name, value in rows_settings.delete.items()
         )
-    absent = rows_settings.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
-    return Rows(
+    absent = rows_settings.absent or ("null" if rule.is_ is EventKind.SNAPSHOT else "keep")
+    return RowMapping(
         source=rows_settings.each or rows_settings.at,
         each=rows_settings.each is not None,
         values=values,
@@ -193,16 +203,16 @@ def _build_rule_rows(
     )
 
 
-def _require_usable_column_path(path: Path, column: FeedColumn) -> Path:
+def _require_usable_column_path(path: FeedPath, column: FeedColumn) -> FeedPath:
     """Returns the path of a column unchanged, after checking it.
 
     Raises:
         ValueError: The path gives several values, or has a constant that is no value of the column's type.
     """
     for one in path.alternatives:
-        if isinstance(one, Constant):
+        if isinstance(one, PathConstant):
             convert_constant(one, column)
-        elif one.entries or any(isinstance(step, EachElement) for step in one.steps):
+        elif one.entries or any(isinstance(step, EachElementStep) for step in one.steps):
             raise ValueError(
                 f"column {column.name!r}: the path {path.text!r} leads to several values, but one is "
                 "needed; choose one of them, as in [0]"
@@ -219,17 +229,17 @@ def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
     if value is None:
         return None
     text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-    return convert_constant(Constant(text), column)
+    return convert_constant(PathConstant(text), column)
 
 
 def _refuse_multi_value_paths(paths: Any, where: str) -> None:
     for path in paths:
-        if path.needs_element:
+        if path.starts_at_element:
             raise ValueError(
                 f"{where}: the path {path.text!r} begins with a dot, which is only possible after `split`; write the "
                 "whole path from the message to the value, as in data.sum instead of .sum"
             )
-        if path.gives_elements:
+        if path.gives_several_elements:
             raise ValueError(
                 f"{where}: the path {path.text!r} leads to several values, but one is needed; choose one "
                 "of them, as in [0]"
@@ -252,8 +262,8 @@ def require_known_column(name: str, columns: Mapping[str, FeedColumn], where: st
     return columns[name]
 
 
-def convert_order(order: OrderSettings | str | None) -> Order | None:
-    """Returns the setting `order` as an `Order`; None if the setting is None, so that the feed's own order applies."""
+def convert_order(order: OrderSettings | str | None) -> MessageOrderSetting | None:
+    """Returns the setting `order` as a `MessageOrderSetting`; None if it is not set: the order of the feed applies."""
     if order is None or isinstance(order, str):
-        return None if order is None else Order(Ordering(order))
+        return None if order is None else MessageOrderSetting(OrderMethod(order))
     return order.build()

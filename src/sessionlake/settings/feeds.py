@@ -10,8 +10,16 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sessionlake.feeds.feed import DecoderUse, Feed, KeyFormat, Kind, Order, Ordering, Time
-from sessionlake.feeds.paths import Access, Path, Start
+from sessionlake.feeds.feed import (
+    DecoderClassSetting,
+    EventKind,
+    EventTimeSetting,
+    Feed,
+    KafkaKeyFormat,
+    MessageOrderSetting,
+    OrderMethod,
+)
+from sessionlake.feeds.paths import FeedPath, PathAlternative, PathStart
 from sessionlake.feeds.values import FeedColumn, parse_feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
@@ -62,7 +70,7 @@ class FeedSettings(Section):
     """Regular expression that must match the topic's whole name. The first feed that matches reads the topic."""
     format: PayloadFormat = PayloadFormat.JSON
     """How values of messages are encoded. `capture.payload` has the schemas of Avro and Protobuf."""
-    key_format: KeyFormat = KeyFormat.TEXT
+    key_format: KafkaKeyFormat = KafkaKeyFormat.TEXT
     """How Kafka keys are encoded, which paths read at `kafka.key`. `avro` needs schema ids in the keys."""
     columns: dict[str, str | ColumnSettings]
     """The columns of a row and their Spark SQL types; `{type, from}` where the values need a hint to be read."""
@@ -120,7 +128,7 @@ class FeedSettings(Section):
     @property
     def holds_rows(self) -> bool:
         """True if the rows of sessions must be in memory while messages are judged."""
-        return self.build().holds_rows
+        return self.build().needs_rows_in_memory
 
     @property
     def modulo(self) -> int | None:
@@ -140,7 +148,7 @@ class FeedSettings(Section):
     @property
     def has_chains(self) -> bool:
         """True if several sessions share the counter that gives their seqs."""
-        return self.build().has_chains
+        return self.build().has_sessions_sharing_seqs
 
     def refuse_integrity_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge messages of this feed; the text says why."""
@@ -170,7 +178,7 @@ class FeedSettings(Section):
                 raise ValueError(
                     f"{where}: integrity {found} {why}; set integrity of this feed to order or strict, {instead}"
                 )
-        if any(rule.is_ is Kind.SNAPSHOT and rule.order == "none" for rule in self.messages):
+        if any(rule.is_ is EventKind.SNAPSHOT and rule.order == "none" for rule in self.messages):
             raise ValueError(
                 f"{where}: with order: none, a snapshot has no seq, so held messages cannot be compared "
                 f"with it; give it an `order`, {instead}"
@@ -190,7 +198,7 @@ class FeedSettings(Section):
 
     def list_orders(self) -> set[OrderSettings | str]:
         """Returns the distinct `order` settings of all rules, except rules that ignore messages."""
-        rules = [rule for rule in self.messages if rule.is_ is not Kind.IGNORE]
+        rules = [rule for rule in self.messages if rule.is_ is not EventKind.IGNORE]
         return {rule.order or self.order for rule in rules} or {self.order}
 
     @property
@@ -230,8 +238,8 @@ def _build_feed(settings: FeedSettings) -> Feed:
         columns=columns,
         key=key,
         session=settings.session,
-        time=settings.time.build() if settings.time else Time(),
-        order=convert_order(settings.order) or Order(Ordering.ARRIVAL),
+        time=settings.time.build() if settings.time else EventTimeSetting(),
+        order=convert_order(settings.order) or MessageOrderSetting(OrderMethod.ARRIVAL),
         rules=tuple(
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
         ),
@@ -243,7 +251,7 @@ def _build_feed(settings: FeedSettings) -> Feed:
         check=build_check(settings.check, settings.keep, columns, settings.messages, settings.name),
         hold=settings.hold,
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
-        reads_headers="kafka.headers" in text or settings.decoder is not None,
+        reads_kafka_headers="kafka.headers" in text or settings.decoder is not None,
         decoder=_build_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
@@ -264,7 +272,7 @@ def _require_same_modulo(settings: FeedSettings) -> None:
     """Raises ValueError if the order of a rule has another `modulo` than the feed, whose value is used for all."""
     for number, rule in enumerate(settings.messages, 1):
         has_chain = isinstance(rule.order, OrderSettings) and rule.order.chain is not None
-        if rule.order in {None, "none"} or (rule.is_ is Kind.IGNORE and not has_chain):
+        if rule.order in {None, "none"} or (rule.is_ is EventKind.IGNORE and not has_chain):
             continue
         own = rule.order.modulo if isinstance(rule.order, OrderSettings) else None
         if own != settings.modulo:
@@ -316,17 +324,17 @@ def _require_rules_or_decoder(settings: FeedSettings) -> None:
         )
 
 
-def _reads_only_kafka_record(path: Path) -> bool:
+def _reads_only_kafka_record(path: FeedPath) -> bool:
     """Returns True if every alternative of the path is a constant or a field of the Kafka record."""
-    inside = {Start.MESSAGE, Start.ELEMENT, Start.PARENT}
-    return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
+    inside = {PathStart.MESSAGE, PathStart.ELEMENT, PathStart.PARENT}
+    return not any(isinstance(one, PathAlternative) and one.start in inside for one in path.alternatives)
 
 
-def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
+def _build_decoder(settings: FeedSettings) -> DecoderClassSetting | None:
     if settings.decoder is None:
         return None
     named = DecoderLoader(settings.name, settings.decoder, str(FilePath.cwd()))
-    return DecoderUse(named, rescue=settings.rescue is not False)
+    return DecoderClassSetting(named, rescue=settings.rescue is not False)
 
 
 def _build_column(name: str, settings: str | ColumnSettings) -> FeedColumn:

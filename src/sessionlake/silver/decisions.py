@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import DECISIONS, SILVER
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import Decision, DecisionKey
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
@@ -60,7 +60,7 @@ class RecordedDecision:
     partition: int
     session_id: str
     offset: int
-    decision: Decision | None
+    decision: OperatorDecision | None
     who: str
     why: str | None
     decided_at: datetime
@@ -75,23 +75,23 @@ class RecordedDecision:
         if self.decision is None:
             return f"{place}: the decision is withdrawn"
         meaning = {
-            Decision.ACCEPT_GAP: "the message is applied all the same",
-            Decision.ISOLATE: "the session is broken until its next snapshot",
-            Decision.SKIP: "the message goes to quarantine and counts as not having arrived",
+            OperatorDecision.ACCEPT_GAP: "the message is applied all the same",
+            OperatorDecision.ISOLATE: "the session is broken until its next snapshot",
+            OperatorDecision.SKIP: "the message goes to quarantine and counts as not having arrived",
         }[self.decision]
         return f"{place}: {meaning}. It takes effect when silver runs again"
 
 
-def read_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+def read_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
     """Returns, by message, the last decision about it. Messages whose last decision was withdrawn are left out."""
     return {
-        place: Decision(last)
+        place: OperatorDecision(last)
         for place, (*_, (_, last)) in _read_recorded_decisions(reader).items()
         if last != WITHDRAWN
     }
 
 
-def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
     """Returns, by message, the last decision about it, or the one that silver has followed according to the ledger.
 
     A followed decision counts even if `ops.decisions` has lost it.
@@ -112,7 +112,7 @@ def record_decision(
     settings: Settings,
     spark: SparkSession | None,
     session_id: str,
-    decision: Decision,
+    decision: OperatorDecision,
     *,
     offset: int | None = None,
     topic: str | None = None,
@@ -209,11 +209,11 @@ def withdraw_decision(
     return decided
 
 
-def _read_followed_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+def _read_followed_decisions(reader: TableReader) -> dict[DecisionKey, OperatorDecision]:
     """Returns the decisions that batches of silver have followed, by message, from the ledger."""
     rows = iterate_rows_as_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
-    return {_get_decision_key(item): Decision(item["decision"]) for item in items}
+    return {_get_decision_key(item): OperatorDecision(item["decision"]) for item in items}
 
 
 def _get_decision_key(row: Mapping[str, Any]) -> DecisionKey:
@@ -311,7 +311,7 @@ def _find_stopped_message(settings: Settings, message_filter: _MessageFilter) ->
 
 
 def _refuse_processed_message(
-    passed_layers: list[str], place: str, offset: int, decision: Decision, stopped_layers: set[str]
+    passed_layers: list[str], place: str, offset: int, decision: OperatorDecision, stopped_layers: set[str]
 ) -> None:
     """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
@@ -328,7 +328,7 @@ def _refuse_processed_message(
     layers = " and ".join(layer for layer in passed_layers if layer not in stopped_layers)
     if layers:
         raise UsageError(f"{place}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
-    if passed_layers and decision is Decision.SKIP:
+    if passed_layers and decision is OperatorDecision.SKIP:
         raise UsageError(
             f"{place}: offset {offset} was processed as a valid message, and judged a violation only later",
             why="So the message is in the tables and cannot be skipped",
@@ -386,7 +386,7 @@ def read_message_that_stopped_layer(settings: Settings, layer: str = SILVER) -> 
 
 
 def list_ledger_decisions(
-    followed_keys: Iterable[DecisionKey], decisions_by_key: dict[DecisionKey, Decision]
+    followed_keys: Iterable[DecisionKey], decisions_by_key: dict[DecisionKey, OperatorDecision]
 ) -> tuple[dict[str, object], ...]:
     """Returns the decisions that a batch has followed, as rows for the ledger's column `decisions`, sorted by message.
 

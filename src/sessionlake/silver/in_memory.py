@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.integrity.rules import build_decode_rules
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.protocol.arrow import HEADERS, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Row
@@ -67,7 +67,7 @@ class SilverInMemory:
     sessions: dict[SessionKey, Row] = field(default_factory=dict)
     breaks: dict[SessionKey, Row] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
-    _times: StreamTimeNotes = field(default_factory=StreamTimeNotes)
+    _times: StreamTimesAtBatchEnds = field(default_factory=StreamTimesAtBatchEnds)
     _state: bytes | None = None
     _history: list[pa.Table] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class SilverInMemory:
         if violations := [one for report in reports for one in report.violations]:
             raise ViolationError(violations[0])
         ends = [one for report in reports for one in report.partitions]
-        self._times = self._times.add_notes(list_stream_times_after_batch(ends, reports))
+        self._times = self._times.add_stream_times(list_stream_times_after_batch(ends, reports))
         self._state = state or self._state
         return self._apply(tables)
 

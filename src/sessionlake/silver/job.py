@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import Decision, DecisionKey
+from sessionlake.integrity.rules import DecisionKey, OperatorDecision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
@@ -120,7 +120,7 @@ def build_folded_stream(
     spark: SparkSession,
     lake: Lake,
     settings: Settings,
-    decisions: dict[DecisionKey, Decision],
+    decisions: dict[DecisionKey, OperatorDecision],
     resume_from: Handover | None,
 ) -> DataFrame:
     """Returns the stream of what silver's shards emit for bronze's messages: rows `kind string, payload binary`.
@@ -156,7 +156,7 @@ class _SilverBatchWriter:
         self,
         lake: Lake,
         settings: Settings,
-        decided: dict[DecisionKey, Decision],
+        decided: dict[DecisionKey, OperatorDecision],
         first_batch: int,
         log: OffsetLog,
         times: StreamTimesLog,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -97,7 +97,7 @@ def compute_shard_of_session(spark: SparkSession, settings: Settings, topic: str
 
     shards = handover.read_shard_count(settings) or settings.silver.shards
     # Sessions that share chains are in one shard, which depends on the topic alone.
-    has_chains = RuleLookup(settings.capture).find_rules(topic).has_chains
+    has_chains = JudgingRuleLookup(settings.capture).find_judging_rules(topic).has_chains
     columns = [F.lit(topic)] if has_chains else [F.lit(topic), F.lit(session_id.encode())]
     number = F.pmod(F.xxhash64(*columns), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()

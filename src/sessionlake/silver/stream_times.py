@@ -21,9 +21,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.errors import LakeError
-from sessionlake.integrity.clock import BEGINNING, PartitionTime
+from sessionlake.integrity.clock import BEGINNING, PartitionStreamTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.integrity.stream_times import NOTES_SCHEMA, StreamTimeNotes
+from sessionlake.integrity.stream_times import NOTES_SCHEMA, StreamTimesAtBatchEnds
 from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
 from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
@@ -47,14 +47,14 @@ class StoredStreamTimes:
 
     folder: str
 
-    def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
+    def read_stream_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns each topic-partition's stream time (ms) before an offset, and the offset up to which it was computed.
 
         Args:
             partitions: Topic-partitions, each once.
             offsets: For each topic-partition, the offset before which its stream time is wanted.
         """
-        return _read_all_notes(Path(self.folder)).read_times_before(partitions, offsets)
+        return _read_all_notes(Path(self.folder)).read_stream_times_before(partitions, offsets)
 
 
 def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
@@ -68,7 +68,7 @@ class StreamTimesLog:
     The folder has notes: each says what a topic-partition's stream time was at an offset.
     """
 
-    def __init__(self, layer: str, folder: Path, times: StreamTimeNotes) -> None:
+    def __init__(self, layer: str, folder: Path, times: StreamTimesAtBatchEnds) -> None:
         self._layer, self._folder, self._times = layer, folder, times
 
     @classmethod
@@ -87,7 +87,7 @@ class StreamTimesLog:
         folder = Path(open_stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
         names, last = list(last_offsets), np.array(list(last_offsets.values()), np.int64)
-        time, offset = _read_all_notes(folder).read_times_before(names, last + 1)
+        time, offset = _read_all_notes(folder).read_stream_times_before(names, last + 1)
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {
             name: last_offsets[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted
@@ -99,9 +99,11 @@ class StreamTimesLog:
             for silence in read_silences(Lake(settings).reader(spark)):
                 if silence.behind <= last_offsets.get(silence.place, BEGINNING):  # it is before the next batch
                     known[silence.place] = max(known[silence.place], silence.until)
-        log = cls(layer, folder, StreamTimeNotes())
+        log = cls(layer, folder, StreamTimesAtBatchEnds())
         log._store_notes(
-            StreamTimeNotes().add_notes(PartitionTime(*name, known[name], end) for name, end in last_offsets.items())
+            StreamTimesAtBatchEnds().add_stream_times(
+                PartitionStreamTime(*name, known[name], end) for name, end in last_offsets.items()
+            )
         )
         return log
 
@@ -114,10 +116,10 @@ class StreamTimesLog:
             partitions: The counts of the batch by topic-partition.
             reports: The shards' reports about the batch.
         """
-        self._store_notes(self._times.add_notes(list_stream_times_after_batch(partitions, reports)))
+        self._store_notes(self._times.add_stream_times(list_stream_times_after_batch(partitions, reports)))
         inject_fault_if_requested(f"after:{self._layer}.stream_times")
 
-    def _store_notes(self, notes: StreamTimeNotes) -> None:
+    def _store_notes(self, notes: StreamTimesAtBatchEnds) -> None:
         if notes.settled is not self._times.settled:
             write_atomically(self._folder / _SETTLED, encode_ipc(notes.settled))
         write_atomically(self._folder / _RECENT, encode_ipc(notes.recent))
@@ -151,7 +153,7 @@ def require_continued_stream_times(
 
 def list_stream_times_after_batch(
     partitions: Iterable[PartitionCounts], reports: Iterable[ShardReport]
-) -> Iterable[PartitionTime]:
+) -> Iterable[PartitionStreamTime]:
     """Returns stream time and last offset of each topic-partition that has messages or silences in a batch.
 
     Args:
@@ -162,17 +164,17 @@ def list_stream_times_after_batch(
     ends = {(lane.topic, lane.partition): lane for lane in silent}
     for part in partitions:
         if part.messages:
-            ends[part.topic, part.partition] = PartitionTime(
+            ends[part.topic, part.partition] = PartitionStreamTime(
                 part.topic, part.partition, part.stream_time, part.last_offset
             )
     return ends.values()
 
 
-def _read_all_notes(folder: Path) -> StreamTimeNotes:
+def _read_all_notes(folder: Path) -> StreamTimesAtBatchEnds:
     """Reads the stream times that a layer has stored in a folder. Files that do not exist count as empty."""
     # If both files are rewritten, the settled one is written first. So it is read last, to miss no note.
     recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
-    return StreamTimeNotes(settled, recent)
+    return StreamTimesAtBatchEnds(settled, recent)
 
 
 def _read_notes(file: Path) -> pa.Table:

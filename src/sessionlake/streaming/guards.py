@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import DataLossError, LakeError
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.retained import read_removal_record_of_table
 from sessionlake.settings.model import Settings
@@ -86,9 +86,9 @@ def refuse_class_once_with_removed_changes(reader: TableReader, settings: Settin
     found = read_removal_record_of_table(reader, CHANGES)
     if found is None:
         return
-    rules = RuleLookup(settings.capture)
+    rules = JudgingRuleLookup(settings.capture)
     for (topic,) in sorted(reader.count_rows_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
-        if rules.find_rules(topic).integrity is Integrity.ONCE:
+        if rules.find_judging_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
                 f"topic {topic} has the class once (capture.integrity), but {found.removal_description}",
                 why="Under class once, a session's table is computed from its first change on, so all its "

@@ -46,7 +46,7 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
         return None
     feeds = tuple(feed.build() for feed in capture.feeds)
     for feed in feeds:
-        feed.load_code()
+        feed.load_decoder_and_check_function()
     skew = milliseconds(capture.max_future_skew)
     payload = read_feeds_payload_format(capture)
     return FeedDecoder(feeds, capture.declared_columns, capture.max_message_bytes, skew, shards, payload)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from sessionlake.feeds.decoder import Event, Message, Put, decode_text
+from sessionlake.feeds.decoder import Event, Message, Put, decode_utf8_or_none
 from sessionlake.feeds.numbers import make_finite
 from sessionlake.feeds.reader import MAX_BYTES
 from sessionlake.feeds.trees import build_message_class, parse_tree
@@ -146,7 +146,7 @@ class Sparkplug:
 
 def _read_topic(message: Message) -> _Topic | None:
     """Returns the MQTT topic; None for commands and states of hosts. Raises ValueError if it is not of Sparkplug."""
-    parts = (decode_text(message.key) or "").split("/")
+    parts = (decode_utf8_or_none(message.key) or "").split("/")
     if "STATE" in parts[:2]:
         return None
     if parts[0] != "spBv1.0" or len(parts) < _DEVICE_PLACE:

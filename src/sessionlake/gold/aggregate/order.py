@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings
@@ -38,7 +38,7 @@ class OnceTopics:
 
     def __call__(self, topic: str) -> bool:
         """Returns True if the topic has the class `once`."""
-        return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.ONCE
+        return JudgingRuleLookup(self.capture).find_judging_rules(topic).integrity is Integrity.ONCE
 
     def filter_topics(self, topics: Sequence[str]) -> list[str]:
         """Returns those of the topics that have the class `once`."""

@@ -245,8 +245,8 @@ class RuleStep:
     ) -> list[TableOutput]:
         if not rows:
             return []
-        append_rows(spark, self._lake, RULE_EVENTS, _create_log_table(rows, batch), append_txn)
-        return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
+        commit = append_rows(spark, self._lake, RULE_EVENTS, _create_log_table(rows, batch), append_txn)
+        return [TableOutput(RULE_EVENTS, commit.version, len(rows))]
 
 
 def _find_events_needed_earlier(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:

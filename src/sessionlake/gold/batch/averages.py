@@ -109,8 +109,8 @@ class AverageWriter:
         rows = apply_to_rows(
             read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constant_columns(some, stamps), _STAMPED
         )
-        append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
-        return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
+        commit = append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
+        return TableOutput(RESTATEMENTS, commit.version, span.rows)
 
     def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
         """Appends the new rows, and merges the changed rows, of one table of averages.
@@ -128,16 +128,13 @@ class AverageWriter:
             return None
         if new:
             rows = read_payload_rows(parts, [AveragesOutput.NEW.build_payload_kind(series)], series.columns_ddl)
-            append_rows(self.spark, self.lake, series.table_name, rows, self.txn)
+            commit = append_rows(self.spark, self.lake, series.table_name, rows, self.txn)
         if changed:
             rows = read_payload_rows(parts, [AveragesOutput.CHANGED.build_payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
-            merged = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
-            version = merged.version
-        else:
-            version = self.lake.latest_version(self.spark, series.table_name)
-        return TableOutput(series.table_name, version, sum(span.rows for span in (new, changed) if span))
+            commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
+        return TableOutput(series.table_name, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
 def _sum_counts_and_time_ranges(

@@ -124,20 +124,16 @@ class FinalRowAppender:
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, table = progress.compute_append_limits(self._times), progress.final_table.table_name
-            count = (
-                self._append_rows_between(spark, progress.final_table, progress.appended_until, until, txn)
-                if until
-                else 0
-            )
-            if count:
-                yield TableOutput(table, self._lake.latest_version(spark, table), count)
+            until, since = progress.compute_append_limits(self._times), progress.appended_until
+            output = self._append_rows_between(spark, progress.final_table, since, until, txn) if until else None
+            if output is not None:
+                yield output
             progress.mark_appended(until)
         self._times = {}
 
     def _append_rows_between(
         self, spark: SparkSession, final: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
-    ) -> int:
+    ) -> TableOutput | None:
         reader, table = self._lake.reader(spark), final.product.table_name
         floors = [self._expiry.get_expiry_times(table) for table in (table, final.table_name)]
         names, most, found = (
@@ -155,9 +151,9 @@ class FinalRowAppender:
             near, _build_final_row_filter(final, since, until, txn.version, *floors), build_ddl(final.column_types)
         )
         count = rows.num_rows if isinstance(rows, pa.Table) else convert_to_spark_frame(spark, rows).count()
-        if count:
-            append_rows(spark, self._lake, final.table_name, rows, txn)
-        return count
+        if not count:
+            return None
+        return TableOutput(final.table_name, append_rows(spark, self._lake, final.table_name, rows, txn).version, count)
 
 
 def _build_final_row_filter(

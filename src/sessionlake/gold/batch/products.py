@@ -85,8 +85,7 @@ class ProductMerger:
         rows = self.rows.compute_count_and_time_range(product).rows
         if not isinstance(part, pa.Table):
             if self._has_only_new_keys(product):
-                append_rows(self.spark, self.lake, product.table_name, part, self.txn)
-                done = self.lake.last_commit(self.spark, product.table_name)
+                done = append_rows(self.spark, self.lake, product.table_name, part, self.txn)
                 return TableOutput(product.table_name, done.version, done.rows)
             if rows > self.lake.driver_limits.driver_changes:
                 return self._merge_on_cluster(product, convert_to_spark_frame(self.spark, part))
@@ -181,5 +180,4 @@ def append_late_points(
     rows = apply_to_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else convert_to_spark_frame(spark, rows).count()
     if count:
-        append_rows(spark, lake, LATE_POINTS, rows, txn)
-        yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)
+        yield TableOutput(LATE_POINTS, append_rows(spark, lake, LATE_POINTS, rows, txn).version, count)

@@ -62,10 +62,10 @@ def replace_all_rows(spark: SparkSession, lake: Lake, table: str, rows: DataFram
     if token:
         make_delta_skip_transaction(spark, lake, [table], Txn.build_txn_before_lease_holder(_MADE, token))
     txn = create_txn_outside_queries(spark, lake, table, _MADE).add_fencing_token(token)
-    before = lake.last_commit(spark, table)
+    before = lake.latest_version(spark, table)
     lake.storage.require_claims_before_commit(table)
     lake.storage.replace_rows_with_spark(rows, table, txn.build_writer_options(table))
-    if lake.latest_version(spark, table) == before.version:
+    if lake.latest_version(spark, table) == before:
         raise LakeError(
             f"Delta skipped the new rows of {table}, because a process with a higher lease number "
             "than this process has written to it",

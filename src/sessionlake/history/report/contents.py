@@ -16,7 +16,7 @@ from sessionlake.history.report.crosstab import TopicKindCounts, create_topic_ki
 from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, compute_lags, compute_throughput
 from sessionlake.history.report.series import MetricSeries, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
-from sessionlake.integrity.outcome import EventKind
+from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.ledger.progress import LayerReadOffsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -24,7 +24,7 @@ from sessionlake.settings.model import Settings
 # The most rows that are counted in `integrity_events` or `quarantine`; the most that are read of `session_progress`.
 _COUNTED = 1_000_000
 _PROGRESS = 100_000
-_EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
+_EVENTS = (IntegrityEventKind.DUPLICATE, IntegrityEventKind.GAP, IntegrityEventKind.LATE, IntegrityEventKind.ORPHAN)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.feeds.chunks import DecodedParts, FeedDecoder, select_records
+from sessionlake.feeds.chunks import DecodedMessageParts, FeedDecoder, select_kafka_records
 from sessionlake.feeds.part_removal import NotRemovableError, remove_parts
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
@@ -65,7 +65,7 @@ class SessionEraser:
         parts = self.decoder.decode(convert_times_to_milliseconds(pa.Table.from_batches([messages])))
         return self._select_messages(parts)
 
-    def _select_messages(self, parts: DecodedParts) -> tuple[Int64s, list[bool]]:
+    def _select_messages(self, parts: DecodedMessageParts) -> tuple[Int64s, list[bool]]:
         sessions = parts.chunk["session_id"]
         is_own = self._find_own_parts(parts.chunk)
         own = np.unique(parts.message[is_own])
@@ -84,7 +84,7 @@ class SessionEraser:
         before = list_chain_places(parts)
         values = {message: encode_chain_places(before.get(message, ())) for message in own.tolist()}
         shared = own[np.array(is_shared, np.bool_)]
-        removed, refused = self._remove_from_shared(select_records(raw, shared), shared)
+        removed, refused = self._remove_from_shared(select_kafka_records(raw, shared), shared)
         values |= removed
         refused |= self._find_changed(raw, parts, before, removed)
         return ErasedMessages(own, [values[message] for message in own.tolist()], is_shared, refused)
@@ -117,7 +117,7 @@ class SessionEraser:
     def _find_changed(
         self,
         raw: pa.Table,
-        parts: DecodedParts,
+        parts: DecodedMessageParts,
         before: Mapping[int, Sequence[ChainPlace]],
         removed: Mapping[int, bytes | None],
     ) -> dict[int, str]:
@@ -141,7 +141,7 @@ class SessionEraser:
         moved = "without its part, a chain of other sessions would have a gap"
         return {number: moved for number in numbers.tolist() if before.get(number) != after.get(number)} | changed
 
-    def _list_other_parts(self, parts: DecodedParts, numbers: Int64s) -> dict[int, list[Row]]:
+    def _list_other_parts(self, parts: DecodedMessageParts, numbers: Int64s) -> dict[int, list[Row]]:
         """Returns the parts of other sessions in these messages, by the message's index."""
         chosen = np.isin(parts.message, numbers) & pc.is_valid(parts.chunk["session_id"]).to_numpy()
         chosen &= ~self._find_own_parts(parts.chunk)

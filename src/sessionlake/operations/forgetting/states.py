@@ -101,9 +101,9 @@ def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], sessio
         session: Topic and id of the session.
     """
     judging, memory = split_state_parts(stored)
-    state = ShardState.decode(judging, columns)
+    state = ShardState.decode_shard_state(judging, columns)
     left = None if memory is None else remove_session_from_memory(memory, *session)
     state.replace_sessions(
         ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.read_due_times(left)
     )
-    return join_state_parts(state.encode(columns), left)
+    return join_state_parts(state.encode_shard_state(columns), left)

@@ -11,7 +11,7 @@ import pandas as pd
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import find_first_difference
+from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import read_state_and_ledger_batch, read_state_frame
@@ -97,12 +97,12 @@ def _create_state_comparer(columns: tuple[Column, ...]) -> Callable[[tuple[Any, 
     """
 
     def decode_state(stored: pd.Series[Any]) -> ShardState:
-        return ShardState.decode(bytes(stored.iloc[0]) if len(stored) else None, columns)
+        return ShardState.decode_shard_state(bytes(stored.iloc[0]) if len(stored) else None, columns)
 
     def compare_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         rebuilt = decode_state(rows.loc[rows["is_rebuilt"], "chunk"])
         try:
-            difference = find_first_difference(decode_state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
+            difference = find_first_state_difference(decode_state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
             text = None if difference is None else str(difference)
         except LakeError as error:  # a state that cannot be read counts as different
             text = str(error)

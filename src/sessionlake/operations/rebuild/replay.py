@@ -34,7 +34,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
 from sessionlake.operations.rebuild.slices import SliceReader
 from sessionlake.protocol.arrow import SESSION
@@ -274,8 +274,7 @@ def _append_slice_rows(
         rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
             rows = join_raw_messages(source, convert_to_spark_frame(spark, rows), reports)
-        append_rows(spark, staging, table, rows, txn)
-        written = staging.last_commit(spark, table).rows
+        written = append_rows(spark, staging, table, rows, txn).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
                 f"{table}: the rebuild should have written {count} rows, but wrote {written}",
@@ -292,9 +291,9 @@ def _fill_session_rows(spark: SparkSession, settings: Settings) -> None:
     changes = staging.read_small_table_into_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count_rows(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
-    rules = RuleLookup(settings.capture)
+    rules = JudgingRuleLookup(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
-    by_seq = [topic for topic in topics if rules.find_rules(topic).integrity is Integrity.ONCE]
+    by_seq = [topic for topic in topics if rules.find_judging_rules(topic).integrity is Integrity.ONCE]
     usual = apply_to_batches(
         by_session.where(~F.col("topic").isin(by_seq)), NetChangesMapper(columns), build_net_changes_ddl(columns)
     )
@@ -329,7 +328,7 @@ def _fill_split_events(spark: SparkSession, settings: Settings) -> None:
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
     if split_sessions.num_rows:
-        events = build_split_events(split_sessions, split_sessions.slice(0, 0), RuleLookup(settings.capture))
+        events = build_split_events(split_sessions, split_sessions.slice(0, 0), JudgingRuleLookup(settings.capture))
         rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
         append_rows(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
 

@@ -194,9 +194,9 @@ def _read_new_states(
         return
     columns, live = settings.capture.declared_columns, dict(read_shard_states(spark, settings))
     for shard, chunk in rebuilt:
-        state = ShardState.decode(live.get(shard, chunk), columns)
-        state.replace_sessions(ShardState.decode(chunk, columns), selection)
-        yield shard, state.encode(columns)
+        state = ShardState.decode_shard_state(live.get(shard, chunk), columns)
+        state.replace_sessions(ShardState.decode_shard_state(chunk, columns), selection)
+        yield shard, state.encode_shard_state(columns)
 
 
 def _build_plan(

@@ -14,7 +14,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.offset_ranges import OffsetRanges, build_offsets_condition, slice_ranges
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.silences import drop_silences, select_silences
@@ -94,7 +94,7 @@ class SliceReader(Generic[R]):
             OffsetHoleError: Bronze lacks messages, or has some twice.
         """
         lake = Lake(settings)
-        log, times = OffsetLog.create_empty(spark, lake), StreamTimeNotes()
+        log, times = OffsetLog.create_empty(spark, lake), StreamTimesAtBatchEnds()
         source, silences = drop_silences(source), self._select_silences_to_read(select_silences(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut_into_slices(source)):
@@ -110,7 +110,7 @@ class SliceReader(Generic[R]):
             self._refuse_violations(settings, reports)
             partitions = sum_partition_counts([*reports])
             self._record_offsets(log, partitions, allow_gaps=settings.allows_offset_gaps)
-            times = times.add_notes(list_stream_times_after_batch(partitions, reports))
+            times = times.add_stream_times(list_stream_times_after_batch(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield FoldedSlice(number, folded, reports, partitions, states)
 
@@ -146,7 +146,7 @@ class SliceReader(Generic[R]):
         yield from slice_ranges(ranges, number)
 
     def _pack_messages(
-        self, settings: Settings, messages: DataFrame, times: StreamTimeNotes, silences: Iterable[Silence]
+        self, settings: Settings, messages: DataFrame, times: StreamTimesAtBatchEnds, silences: Iterable[Silence]
     ) -> DataFrame:
         """Decodes messages, and packs them by shard into rows with Arrow chunks."""
         return pack_messages(messages, settings, self.topics, times, tuple(silences))

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessionlake.integrity.resharding import group_by_shard, join_states, list_session_keys, select_sessions
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.resharding import (
+    copy_state_of_sessions,
+    group_session_keys_by_shard,
+    join_shard_states,
+    list_session_and_chain_keys,
+)
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, SessionState, find_next_due_times, read_stored_processor_name
 from sessionlake.protocol.arrow import split_session_key
@@ -22,7 +27,7 @@ class JudgingResharder:
         shards: The new number of shards.
     """
 
-    rules: RuleLookup
+    rules: JudgingRuleLookup
     shards: int
 
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
@@ -32,7 +37,7 @@ class JudgingResharder:
         """
         del shard
         parts = (split_session_key(key) for key in self._list_keys(*self._decode_state(state)))
-        rules = self.rules.find_rules
+        rules = self.rules.find_judging_rules
         return [(topic, None if rules(topic).has_chains else session.encode()) for topic, _, session in parts]
 
     def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
@@ -50,11 +55,11 @@ class JudgingResharder:
         judging, memory = self._decode_state(state)
         keys, stored = self._list_keys(judging, memory), split_state_parts(state)[1]
         parts = {}
-        for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
+        for target, mine in group_session_keys_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
-            part = select_sessions(judging, mine, find_next_due_times(sessions, self._find_timeout)).encode(
-                self.rules.capture.declared_columns
-            )
+            part = copy_state_of_sessions(
+                judging, mine, find_next_due_times(sessions, self._find_timeout)
+            ).encode_shard_state(self.rules.capture.declared_columns)
             own_memory = None if stored is None else self._encode_state(sessions, read_stored_processor_name(stored))
             parts[target] = join_state_parts(part, own_memory)
         return parts
@@ -62,11 +67,13 @@ class JudgingResharder:
     def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Returns the state of a new shard, joined from its parts that came from old shards."""
         states = [split_state_parts(part) for part in parts]
-        state = join_states(ShardState.decode(judging, self.rules.capture.declared_columns) for judging, _ in states)
+        state = join_shard_states(
+            ShardState.decode_shard_state(judging, self.rules.capture.declared_columns) for judging, _ in states
+        )
         memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode_memory(memory).sessions.items()}
         joined_memory = self._encode_state(sessions, read_stored_processor_name(memories[0])) if memories else None
-        return join_state_parts(state.encode(self.rules.capture.declared_columns), joined_memory)
+        return join_state_parts(state.encode_shard_state(self.rules.capture.declared_columns), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         """Returns the encoded state of a processor: its sessions by key, and when their timeouts are due."""
@@ -80,12 +87,14 @@ class JudgingResharder:
         Both are empty for None.
         """
         judging, memory = split_state_parts(state)
-        return ShardState.decode(judging, self.rules.capture.declared_columns), ProcessorMemory.decode_memory(memory)
+        return ShardState.decode_shard_state(
+            judging, self.rules.capture.declared_columns
+        ), ProcessorMemory.decode_memory(memory)
 
     def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
         """Returns the keys of all sessions that are in the state of judging or of the processor."""
-        return list(dict.fromkeys([*list_session_keys(judging), *memory.sessions]))
+        return list(dict.fromkeys([*list_session_and_chain_keys(judging), *memory.sessions]))
 
     def _find_timeout(self, topic: str) -> int:
         """Returns the session timeout of a topic in milliseconds."""
-        return self.rules.find_rules(topic).session_timeout
+        return self.rules.find_judging_rules(topic).session_timeout

@@ -15,7 +15,7 @@ from sessionlake.gold.declared.tables import (
 from sessionlake.gold.fold.resharding import GoldResharder
 from sessionlake.gold.making.states import build_tracked_averages, read_shards_by_hash
 from sessionlake.gold.tables.notes import find_complete_tables, read_stored_shards, require_maintained
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.memory import read_stored_shard_count
 from sessionlake.settings.model import Settings
@@ -68,7 +68,7 @@ def reshard_layer_states(
     """
     states = read_state_frame(spark, settings, layer)
     if layer != GOLD:
-        return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), new_count), new_count)
+        return reshard_states(states, JudgingResharder(JudgingRuleLookup(settings.capture), new_count), new_count)
     lake = Lake(settings, build_declared_gold_schemas(settings))
     require_maintained(spark, lake, list_declared_gold_tables(settings))
     former = replace_shards(settings, GOLD, old_count)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.retained import read_removal_limits_as_frame
 from sessionlake.operations.retention.rules import build_limits_table
 from sessionlake.protocol.arrow import SESSION
@@ -41,9 +41,9 @@ def compute_change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Tab
     """
     from pyspark.sql import functions as F
 
-    rule, kept = RuleLookup(lake.settings.capture), _read_stored_cuts_until(spark, lake, batch)
+    rule, kept = JudgingRuleLookup(lake.settings.capture), _read_stored_cuts_until(spark, lake, batch)
     topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
-    once = [topic for topic in topics if rule.find_rules(topic).integrity is Integrity.ONCE]
+    once = [topic for topic in topics if rule.find_judging_rules(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
     last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
     return _select_new_limits(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))

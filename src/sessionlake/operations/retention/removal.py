@@ -378,7 +378,7 @@ class RetentionRunner:
         """
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
-        times, _ = open_stored_times(self._settings, SILVER).read_times_before(places, behind)
+        times, _ = open_stored_times(self._settings, SILVER).read_stream_times_before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
         return pa.Table.from_pylist([dict(zip(_TIMES.names, row, strict=True)) for row in known], _TIMES)
 

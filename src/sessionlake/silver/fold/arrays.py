@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import ShardClock, StretchTimes
+from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.outcome import JudgingOutcome
+from sessionlake.integrity.segment_times import StreamTimesBeforeSegments
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_distinct_combinations
 from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
@@ -46,11 +47,11 @@ def clear_unknown_times(batch: ShardBatch, first_timed_offsets: Int64s, outcome:
     """
     of_session = first_timed_offsets[batch.cursors["lane"]]
     held = np.repeat(of_session, np.diff(batch.held_bounds))
-    outcome.clear_unknown_times(np.append(held, first_timed_offsets[batch.new_messages.lane]), of_session)
+    outcome.clear_unknown_stream_times(np.append(held, first_timed_offsets[batch.new_messages.lane]), of_session)
 
 
 def compute_arrival_times(
-    messages: pa.Table, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
+    messages: pa.Table, clock_indices: Int64s, stretch_times: StreamTimesBeforeSegments, clock: ShardClock
 ) -> Int64s:
     """Returns the stream time (ms) at which each message arrived.
 
@@ -61,12 +62,16 @@ def compute_arrival_times(
         clock: The clock of the shard.
     """
     offsets, maxima = messages["offset"].to_numpy(), messages["clock"].to_numpy()
-    times = stretch_times.compute_message_times(clock_indices, offsets, maxima)
-    return clock.replace_unknown_times(clock_indices, times)
+    times = stretch_times.compute_stream_time_of_each_message(clock_indices, offsets, maxima)
+    return clock.replace_unknown_stream_times(clock_indices, times)
 
 
 def build_message_arrays(
-    messages: pa.Table, session_numbers: Int64s, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
+    messages: pa.Table,
+    session_numbers: Int64s,
+    clock_indices: Int64s,
+    stretch_times: StreamTimesBeforeSegments,
+    clock: ShardClock,
 ) -> MessageArrays:
     """Converts an Arrow table of messages to the arrays that judging works on.
 

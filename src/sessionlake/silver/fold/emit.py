@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock
+from sessionlake.integrity.cursor import NEVER, NO_TIME, SessionCursors, SessionStatus
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
-from sessionlake.integrity.outcome import Action, IntegrityEvent, JudgingOutcome, Verdict
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.outcome import IntegrityEvent, IntegrityEventAction, JudgingOutcome, MessageVerdict
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.protocol.arrow import encode_as_codes, split_session_keys, to_contiguous
 from sessionlake.protocol.chunk import IGNORED, encode_compressed_ipc
 from sessionlake.protocol.columns import Column
@@ -72,12 +72,12 @@ class JudgedBatch:
     partitions: pa.Array
     sessions: pa.Array
     keys: pa.Array
-    cursors: Cursors
+    cursors: SessionCursors
     timeouts: Int64s
     late_fills: Bools
     cuts: Cuts
     cut_keys: pa.Array
-    silences: list[PartitionTime]
+    silences: list[PartitionStreamTime]
 
     def get_session_identity(self, session_number: int) -> tuple[str, int, str]:
         """Returns topic, partition and id of the judged session with this number."""
@@ -88,7 +88,7 @@ class JudgedBatch:
 
 
 def build_silver_payloads(
-    judged: JudgedBatch, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleLookup
+    judged: JudgedBatch, malformed: pa.Table, columns: tuple[Column, ...], rules: JudgingRuleLookup
 ) -> Payloads:
     """Returns what a shard emits for a judged batch: pairs of a kind and encoded content.
 
@@ -104,7 +104,7 @@ def build_silver_payloads(
     quarantine = _build_quarantine_rows(judged, malformed)
     tables = {
         SilverOutput.CHANGES: build_change_rows(
-            judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns
+            judged.messages, np.flatnonzero(out.verdict == MessageVerdict.APPLIED), out, columns
         ),
         SilverOutput.PROGRESS: _build_progress_rows(judged, rules),
         SilverOutput.QUARANTINE: quarantine,
@@ -123,7 +123,7 @@ def build_silver_payloads(
     return [*rows, (str(SilverOutput.REPORT), encode_report(report))]
 
 
-def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
+def _build_progress_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table:
     cursors = judged.cursors
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
@@ -135,7 +135,7 @@ def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     arrays = [
         topics,
         sessions,
-        _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
+        _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(SessionStatus.EXPIRED), cursors["status"]))),
         pa.array(get_column("epoch")),
         _compute_next_seqs(get_column("last_seq"), topics, rules),
         *(pa.array(get_column(name)) for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")),
@@ -149,7 +149,7 @@ def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
-def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
+def _build_cut_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table:
     def get_column(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
@@ -170,13 +170,13 @@ def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 
 
-def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: RuleLookup) -> pa.Array:
+def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: JudgingRuleLookup) -> pa.Array:
     """Returns the next seq of each session: one more than its last, but at most the highest int64.
 
     It is null if no message was applied, and for feeds whose next seq is not known in advance.
     """
     code, names = encode_as_codes(topics)
-    without = np.array([not rules.find_rules(name).knows_next_seq for name in names.to_pylist()], np.bool_)
+    without = np.array([not rules.find_judging_rules(name).knows_next_seq for name in names.to_pylist()], np.bool_)
     unknown = (last_seqs < 0) | (without[code] if len(without) else False)
     return pa.array(np.where(last_seqs == np.iinfo(np.int64).max, last_seqs, last_seqs + 1), mask=unknown)
 
@@ -184,7 +184,7 @@ def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: RuleLookup) -
 def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table:
     """Returns rows for the quarantine without the raw messages, which the driver adds from bronze."""
     out = judged.outcome
-    places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
+    places = np.flatnonzero(out.verdict == MessageVerdict.QUARANTINED)
     parts = [_convert_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
     malformed = malformed.filter(pc.greater(malformed["reason"], 0))
     if malformed.num_rows:
@@ -212,7 +212,7 @@ def _compute_offset_ranges(quarantine_rows: pa.Table) -> list[tuple[str, int, in
     return [tuple(row.values()) for row in ranges.to_pylist()]
 
 
-def _build_event_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
+def _build_event_rows(judged: JudgedBatch, rules: JudgingRuleLookup) -> pa.Table:
     events = judged.outcome.events
     owner = pa.array([event.session for event in events], pa.int64())
     topics = judged.topics.take(owner)
@@ -223,7 +223,7 @@ def _build_event_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
         pa.array([event.offset for event in events], pa.int64()),
         pa.array([str(event.kind) for event in events], pa.string()),
         pa.array([str(event.action) for event in events], pa.string()),
-        pa.array([str(rules.find_rules(topic).integrity) for topic in topics.to_pylist()], pa.string()),
+        pa.array([str(rules.find_judging_rules(topic).integrity) for topic in topics.to_pylist()], pa.string()),
         pa.array([event.expected for event in events], pa.int64()),
         pa.array([event.actual for event in events], pa.int64()),
         convert_ms_to_timestamps(np.array([event.kafka_ts for event in events], np.int64)),
@@ -231,7 +231,7 @@ def _build_event_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=EVENTS_SCHEMA)
 
 
-def list_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violation]:
+def list_first_violation(judged: JudgedBatch, rules: JudgingRuleLookup) -> list[Violation]:
     """Returns a list with the shard's first violation under `fail`; an empty list if there is none.
 
     The first by topic, partition and offset, so that the first of all shards does not depend on their number.
@@ -244,13 +244,13 @@ def list_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violati
             partition=partition,
             offset=event.offset,
             session_id=session,
-            integrity=str(rules.find_rules(topic).integrity),
+            integrity=str(rules.find_judging_rules(topic).integrity),
             event=str(event.kind),
             expected_seq=event.expected,
             actual_seq=event.actual,
         )
 
-    found = [to_violation(event) for event in judged.outcome.events if event.action is Action.STOPPED]
+    found = [to_violation(event) for event in judged.outcome.events if event.action is IntegrityEventAction.STOPPED]
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
@@ -268,7 +268,7 @@ def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> lis
     if malformed.num_rows:
         reasons = malformed["reason"].to_numpy()
         codes = [_COUNT_FIELDS.index("erased"), _COUNT_FIELDS.index("ignored")]
-        found = np.select([reasons == ERASED, reasons == IGNORED], codes, default=Verdict.QUARANTINED)
+        found = np.select([reasons == ERASED, reasons == IGNORED], codes, default=MessageVerdict.QUARANTINED)
         wrong = pa.array(found.astype(np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
     counts: dict[tuple[str, int], PartitionCounts] = {}
@@ -287,11 +287,11 @@ def count_messages_by_partition(judged: JudgedBatch, malformed: pa.Table) -> lis
         count.parts += row["offset_count"]
         count.messages += row["is_first_sum"]
         _add_to_counts(count, row["verdict"], row["offset_count"])
-    for row in _count_by_verdict(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
+    for row in _count_by_verdict(released.filter(pc.not_equal(released["verdict"], MessageVerdict.HELD))):
         place = row["topic"], row["partition"]
         count = counts.setdefault(place, PartitionCounts(*place, -1, -1, 0))
         _add_to_counts(count, row["verdict"], row["offset_count"])
-        _add_to_counts(count, Verdict.HELD, -row["offset_count"])
+        _add_to_counts(count, MessageVerdict.HELD, -row["offset_count"])
     return list(counts.values())
 
 

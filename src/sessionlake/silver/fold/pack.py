@@ -17,8 +17,13 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import add_failure_location_note
 from sessionlake.feeds.chunks import FeedDecoder
-from sessionlake.integrity.clock import EarlierStreamTimes, Segments, cut_into_segments, encode_segments
-from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.integrity.clock import (
+    EarlierStreamTimes,
+    OffsetSegments,
+    encode_offset_segments,
+    split_messages_into_offset_segments,
+)
+from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.protocol.arrow import encode_as_codes, to_milliseconds
 from sessionlake.protocol.chunk import encode_compressed_ipc
 from sessionlake.protocol.decode import DecodeRules, decode_messages, find_future_timestamps
@@ -51,7 +56,7 @@ PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 def list_bronze_columns(feeds: FeedDecoder | None) -> tuple[str, ...]:
     """Returns the columns of `bronze.messages` that decoding reads: with `headers` if a feed reads them."""
-    return (*BRONZE_COLUMNS, "headers") if feeds and feeds.reads_headers else BRONZE_COLUMNS
+    return (*BRONZE_COLUMNS, "headers") if feeds and feeds.reads_kafka_headers else BRONZE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Packer:
     """Decodes messages by feeds; None if all messages have the form of sessionlake."""
     topic_pattern: str = ".*"
     """Pattern of whole topic names; messages of other topics are skipped."""
-    earlier_times: EarlierStreamTimes = field(default_factory=StreamTimeNotes)
+    earlier_times: EarlierStreamTimes = field(default_factory=StreamTimesAtBatchEnds)
     """Looks up stream times from before the batch; by default there are none, as for a first batch."""
     extra_silences: tuple[Silence, ...] = ()
     """Silences of the batch that are not in its rows."""
@@ -141,7 +146,7 @@ class Packer:
             encode_compressed_ipc(chunk.slice(a, b - a)) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
         ]
         numbers = np.concatenate([shards[starts], np.arange(self.shard_count)])
-        payloads = [*packed, *[encode_segments(segments)] * self.shard_count]
+        payloads = [*packed, *[encode_offset_segments(segments)] * self.shard_count]
         return pa.record_batch(
             [pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED_ARROW_SCHEMA
         )
@@ -191,7 +196,7 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
 
 def _build_segments(
     chunk: pa.Table, timestamps: Int64s, earlier_times: EarlierStreamTimes, silences: Sequence[Silence]
-) -> tuple[Segments, Int64s]:
+) -> tuple[OffsetSegments, Int64s]:
     """Cuts messages into segments of consecutive offsets.
 
     Returns them, and the highest timestamp in them at each message.
@@ -200,4 +205,6 @@ def _build_segments(
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
-    return cut_into_segments(lane.reshape(-1), names, chunk["offset"].to_numpy(), timestamps, earlier_times, silences)
+    return split_messages_into_offset_segments(
+        lane.reshape(-1), names, chunk["offset"].to_numpy(), timestamps, earlier_times, silences
+    )

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Payloads, TopicPartition
 from sessionlake.silver.fold.emit import JudgedBatch, build_silver_payloads
@@ -58,7 +58,7 @@ class SilverTableProcessor:
     """
 
     columns: tuple[Column, ...]
-    rules: RuleLookup
+    rules: JudgingRuleLookup
 
     def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns no times: silver's own processor works only when a batch is judged."""

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.feeds.events import Delete, Put
-from sessionlake.feeds.feed import Feed, Presence
+from sessionlake.feeds.events import RowDelete, RowUpsert
+from sessionlake.feeds.feed import Feed, PresentOrAbsent
 from sessionlake.feeds.reader import load_json
 from sessionlake.feeds.rows import AppliedChanges, FeedRows, decode_rows
-from sessionlake.integrity.outcome import EventKind
-from sessionlake.integrity.rules import RuleLookup
-from sessionlake.integrity.shard_batch import RowsOutcome
+from sessionlake.integrity.outcome import IntegrityEventKind
+from sessionlake.integrity.rules import JudgingRuleLookup
+from sessionlake.integrity.shard_batch import RowChangesOutcome
 from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
 from sessionlake.protocol.chunk import (
     ChangeKind,
@@ -34,7 +34,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Int64s
 
-_PRESENCE = {None: None, Expectation.PRESENT: Presence.PRESENT, Expectation.ABSENT: Presence.ABSENT}
+_PRESENCE = {None: None, Expectation.PRESENT: PresentOrAbsent.PRESENT, Expectation.ABSENT: PresentOrAbsent.ABSENT}
 
 
 @dataclass
@@ -52,7 +52,7 @@ class RowsOfBatch:
 
     messages: pa.Table
     topics: Sequence[str]
-    rules: RuleLookup
+    rules: JudgingRuleLookup
     columns: tuple[Column, ...]
     applied: dict[int, AppliedChanges] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class RowsOfBatch:
         check = None if feed.check is None or feed.check.load is None else feed.check.load()
         return LoadedSessionRows(self, decode_rows(stored, feed, check))
 
-    def read_changes(self, index: int, feed: Feed) -> tuple[list[Put | Delete], dict[str, Any] | None]:
+    def read_changes(self, index: int, feed: Feed) -> tuple[list[RowUpsert | RowDelete], dict[str, Any] | None]:
         """Returns the changes that a feed has read from a message, and a snapshot's scope (None: the whole table).
 
         A scope has the values of those columns that name the rows which the snapshot replaces.
@@ -88,16 +88,16 @@ class RowsOfBatch:
             )
             for place in places
         }
-        changes: list[Put | Delete] = []
+        changes: list[RowUpsert | RowDelete] = []
         scope = None
         for number, kind in enumerate(kinds):
             values = {name: value[number] for name, (value, is_set) in cells.items() if is_set[number]}
             if kind == ChangeKind.CLEAR:
                 scope = values or None
             elif kind == ChangeKind.DELETE:
-                changes.append(Delete((), ids[number], _PRESENCE[expected[number]]))
+                changes.append(RowDelete((), ids[number], _PRESENCE[expected[number]]))
             else:
-                changes.append(Put((), ids[number], values, None, _PRESENCE[expected[number]]))
+                changes.append(RowUpsert((), ids[number], values, None, _PRESENCE[expected[number]]))
         return changes, scope
 
     def build_applied_messages(self) -> pa.Table:
@@ -183,7 +183,7 @@ class LoadedSessionRows:
     batch: RowsOfBatch
     rows: FeedRows
 
-    def apply_message(self, index: int) -> RowsOutcome:
+    def apply_message_to_rows(self, index: int) -> RowChangesOutcome:
         """Applies the changes of a message to the rows. `index` is the index of the message in the outcome."""
         messages, feed = self.batch.messages, self.rows.feed
         changes, scope = self.batch.read_changes(index, feed)
@@ -198,10 +198,12 @@ class LoadedSessionRows:
         if found.removed_before or found.removed_after or found.is_scoped or found.completed:
             self.batch.applied[index] = found
         added = len(found.removed_before) + len(found.removed_after) - found.is_scoped
-        failed = [EventKind.ROW_LIMIT] * found.is_too_large + [EventKind.PRESENCE] * found.presence_failed
-        return RowsOutcome(added, found.checks, failed + [EventKind.CHECKSUM] * found.checksum_failed)
+        failed = [IntegrityEventKind.ROW_LIMIT] * found.is_too_large + [
+            IntegrityEventKind.PRESENCE
+        ] * found.presence_failed
+        return RowChangesOutcome(added, found.checks, failed + [IntegrityEventKind.CHECKSUM] * found.checksum_failed)
 
-    def encode(self) -> bytes:
+    def encode_rows(self) -> bytes:
         """Encodes the rows for the stored state."""
         return self.rows.encode()
 

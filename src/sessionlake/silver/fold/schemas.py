@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.integrity.clock import BEGINNING, PartitionTime
+from sessionlake.integrity.clock import BEGINNING, PartitionStreamTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
@@ -188,7 +188,7 @@ class ShardReport(msgspec.Struct):
     violations: list[Violation] = []
     quarantined: list[tuple[str, int, int, int]] = []
     decided: list[tuple[str, int, str, int]] = []
-    silences: list[PartitionTime] = []
+    silences: list[PartitionStreamTime] = []
     format: int = 1
 
 

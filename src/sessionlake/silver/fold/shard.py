@@ -13,18 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.chains import ChainFollower, ChainGap, list_silent_chains
-from sessionlake.integrity.clock import NO_STRETCHES, PartitionTime, ShardClock, StretchTimes, decode_segments
-from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, create_cursors
-from sessionlake.integrity.cuts import Cuts, compute_cut_times, create_cuts
-from sessionlake.integrity.outcome import JudgingOutcome, Verdict
-from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup
+from sessionlake.integrity.chains import ChainGap, ChainGapFinder, list_silent_chains
+from sessionlake.integrity.clock import PartitionStreamTime, ShardClock, decode_offset_segments
+from sessionlake.integrity.cursor import NEVER, NO_TIME, SessionStatus, create_session_cursors
+from sessionlake.integrity.cuts import Cuts, compute_next_cut_times, create_zeroed_cuts
+from sessionlake.integrity.outcome import JudgingOutcome, MessageVerdict
+from sessionlake.integrity.rules import DecisionKey, JudgingRuleLookup, OperatorDecision
+from sessionlake.integrity.segment_times import NO_STRETCHES, StreamTimesBeforeSegments
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import (
-    number_distinct_combinations,
-    split_session_keys,
-)
+from sessionlake.protocol.arrow import number_distinct_combinations, split_session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
@@ -56,22 +54,22 @@ class SilverFold:
 
     columns: tuple[Column, ...]
     capture: CaptureSettings
-    decisions: dict[DecisionKey, Decision] = field(default_factory=dict)
+    decisions: dict[DecisionKey, OperatorDecision] = field(default_factory=dict)
     snapshot_interval: int = 600_000
     is_vectorized: bool = True
     processor: ShardProcessor | None = None
-    _rules: RuleLookup | None = field(default=None, repr=False)
+    _rules: JudgingRuleLookup | None = field(default=None, repr=False)
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds one batch of a shard. Returns the new state (None: unchanged) and the payloads to emit."""
-        self._rules = self._rules or RuleLookup(self.capture, self.snapshot_interval)
+        self._rules = self._rules or JudgingRuleLookup(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
-        segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
+        segments = [decode_offset_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
         judging, memory = split_state_parts(state)
-        after = ShardState.decode(judging, self.columns)
+        after = ShardState.decode_shard_state(judging, self.columns)
         stretch_times = after.clock.advance_clock(segments, _list_topic_partitions(batch))
         # Every shard gets every silence, even of topic-partitions without a session. Only shard 0 reports them.
-        silences = [] if shard else [silence for part in segments for silence in part.silences]
+        silences = [] if shard else [silence for part in segments for silence in part.stream_times_after_silences]
         first_timed = after.replace_unknown_session_times()
         judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed, self.columns)
         batch = judge.follow_chains(batch)
@@ -84,8 +82,8 @@ class SilverFold:
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
             judged = judge.judge_messages(well_formed, is_vectorized=self.is_vectorized)
             memory, payloads = processor.process_batch(memory, judged, malformed)
-        after.drop_unused_partitions(processor.list_due_times(memory))
-        encoded = join_state_parts(after.encode(self.columns), memory)
+        after.drop_clock_partitions_without_sessions(processor.list_due_times(memory))
+        encoded = join_state_parts(after.encode_shard_state(self.columns), memory)
         return None if encoded == state else encoded, payloads
 
 
@@ -105,10 +103,10 @@ class ShardJudge:
     def __init__(
         self,
         state: ShardState,
-        rules: RuleLookup,
-        decisions: dict[DecisionKey, Decision],
-        stretch_times: StretchTimes,
-        silences: list[PartitionTime],
+        rules: JudgingRuleLookup,
+        decisions: dict[DecisionKey, OperatorDecision],
+        stretch_times: StreamTimesBeforeSegments,
+        silences: list[PartitionStreamTime],
         newly_timed_sessions: Int64s,
         columns: tuple[Column, ...],
     ) -> None:
@@ -133,8 +131,8 @@ class ShardJudge:
         if not pc.count(messages["chain"]).as_py():
             return messages
         known = {*self._state.keys.to_pylist()}
-        follower = ChainFollower(self._state.chains, self._rules, known, self._chain_gaps)
-        return follower.follow_messages(messages, self._read_stream_times)
+        follower = ChainGapFinder(self._state.chains, self._rules, known, self._chain_gaps)
+        return follower.find_gaps_and_link_messages(messages, self._read_stream_times)
 
     def _read_stream_times(self, messages: pa.Table) -> Int64s:
         """Returns the stream time at each message, ms."""
@@ -151,9 +149,11 @@ class ShardJudge:
         if not len(cursors):
             return False
         silence, timeout = self._measure_idle_times()
-        to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED)
-        due = compute_cut_times(cursors["changed_at"], self._rules.snapshot_interval)
-        to_cut = (due <= self._state.clock.stream_times[cursors["lane"]]) | ((silence > timeout) & (due != NEVER))
+        to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != SessionStatus.ENDED)
+        due = compute_next_cut_times(cursors["changed_at"], self._rules.snapshot_interval)
+        to_cut = (due <= self._state.clock.partition_stream_times[cursors["lane"]]) | (
+            (silence > timeout) & (due != NEVER)
+        )
         return bool(
             (to_mark | to_cut | (silence > 2 * timeout)).any() or len(self._find_due_sessions(np.zeros(0, np.int64)))
         )
@@ -172,9 +172,9 @@ class ShardJudge:
             new_messages=build_message_arrays(
                 messages, owner, self._find_clock_indices(messages), self._stretch_times, self._state.clock
             ),
-            cursors=create_cursors(len(keys)),
-            memories=np.full(len(keys), None, object),
-            rules=[self._rules.find_rules(topic) for topic in names[0].to_pylist()],
+            cursors=create_session_cursors(len(keys)),
+            variable_parts=np.full(len(keys), None, object),
+            rules=[self._rules.find_judging_rules(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),
             held_messages=build_message_arrays(
                 held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NO_STRETCHES, ShardClock([])
@@ -186,8 +186,8 @@ class ShardJudge:
         )
         self._load_cursors(batch, places)
         out = judge_batch(batch, is_vectorized=is_vectorized)
-        if self._state.clock.may_have_untimed_messages:
-            clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
+        if self._state.clock.may_have_messages_without_stream_time:
+            clear_unknown_times(batch, self._state.clock.first_offsets_with_stream_time, out)
         seen = self._store_cursors(batch, keys, places)
         self._store_held_messages(combined, out)
         combined = replace_message_seqs(rows.build_applied_messages(), out.unwrapped_seqs)
@@ -196,7 +196,7 @@ class ShardJudge:
         return judged
 
     def _load_cursors(self, batch: ShardBatch, cursor_indices: Int64s) -> None:
-        """Copies what the state has about the batch's sessions into the batch: their cursors and memories.
+        """Copies what the state has about the batch's sessions into the batch: their cursors and their variable parts.
 
         Args:
             batch: The batch, in which each session has an index.
@@ -204,7 +204,7 @@ class ShardJudge:
         """
         known = cursor_indices >= 0
         batch.cursors[known] = self._state.cursors[cursor_indices[known]]
-        batch.memories[known] = self._state.memories[cursor_indices[known]]
+        batch.variable_parts[known] = self._state.variable_parts[cursor_indices[known]]
         batch.ends = self._find_end_times_of_sessions(batch)
 
     def _store_cursors(self, batch: ShardBatch, keys: pa.Array, cursor_indices: Int64s) -> Bools:
@@ -217,7 +217,7 @@ class ShardJudge:
         seen: Bools = batch.cursors["first_offset"] != NO_TIME
         mine = keys.filter(pa.array(seen))
         cursor_indices[seen] = self._state.store_cursors(
-            cursor_indices[seen], mine, batch.cursors[seen], batch.memories[seen]
+            cursor_indices[seen], mine, batch.cursors[seen], batch.variable_parts[seen]
         )
         return seen
 
@@ -232,7 +232,7 @@ class ShardJudge:
         has_messages: Bools,
     ) -> JudgedBatch:
         """Returns the judged batch, including the cuts and expiries that stream time alone caused."""
-        state, cuts = self._state, outcome.cuts
+        state, cuts = self._state, outcome.recorded_cuts
         cuts["session"] = cursor_indices[cuts["session"]]
         cuts = np.concatenate([cuts, self._make_cuts_due_by_time()])
         expired = self._mark_expired_sessions()
@@ -242,7 +242,7 @@ class ShardJudge:
             messages=messages,
             held_before_count=held_before_count,
             arrival_times=new_messages.now,
-            message_times=new_messages.time,
+            message_times=new_messages.message_times,
             clock=state.clock,
             outcome=outcome,
             topics=session_parts[0],
@@ -269,19 +269,20 @@ class ShardJudge:
         """Returns, for each session, the stream time (ms) of its topic-partition after the batch."""
         lane = batch.cursors["lane"].astype(np.int64)
         stream = batch.new_messages
-        lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
-        times = self._state.clock.stream_times
+        lane[: len(stream.starts)] = stream.lane[stream.session_ends - 1] if len(stream.starts) else 0
+        times = self._state.clock.partition_stream_times
         return times[lane] if len(times) else lane
 
     def _list_session_timeouts(self) -> Int64s:
         return np.array(
-            [self._rules.find_rules(lane.topic).session_timeout for lane in self._state.clock.partition_times], np.int64
+            [self._rules.find_judging_rules(lane.topic).session_timeout for lane in self._state.clock.partition_times],
+            np.int64,
         )
 
     def _measure_idle_times(self) -> tuple[Int64s, Int64s]:
         """Returns two arrays (ms) by cursor: stream time since the session's last message, and its session timeout."""
         cursors, lane = self._state.cursors, self._state.cursors["lane"]
-        times, timeouts = self._state.clock.stream_times, self._list_session_timeouts()
+        times, timeouts = self._state.clock.partition_stream_times, self._list_session_timeouts()
         if not len(times):
             return np.zeros(len(cursors), np.int64), np.zeros(len(cursors), np.int64)
         seen = cursors["last_kafka_ts"] != NO_TIME
@@ -301,7 +302,7 @@ class ShardJudge:
             return np.zeros(0, np.int64)
         silence, timeout = self._measure_idle_times()
         due = (cursors["held"] > 0) & (silence > timeout)
-        due |= cursors["due"] < self._state.clock.stream_times[cursors["lane"]]
+        due |= cursors["due"] < self._state.clock.partition_stream_times[cursors["lane"]]
         if self._chain_gaps:
             in_gap = self._state.find_cursor_indices(pa.array([*self._chain_gaps], pa.string()))
             due[in_gap[in_gap >= 0]] = True
@@ -328,7 +329,7 @@ class ShardJudge:
     def _store_held_messages(self, messages: pa.Table, outcome: JudgingOutcome) -> None:
         """Adds the messages with the verdict "held back" to the state."""
         state = self._state
-        held = np.flatnonzero(outcome.verdict == Verdict.HELD)
+        held = np.flatnonzero(outcome.verdict == MessageVerdict.HELD)
         if len(held):
             rows = messages.take(pa.array(held))
             state.held_messages = (
@@ -343,8 +344,8 @@ class ShardJudge:
 
     def _list_decisions_by_session(
         self, session_parts: tuple[pa.Array, pa.Array, pa.Array]
-    ) -> dict[int, dict[int, Decision]]:
-        found: dict[int, dict[int, Decision]] = {}
+    ) -> dict[int, dict[int, OperatorDecision]]:
+        found: dict[int, dict[int, OperatorDecision]] = {}
         if self._decisions:
             number_of = {
                 key: i for i, key in enumerate(zip(*(part.to_pylist() for part in session_parts), strict=True))
@@ -358,10 +359,10 @@ class ShardJudge:
         """Returns the cuts of all sessions in the state that are due because of stream time alone."""
         state = self._state
         if not len(state.cursors):
-            return create_cuts()
+            return create_zeroed_cuts()
         lane = state.cursors["lane"]
-        return state.make_cuts_due_at_stream_times(
-            state.clock.stream_times[lane], self._list_session_timeouts()[lane], self._rules.snapshot_interval
+        return state.create_cuts_due_by_time(
+            state.clock.partition_stream_times[lane], self._list_session_timeouts()[lane], self._rules.snapshot_interval
         )
 
     def _list_silent_chains(self) -> list[str]:
@@ -376,8 +377,10 @@ class ShardJudge:
         """
         cursors = self._state.cursors
         silence, timeout = self._measure_idle_times()
-        newly = np.flatnonzero((silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED))
-        self._state.mark_expired(newly)
+        newly = np.flatnonzero(
+            (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != SessionStatus.ENDED)
+        )
+        self._state.mark_sessions_expired(newly)
         return newly
 
     def _remove_finished_sessions(self) -> None:
@@ -393,5 +396,5 @@ class ShardJudge:
             return
         silence, timeout = self._measure_idle_times()
         gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
-        gone &= state.cursors["position"] <= state.clock.last_offsets[state.cursors["lane"]]
+        gone &= state.cursors["position"] <= state.clock.last_partition_offsets[state.cursors["lane"]]
         state.keep_sessions(~gone)

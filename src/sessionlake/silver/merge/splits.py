@@ -18,8 +18,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.integrity.outcome import EventKind
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.outcome import IntegrityEventKind
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
@@ -56,7 +56,7 @@ def record_split_sessions(
     Returns:
         The version of `integrity_events` and the number of events, for the ledger; empty if there are none.
     """
-    reader, rules = lake.reader(spark), RuleLookup(lake.settings.capture)
+    reader, rules = lake.reader(spark), JudgingRuleLookup(lake.settings.capture)
     columns = [*SESSION, "first_offset"]
     held = (
         session_rows
@@ -89,7 +89,7 @@ def select_started_sessions(sessions: pa.Table, first_offsets: Mapping[TopicPart
 
 
 def _find_missing_events_in_parts(
-    reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup
+    reader: TableReader, lake: Lake, ids: pa.Table, rules: JudgingRuleLookup
 ) -> Iterator[pa.Table]:
     """Yields the events of sessions whose id is in several partitions, if `integrity_events` does not have them yet.
 
@@ -105,14 +105,16 @@ def _select_distinct_ids(rows: pa.Table) -> pa.Table:
     return rows.group_by(list(ID)).aggregate([])
 
 
-def _find_missing_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup) -> Iterator[pa.Table]:
+def _find_missing_events(
+    reader: TableReader, lake: Lake, ids: pa.Table, rules: JudgingRuleLookup
+) -> Iterator[pa.Table]:
     """Yields the `split_session` events that are missing for these session ids.
 
     If the rows of all ids do not fit into the driver's memory, it looks up each half of the ids alone.
     """
     try:
         split = find_split_sessions(_read_rows(reader, lake, SESSIONS, ids))
-        recorded = ("event", operator.eq, str(EventKind.SPLIT_SESSION))
+        recorded = ("event", operator.eq, str(IntegrityEventKind.SPLIT_SESSION))
         known = _read_rows(reader, lake, EVENTS, _select_distinct_ids(split), recorded) if split.num_rows else None
     except TooLargeError:
         half = ids.num_rows // 2

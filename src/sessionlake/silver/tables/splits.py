@@ -10,8 +10,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.outcome import Action, EventKind
-from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.outcome import IntegrityEventAction, IntegrityEventKind
+from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
@@ -31,7 +31,7 @@ def find_split_sessions(sessions: pa.Table) -> pa.Table:
     return sessions.select(SESSION).join(split, list(ID), join_type="left semi")
 
 
-def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: RuleLookup) -> pa.Table:
+def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: JudgingRuleLookup) -> pa.Table:
     """Returns the `split_session` events that are not recorded yet, as rows for `integrity_events`.
 
     Args:
@@ -42,10 +42,10 @@ def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: 
     new = split_sessions.filter(pc.invert(find_rows_of_sessions(split_sessions, known_events))).combine_chunks()
     given = {
         **{name: new[name] for name in SESSION},
-        "event": pa.repeat(str(EventKind.SPLIT_SESSION), new.num_rows),
-        "action": pa.repeat(str(Action.RECORDED), new.num_rows),
+        "event": pa.repeat(str(IntegrityEventKind.SPLIT_SESSION), new.num_rows),
+        "action": pa.repeat(str(IntegrityEventAction.RECORDED), new.num_rows),
         "integrity": pa.array(
-            [str(rules.find_rules(topic).integrity) for topic in new["topic"].to_pylist()], pa.string()
+            [str(rules.find_judging_rules(topic).integrity) for topic in new["topic"].to_pylist()], pa.string()
         ),
     }
     columns = [given.get(field.name, pa.nulls(new.num_rows, field.type)) for field in EVENTS_SCHEMA]
