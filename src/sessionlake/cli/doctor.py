@@ -215,13 +215,13 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
         _run_check("tables", lambda: _check_row_counts(spark, lake)),
         _run_check("versions", lambda: _check_versions(spark, lake)),
         _run_check("layers", lambda: _check_layers(lake.reader(spark), settings)),
-        _run_check("messages", lambda: _check_member_messages(settings)),
+        _run_check("messages", lambda: _check_bronze_not_stopped(settings)),
         _check_topics(spark, lake),
         _check_session_ids(lake.reader(spark)),
     ]
 
 
-def _check_member_messages(settings: Settings) -> str:
+def _check_bronze_not_stopped(settings: Settings) -> str:
     from sessionlake.bronze.unreadable import read_message_that_stopped_layer
 
     if stopped := read_message_that_stopped_layer(settings):

@@ -44,7 +44,7 @@ from sessionlake.integrity.outcome import (
 )
 from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, JudgingRules, OperatorDecision
-from sessionlake.integrity.shard_batch import SessionRowSelection
+from sessionlake.integrity.shard_batch import SessionRows
 from sessionlake.integrity.transition import apply_message_to_cursor
 from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -71,7 +71,7 @@ class SessionJudge:
         rules: JudgingRules,
         outcome: JudgingOutcome,
         decisions: Mapping[int, OperatorDecision] | None = None,
-        rows: SessionRowSelection | None = None,
+        rows: SessionRows | None = None,
         chain_gaps: Sequence[ChainGap] = (),
     ) -> None:
         self._cursor = cursor
@@ -360,7 +360,7 @@ class SessionJudge:
         elif message.type in TABLE_CHANGING_TYPES and cursor.changed_at == NEVER:
             cursor.changed_at = self._applied_at
 
-    def _apply_message_to_rows(self, message: MessageHeader, rows: SessionRowSelection) -> None:
+    def _apply_message_to_rows(self, message: MessageHeader, rows: SessionRows) -> None:
         """Applies a message to the rows in memory. A failed check is a violation, but the message stays applied."""
         found, cursor = rows.apply_message_to_rows(message.index), self._cursor
         cursor.changes += found.added_changes

@@ -32,7 +32,7 @@ class RowChangesOutcome(NamedTuple):
     failed: Sequence[IntegrityEventKind]
 
 
-class SessionRowSelection(Protocol):
+class SessionRows(Protocol):
     """The rows of one session, kept in memory while its messages are judged because its feed needs them."""
 
     def apply_message_to_rows(self, index: int) -> RowChangesOutcome:
@@ -44,7 +44,7 @@ class SessionRowSelection(Protocol):
         ...
 
 
-LoadSessionRows = Callable[[int, bytes | None], SessionRowSelection]
+LoadSessionRows = Callable[[int, bytes | None], SessionRows]
 """Decodes a session's rows, from its number in the batch and what `SessionRows.encode` stored (None: no rows yet)."""
 
 

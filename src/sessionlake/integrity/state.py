@@ -261,7 +261,7 @@ class ShardState:
         )
 
 
-def find_changed_source_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
+def find_changed_column_in_stored_state(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
     """Returns a column of a stored state that is not declared any more in the same way, as a text with name and type.
 
     Returns None if all its columns are declared, or if there is no state.

@@ -21,7 +21,7 @@ from sessionlake.processors.memory import (
     compute_due_time_of_session,
     find_next_due_times,
 )
-from sessionlake.processors.messages import read_member_messages
+from sessionlake.processors.messages import read_judged_messages
 from sessionlake.processors.outputs import (
     FailureAction,
     ProcessorFailure,
@@ -265,7 +265,7 @@ class _ShardBatch:
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
         order = np.lexsort((outcome.position[applied], rank[owner]))
-        found = read_member_messages(self._judged.messages, applied[order], outcome, self._owner.columns)
+        found = read_judged_messages(self._judged.messages, applied[order], outcome, self._owner.columns)
         for code, (index, message) in zip(owner[order].tolist(), found, strict=True):
             yield names[code], int(outcome.life[index]), index, message
 

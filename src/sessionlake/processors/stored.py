@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState, find_changed_source_column
+from sessionlake.integrity.state import ShardState, find_changed_column_in_stored_state
 from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
@@ -65,7 +65,7 @@ def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> N
         LakeError: A session's state cannot be read, or the state is for another number of shards.
     """
     judging, memory = split_state_parts(state)
-    if (other := find_changed_source_column(judging, processor.columns)) is not None:
+    if (other := find_changed_column_in_stored_state(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
             f"processor {name}: its stored states have a column {other}, which the configuration no "

@@ -10,7 +10,7 @@ from sessionlake.processors.by_product import ProductComputation
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.spark.compare import TableComparison, compare_actual_with_expected_rows
+from sessionlake.spark.compare import TableComparison, compare_rows
 from sessionlake.streaming.handover import read_last_processed_version
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
         return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ProductComputation(config, table.lake.storage.read_column_types(spark, config.source))
     truth = work.recompute_in_sql(table.read_source(spark, now))
-    return compare_actual_with_expected_rows(
+    return compare_rows(
         config.output_table,
         work.keys,
         work.product.result_columns,

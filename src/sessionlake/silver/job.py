@@ -90,7 +90,7 @@ def start(
             changed.
     """
     lake = Lake(settings)
-    _create_bronze_tables(spark, lake)
+    _create_silver_tables(spark, lake)
     resume_from = handover.read_active_handover(settings)
     decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
@@ -104,7 +104,7 @@ def start(
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
-def _create_bronze_tables(spark: SparkSession, lake: Lake) -> None:
+def _create_silver_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that silver's stream may start in this lake, and creates those of its tables that do not exist yet."""
     settings = lake.settings
     refuse_interrupted_operations(settings, LAYER)

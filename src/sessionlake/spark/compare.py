@@ -50,7 +50,7 @@ class TableComparison:
         )
 
 
-def compare_actual_with_expected_rows(
+def compare_rows(
     table: str, key_columns: Sequence[str], compared_columns: Sequence[str], actual: DataFrame, expected: DataFrame
 ) -> TableComparison:
     """Compares the rows of a table with the expected rows.

@@ -95,13 +95,13 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
     found = api.execute_statement(sql, warehouse, wait_timeout=_WAIT, on_wait_timeout=OnWait.CONTINUE)
     statement = str(found.statement_id)
     try:
-        while _read_shard_state_file(found) in _UNDER_WAY:
+        while _get_statement_state(found) in _UNDER_WAY:
             time.sleep(POLL_SECONDS)
             found = api.get_statement(statement)
-        if _read_shard_state_file(found) != "SUCCEEDED":
+        if _get_statement_state(found) != "SUCCEEDED":
             error = found.status.error if found.status else None
             raise DatabricksWorkspaceError(
-                f"query: {(error and error.message) or _read_shard_state_file(found)}",
+                f"query: {(error and error.message) or _get_statement_state(found)}",
                 why="The SQL warehouse did not run the statement",
                 fix="Correct the statement, or look for it in the warehouse's query history",
             )
@@ -111,7 +111,7 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
         raise
 
 
-def _read_shard_state_file(response: StatementResponse) -> str:
+def _get_statement_state(response: StatementResponse) -> str:
     return response.status.state.value if response.status and response.status.state else "UNKNOWN"
 
 

@@ -40,7 +40,7 @@ from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import compare_actual_with_expected_rows
+from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import FunctionPerArrowBatch, apply_to_groups
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.handover import read_next_batch_number
@@ -209,9 +209,7 @@ def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable)
     """
     if live.isEmpty():
         return None
-    return compare_actual_with_expected_rows(
-        product.table_name, product.row_keys, product.result_columns, live, rows
-    ).first_difference
+    return compare_rows(product.table_name, product.row_keys, product.result_columns, live, rows).first_difference
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: DeclaredColumns) -> DataFrame:

@@ -32,7 +32,7 @@ from sessionlake.gold.verify.rule_columns import (
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import TableComparison, compare_actual_with_expected_rows
+from sessionlake.spark.compare import TableComparison, compare_rows
 from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _compare_alerts(
         logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
         certain = logged.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
-        return compare_actual_with_expected_rows(RULE_EVENTS, _IDENTITY, ["times"], certain, expected)
+        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], certain, expected)
     finally:
         rows.unpersist()
 

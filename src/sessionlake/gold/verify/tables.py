@@ -34,7 +34,7 @@ from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_actual_with_expected_rows
+from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
 from sessionlake.spark.frames import keep_small_frame_in_one_task
 
 if TYPE_CHECKING:
@@ -76,24 +76,18 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             if table.lateness_ms is not None:
                 late.append(_compute_expected_late_points(events.where(build_late_filter(table)), table))
         rows = lake.read_small_table_into_memory(spark, table.table_name)
-        found.append(
-            compare_actual_with_expected_rows(table.table_name, table.row_keys, table.result_columns, rows, truth)
-        )
+        found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
             rows = drop_expired_spark_rows(lake.read_small_table_into_memory(spark, final.table_name), *gone)
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
-            found.append(
-                compare_actual_with_expected_rows(final.table_name, final.row_keys, table.result_columns, rows, truth)
-            )
+            found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
-        found.append(
-            compare_actual_with_expected_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth)
-        )
+        found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_applied_references(spark, lake, settings, tables)

@@ -85,7 +85,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
         up_to = read_removal_limits_as_frame(spark, lake, recorded[table].table).alias("s")
         return rows.alias("t").join(up_to, select_rows_removed_by_retention(table).build_merge_condition(), "left_anti")
 
-    comparison = compare_actual_with_expected_rows(
+    comparison = compare_live_with_rebuilt_tables(
         lambda table: compute_remaining_rows(lake, table), lambda table: compute_remaining_rows(staging, table)
     )
     return replace(
@@ -93,7 +93,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     )
 
 
-def compare_actual_with_expected_rows(
+def compare_live_with_rebuilt_tables(
     read_live: Callable[[str], DataFrame], read_rebuilt: Callable[[str], DataFrame]
 ) -> TablesComparison:
     """Compares silver's live tables with rebuilt ones: their rows in any order, without the numbers of batches.

@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.endings import retire_query
 from sessionlake.operations.rebuild.publishing import (
     PublishPlan,
     add_batch_column,
-    build_bronze_ledger_entry,
+    build_rebuild_ledger_entry,
     finish_publishing,
     read_states_by_shard,
     replace_table,
@@ -287,7 +287,7 @@ class _ProcessorRebuilder:
         journal.run_step_if_unfinished(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
         hashed = hash_processor_settings(self._settings, processor)
-        entry = build_bronze_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
+        entry = build_rebuild_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
         Ledger(lake).write_entry(spark, entry)
         finish_publishing(spark, lake, processor.layer, journal, self.remove_staging_tables)
 

@@ -137,7 +137,7 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def build_bronze_ledger_entry(
+def build_rebuild_ledger_entry(
     layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
 ) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.

@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.preflight import choose_bronze_version, requ
 from sessionlake.operations.rebuild.publishing import (
     PublishPlan,
     add_batch_column,
-    build_bronze_ledger_entry,
+    build_rebuild_ledger_entry,
     finish_publishing,
     read_states_by_shard,
     replace_table,
@@ -249,7 +249,7 @@ def _publish_tables(
         journal.run_step_if_unfinished(
             GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
         )
-    entry = build_bronze_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
+    entry = build_rebuild_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
     delete_removal_records(spark, lake, REPLAYED)

@@ -173,7 +173,7 @@ class RowsOfBatch:
 
 @dataclass
 class LoadedSessionRows:
-    """The rows of one session in memory, to which its messages are applied. Implements `SessionRowSelection`.
+    """The rows of one session in memory, to which its messages are applied. Implements `SessionRows`.
 
     Attributes:
         batch: The rows of all sessions of the batch.
