@@ -298,7 +298,7 @@ def test_decimals_that_cancel_leave_their_last_digit_in_any_batches(spark, locat
     if on_cluster:
         limit(monkeypatch, **NOTHING_IN_DRIVER, driver_changes=0)
         all_in_files(monkeypatch)
-        monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", 0)
+        monkeypatch.setattr("sessionlake.gold.fold.product_payloads.FEW_CHANGES", 0)
     columns = FORM["columns"] | {"price": {"type": "decimal(38,10)", "from": "text"}}
     kinds = {kind: kind for kind in ("count", "sum", "min", "max", "mean")}
     own = {"name": "own", "value": "price", "keys": ["topic", "session_id"], "aggregates": kinds}

@@ -221,12 +221,12 @@ def test_the_products_of_a_tables_rows_in_the_docs_say_how_busy_each_topic_was(p
     said = [("a", 0, 60_000), ("a", 3_599_999, 1_000), ("a", 3_600_000, 5_000), ("b", 0, None)]
     names = ("topic", "ts", "value", build_order_field_name(0), build_order_field_name(1))
     rows = pa.table(dict(zip(names, zip(*((*row, at, 0) for at, row in enumerate(said)), strict=True), strict=True)))
-    hours = by_hour.aggregate_rows(rows, rows)
+    hours = by_hour.aggregate_source_table_rows(rows, rows)
     figures = hours.select(["topic", "times", "busy", "longest", "latest"]).to_pylist()
     assert [(*row.values(),) for row in figures] == [("a", 2, 61_000, 60_000, 1_000), ("a", 1, 5_000, 5_000, 5_000)]
     starts = pc.divide(hours["window_start"].cast(pa.int64()), 1000)
     busy = pa.table({"topic": hours["topic"], "ts": starts, "value": hours["busy"]})
-    [day] = by_day.aggregate_rows(busy, busy).to_pylist()
+    [day] = by_day.aggregate_source_table_rows(busy, busy).to_pylist()
     assert (day["topic"], day["busy"], day["busiest"]) == ("a", 66_000, 61_000)
 
 

@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_fiel
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable, find_changed_spans, find_reference_difference
 from sessionlake.gold.enrich.table import ReferenceJoin
-from sessionlake.gold.rules.parse import NameScope, parse_condition
+from sessionlake.gold.rules.parse import ConditionNameScope, parse_condition
 from sessionlake.gold.rules.tree import Selection, find_comparisons
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
@@ -154,7 +154,9 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
             )
         )  # fmt: skip
         told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
-        found = product.aggregate_rows(told, values).select([*keys, "window_start", *product.result_columns])
+        found = product.aggregate_source_table_rows(told, values).select(
+            [*keys, "window_start", *product.result_columns]
+        )
         return sorted(map(str, zip(*(column.to_pylist() for column in found.columns), strict=True)))
 
     count, kinds = 20, rnd.sample(KINDS, 4)
@@ -247,7 +249,7 @@ def test_internal_names_are_no_user_s() -> None:
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))
 def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
-    scope = NameScope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
+    scope = ConditionNameScope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
     told = parse_condition(f"max(`{names[0]}`) over 5 min > 1 and every `{names[0]}` over 5 min > 2", scope)
     assert {window.metric for leaf in find_comparisons(told) for window in (leaf.left,)} == {names[0]}
     assert parse_condition(f"`{names[1]}` = 'x' then `{names[0]}` > 1 within 5 min", scope)

@@ -69,7 +69,7 @@ def incremental(batches: Iterable[pa.Table]) -> dict[str, pa.Table]:
         parts: dict[str, pa.Table] = {}
         for product in STANDARD:
             below = product.below
-            found = product.aggregate_finer_rows(parts[below.name]) if below else product.aggregate_events(
+            found = product.aggregate_shorter_buckets(parts[below.name]) if below else product.aggregate_events(
                 product.source.extract_events(batch, DECLARED)
             )  # fmt: skip
             parts[product.name] = found

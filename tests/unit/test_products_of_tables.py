@@ -78,7 +78,7 @@ def figures(one: Product, fills: list[Fill]) -> dict[Any, dict[str, Any]]:
     columns += [[value_of(fill) for fill in fills], [fill.number for fill in fills]]
     typed = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     made = (
-        one.aggregate_rows(*[pa.table(typed, schema=SCHEMA)] * 2)
+        one.aggregate_source_table_rows(*[pa.table(typed, schema=SCHEMA)] * 2)
         .select([*one.row_keys, *one.result_columns])
         .to_pylist()
     )
@@ -159,11 +159,11 @@ def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_co
 def test_texts_are_reported_apart_and_rows_without_time_or_value_need_none() -> None:
     rows = {"venue": [1, 1, 1, 2, None], "value": ["x", "x", "y", None, "z"]}
     texts = {"keys": ["venue"], "time": None, "bucket": None, "order": [], "of": "texts"}
-    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).aggregate_rows(
+    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).aggregate_source_table_rows(
         *[pa.table(rows)] * 2
     )
     assert found.select(["venue", "n", "kinds"]).to_pylist() == [{"venue": 1, "n": 3, "kinds": 2}]
-    counted = product(**texts, value=None, aggregates={"n": "count"}).aggregate_rows(
+    counted = product(**texts, value=None, aggregates={"n": "count"}).aggregate_source_table_rows(
         *[pa.table({"venue": rows["venue"]})] * 2
     )
     assert counted.to_pylist() == [{"venue": 1, "n": 3}, {"venue": 2, "n": 1}]
@@ -189,7 +189,7 @@ def test_keys_and_orders_are_of_any_type_whose_values_are_reported_apart(kind: p
         build_order_field_name(0): values[:1] + values[1:] * 2,
     }
     typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), (build_order_field_name(0), kind)]))
-    found = one.aggregate_rows(typed, typed)
+    found = one.aggregate_source_table_rows(typed, typed)
     assert found.schema.field("customer").type == kind
     made = {row["customer"]: (row["n"], row["end"]) for row in found.to_pylist()}
     assert made == {values[0]: (2, 3.0 if values[1] < values[0] else 1.0), values[1]: (1, 2.0)}

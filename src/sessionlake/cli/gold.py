@@ -11,7 +11,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
-from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, list_declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
@@ -87,7 +87,7 @@ def _rebuild_from_silver(
 ) -> None:
     with claim_layers(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         if not shorten:
-            refuse_shorter_table(Lake(settings), spark)
+            refuse_rebuild_from_fewer_changes(Lake(settings), spark)
         for name, made in rebuild_tables(spark, settings, chosen).items():
             difference = (
                 "equal to the former table"

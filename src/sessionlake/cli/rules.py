@@ -24,12 +24,13 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
-from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
+from sessionlake.gold.alerts.book import load_enabled_rules, read_rules_from_status_table
 from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
+from sessionlake.gold.rules.batch import compute_alert_log_rows
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
+from sessionlake.gold.rules.log_rows import RuleBatchData
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
@@ -98,7 +99,9 @@ def show_alert_rules(reader: TableReader, settings: Settings, form: OutputFormat
     """Prints the rules in `gold.rules`, and whether gold evaluates each."""
     declared = get_value_columns(settings)
     evaluated = (
-        {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
+        {rule.name: rule for rule in read_rules_from_status_table(reader, declared)}
+        if reader.exists(RULE_STATUS)
+        else {}
     )
     rows = []
     stored = list(reader.read_rows(RULES))
@@ -122,7 +125,7 @@ class _LakeWithAddedEvents(LakeRuleInputs):
 
     events: pa.Table
 
-    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_pattern_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         del event_ids, since_ms
         return self.events
 
@@ -143,8 +146,8 @@ def try_rules(
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
     matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
-    batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = compute_log_rows([], tried, batch, _LakeWithAddedEvents(reader, matches))
+    batch = RuleBatchData(times, times, pa.table({}), matches, read_first_bucket_times(reader))
+    rows = compute_alert_log_rows([], tried, batch, _LakeWithAddedEvents(reader, matches))
     show_rows(
         _TESTED,
         [

@@ -25,7 +25,7 @@ do not import Spark.
 from sessionlake.gold.aggregate.functions import (
     Aggregate,
     Count,
-    Derived,
+    DerivedAggregate,
     Endmost,
     Extreme,
     Mean,
@@ -40,7 +40,7 @@ __all__ = [
     "TEXTS",
     "Aggregate",
     "Count",
-    "Derived",
+    "DerivedAggregate",
     "Endmost",
     "Extreme",
     "Mean",

@@ -14,12 +14,12 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import forget_evaluated_rules
-from sessionlake.gold.alerts.step import RuleStep
+from sessionlake.gold.alerts.book import delete_rule_evaluation_records
+from sessionlake.gold.alerts.step import RuleEvaluationStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.products import ProductMerger, append_late_points
-from sessionlake.gold.batch.rows import BatchRows, FoldResult
+from sessionlake.gold.batch.rows import BatchProductRows, GoldFoldResult
 from sessionlake.gold.changes import build_change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
@@ -30,9 +30,9 @@ from sessionlake.gold.declared.tables import (
     list_declared_products,
 )
 from sessionlake.gold.enrich.table import EnrichedTable
-from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, find_owner_columns
+from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
+from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
 from sessionlake.gold.making.states import build_shard_column, build_tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import (
@@ -147,7 +147,7 @@ def _catch_up_and_rebuild_tables(
     for table in tables_to_rebuild:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables_to_rebuild):
-        forget_evaluated_rules(spark, lake)
+        delete_rule_evaluation_records(spark, lake)
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
@@ -196,7 +196,7 @@ def _start_stream(
 
 
 def _create_background_rule_steps(
-    spark: SparkSession, lake: Lake, rules: RuleStep | None, first_batch: int
+    spark: SparkSession, lake: Lake, rules: RuleEvaluationStep | None, first_batch: int
 ) -> Iterator[BackgroundStep]:
     """Yields a background step that applies changed rules between batches, so that they do not wait for new messages.
 
@@ -219,7 +219,11 @@ def _create_background_rule_steps(
 
 
 def create_folded_stream(
-    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], handover: Handover | None
+    spark: SparkSession,
+    lake: Lake,
+    settings: Settings,
+    averages: Sequence[TrackedAverageTable],
+    handover: Handover | None,
 ) -> DataFrame:
     """Returns the stream that computes each micro-batch's rows, shard by shard, with a state per shard.
 
@@ -229,7 +233,7 @@ def create_folded_stream(
         averages: The tables of averages to compute.
         handover: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
     """
-    declared, owners = get_value_columns(settings), find_owner_columns(one.series for one in averages)
+    declared, owners = get_value_columns(settings), list_owner_columns_of_averages(one.series for one in averages)
     shards = [
         build_shard_column(owner, settings.gold.shards).alias(build_shard_field_name(i))
         for i, owner in enumerate(owners)
@@ -248,7 +252,7 @@ def create_folded_stream(
     packed = read.select(*shards, *build_change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
-    fold: ShardFold = GoldFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
+    fold: ShardFold = GoldShardFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if handover is not None:
         fold = FoldResumedFromHandover(fold, str(find_active_handover_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
@@ -278,7 +282,7 @@ class _GoldBatchCommitter:
         self._all, self._declared = list_declared_products(lake.settings), get_value_columns(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
-        self.rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
+        self.rules = RuleEvaluationStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         with nullcontext() if self.rules is None else self.rules.lock:
@@ -289,13 +293,13 @@ class _GoldBatchCommitter:
         inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()
         try:
-            part = FoldResult.collect_payloads(frame, inline)
+            part = GoldFoldResult.collect_payloads(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with disable_code_generation(spark, enabled=part.report.read.changes <= few):
                 averages = writer.write_averages(self._averages)
-                rows = BatchRows(spark, part, self._declared, self._all)
+                rows = BatchProductRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)
-                outputs = [*averages, *merger.merge_batch(self._products)]
+                outputs = [*averages, *merger.merge_batch_into_products(self._products)]
                 outputs += self._finals.append_final_rows(spark, part.report.stream_times, txn)
                 outputs += append_late_points(spark, self._lake, part, self._products, txn)
                 outputs += self._enrich(spark, part.report.read, txn)

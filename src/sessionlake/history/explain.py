@@ -22,7 +22,7 @@ from sessionlake.delta.storage.values import convert_to_row_dicts
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, include_session_keys
+from sessionlake.gold.aggregate.sources import PARTITION, have_session_keys
 from sessionlake.gold.changes import add_seq_order, build_event_filter, get_value_columns, select_changes, select_events
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
@@ -341,7 +341,7 @@ def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> D
     from pyspark.sql import functions as F
 
     found = changes.rows
-    for name in ("topic", "session_id", "row_id", *((PARTITION,) if include_session_keys(key) else ())):
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if have_session_keys(key) else ())):
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)

@@ -132,7 +132,7 @@ class ProductComputation(TableComputation):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        source, fields = self._rows, [self.product.key_fields[name] for name in self.product.keys]
+        source, fields = self._rows, [self.product.event_columns_by_key[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
         orders = [build_order_field_name(i) for i in range(len(source.order))]
@@ -182,4 +182,6 @@ class _ProductRowsFunction:
     def __call__(self, rows: pa.Table) -> pa.Table:
         others = (name for name in rows.column_names if is_internal(name))
         values = {name.removeprefix(INTERNAL): rows[name] for name in others}
-        return self.product.aggregate_rows(rows.select(self.product.keys), pa.table(values)).select(list(self.names))
+        return self.product.aggregate_source_table_rows(rows.select(self.product.keys), pa.table(values)).select(
+            list(self.names)
+        )

@@ -216,7 +216,11 @@ class KeyedTable:
         config = self._config
         cut = read_removal_records_without_limits(self.lake.reader(spark)).get(config.source)
         if cut is not None and cut.max_missing_rows:
-            raise LakeError(f"{cut.removal_description}", why=f"Processor {config.name} needs all rows of a key")
+            raise LakeError(
+                f"{cut.removal_description}",
+                why=f"Processor {config.name} computes a key's rows from all rows of the key in this table",
+                fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep the table's rows",
+            )
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:

@@ -55,7 +55,7 @@ def _build_key_comments(product: Product) -> dict[str, str]:
 
 def _build_result_comments(product: Product) -> Iterator[tuple[str, str]]:
     for name, one in product.aggregates.items():
-        comment = one.description
+        comment = one.column_comment
         if name not in product.result_columns:
             comment = f"State: {comment[0].lower()}{comment[1:]}"
         yield name, comment

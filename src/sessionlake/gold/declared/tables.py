@@ -12,24 +12,24 @@ from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.decimals import DecimalMean, DecimalSum
 from sessionlake.gold.aggregate.final import BATCH, FinalTable, find_final_table
-from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
+from sessionlake.gold.aggregate.functions import (
+    Aggregate,
+)
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     POINTS,
     TEXTS,
-    VALUE_AS_DOUBLE,
     DecimalPoints,
     DecimalRows,
     EventSource,
     FeedEvents,
     Rows,
-    include_session_keys,
+    have_session_keys,
 )
 from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.declared.aggregates import create_declared_aggregates, is_source_value_decimal
 from sessionlake.gold.declared.comments import build_final_comments, build_product_comments
 from sessionlake.gold.declared.references import (
     build_enriched_schema,
@@ -38,12 +38,10 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import is_decimal, parse_arrow_type
-from sessionlake.protocol.names import describe_name_clash, find_clashing_names, internal
+from sessionlake.protocol.names import describe_name_clash, find_clashing_names
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
-    AggregateKind,
     AverageSettings,
     EventKind,
     OutputMode,
@@ -53,49 +51,6 @@ from sessionlake.settings.gold import (
 from sessionlake.settings.model import Settings
 from sessionlake.settings.named_code import NamedCodeError, load_named_code
 from sessionlake.settings.section import milliseconds
-
-_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
-_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
-    AggregateKind.COUNT: Count(),
-    AggregateKind.SUM: Sum("value"),
-    AggregateKind.MIN: Extreme("value", greatest=False),
-    AggregateKind.MAX: Extreme("value", greatest=True),
-    AggregateKind.MEAN: Mean(_SUM, _COUNT),
-    AggregateKind.VARIANCE: Variance(_SUM, _SQUARES, _COUNT),
-    AggregateKind.FIRST: Endmost("value", last=False),
-    AggregateKind.LAST: Endmost("value", last=True),
-    AggregateKind.FIRST_TS: Extreme("ts", greatest=False, type="bigint"),
-    AggregateKind.LAST_TS: Extreme("ts", greatest=True, type="bigint"),
-    AggregateKind.P50: Quantile(_BUCKETS, 0.5),
-    AggregateKind.P90: Quantile(_BUCKETS, 0.9),
-    AggregateKind.P95: Quantile(_BUCKETS, 0.95),
-    AggregateKind.P99: Quantile(_BUCKETS, 0.99),
-    AggregateKind.APPROX_DISTINCT: Distinct(_REGISTERS),
-}
-_SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
-_BUCKET_COUNTS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
-_QUANTILES = (AggregateKind.P50, AggregateKind.P90, AggregateKind.P95, AggregateKind.P99)
-# The columns with state (names start with an underscore) that each kind of aggregate needs.
-_HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
-    AggregateKind.MEAN: _SUMS,
-    AggregateKind.VARIANCE: _SUMS | {_SQUARES: Sum("value", squared=True)},
-    **dict.fromkeys(_QUANTILES, _BUCKET_COUNTS),
-    AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
-}
-# Of a source's decimal column, these functions aggregate the nearest doubles.
-_DOUBLE_SUM = internal("double_sum")
-_INEXACT_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
-    AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE),
-}
-_HIDDEN_INEXACT_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
-    AggregateKind.VARIANCE: {
-        _COUNT: Count(),
-        _DOUBLE_SUM: Sum(VALUE_AS_DOUBLE),
-        _SQUARES: Sum(VALUE_AS_DOUBLE, squared=True),
-    },
-    **{kind: {_BUCKETS: Buckets(VALUE_AS_DOUBLE)} for kind in _QUANTILES},
-}
-
 
 GoldTable = Product | RollingAverage | EnrichedTable
 """A table that gold maintains. Gold rebuilds it by itself if its definition changes."""
@@ -131,7 +86,7 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
 
 def _create_rolling_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
     keys = declaration.keys or STANDARD_AVERAGES[declaration.name]
-    own = {*keys, *((PARTITION,) if include_session_keys(keys) else ())}
+    own = {*keys, *((PARTITION,) if have_session_keys(keys) else ())}
     points = declaration.points or settings.gold.rolling_points
     return RollingAverage(
         declaration.name,
@@ -290,7 +245,7 @@ def create_product(
     found = Product(
         declared.name,
         declared.keys,
-        _create_aggregates(declared, capture, value_type),
+        create_declared_aggregates(declared, capture, value_type),
         source=_create_event_source(declared, capture, value_type),
         bucket_ms=_to_milliseconds(declared.bucket),
         lateness_ms=_to_milliseconds(declared.lateness),
@@ -305,51 +260,17 @@ def create_product(
     return found
 
 
-def _create_aggregates(
-    declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None
-) -> dict[str, Aggregate | Derived]:
-    functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
-    if capture is not None and declared.source is None and declared.value is not None:
-        functions, hidden = _create_decimal_aggregates(capture.find_column(declared.value).sql)
-    elif _has_decimals(declared, value_type):
-        exact, exact_hidden = _create_decimal_aggregates(str(value_type))
-        functions, hidden = exact | _INEXACT_AGGREGATES, exact_hidden | _HIDDEN_INEXACT_AGGREGATES
-    aggregates = {name: functions[kind] for name, kind in declared.aggregates.items()}
-    for kind in sorted({*declared.aggregates.values()}):
-        aggregates |= hidden.get(kind, {})
-    return aggregates
-
-
-def _create_decimal_aggregates(
-    sql: str,
-) -> tuple[dict[AggregateKind, Aggregate | Derived], dict[AggregateKind, dict[str, Aggregate]]]:
-    """Returns, for a decimal column, the aggregate of each kind of result, and the columns with state that it needs."""
-    scale = parse_arrow_type(sql).scale
-    total = DecimalSum("value", scale)
-    exact: dict[AggregateKind, Aggregate | Derived] = {
-        AggregateKind.SUM: total,
-        AggregateKind.MEAN: DecimalMean(_SUM, _COUNT, scale),
-        AggregateKind.MIN: Extreme("value", greatest=False, type=sql),
-        AggregateKind.MAX: Extreme("value", greatest=True, type=sql),
-        AggregateKind.FIRST: Endmost("value", last=False, type=sql),
-        AggregateKind.LAST: Endmost("value", last=True, type=sql),
-    }
-    return _AGGREGATES | exact, {AggregateKind.MEAN: {_COUNT: Count(), _SUM: total}}
-
-
-def _has_decimals(declared: ProductSettings, value_type: str | None) -> bool:
-    """Returns True if the product aggregates a decimal column of a source table."""
-    is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
-    return is_of_numbers and value_type is not None and is_decimal(value_type)
-
-
 def _create_event_source(
     declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None
 ) -> EventSource:
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
         settings = declared.source, declared.time, declared.value, declared.order, numbers
-        return DecimalRows(*settings, str(value_type)) if _has_decimals(declared, value_type) else Rows(*settings)
+        return (
+            DecimalRows(*settings, str(value_type))
+            if is_source_value_decimal(declared, value_type)
+            else Rows(*settings)
+        )
     found: EventSource = POINTS if numbers else TEXTS
     if capture is not None and declared.value is not None:
         found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)

@@ -22,10 +22,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SESSIONS
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.resharding import ShardsByHash
+from sessionlake.gold.fold.resharding import NewShardsByOwnerHash
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import hash_names
+from sessionlake.gold.fold.shard import TrackedAverageTable
+from sessionlake.gold.fold.state import hash_owner_names
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -87,7 +87,7 @@ def read_last_batch_of_rebuild(spark: SparkSession, lake: Lake, series: RollingA
 
 def build_tracked_averages(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage
-) -> TrackedAverages:
+) -> TrackedAverageTable:
     """Returns a table of averages with what its states start from: the id of its last rebuild, and the owners then.
 
     An owner is a session, or a row across sessions. If the file of owners is lost, it is computed from the table.
@@ -96,9 +96,9 @@ def build_tracked_averages(
     if rebuild_id and not handover.read_next_batch_number(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table_name, REBUILD_ID, "")
-        return TrackedAverages(series)
+        return TrackedAverageTable(series)
     if not rebuild_id:
-        return TrackedAverages(series)
+        return TrackedAverageTable(series)
     held = _StoredOwners(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
@@ -108,7 +108,7 @@ def build_tracked_averages(
             rebuild_id,
             _list_owners_with_shards(series, settings.gold.shards, lake.read(spark, series.table_name)),
         )
-    return TrackedAverages(series, rebuild_id, held)
+    return TrackedAverageTable(series, rebuild_id, held)
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ def _replace_names_by_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
     The hashes are signed, since Spark has no unsigned integers.
     """
     for batch in batches:
-        marks = pa.array(hash_names(batch.column("name").to_pylist()).view(np.int64))
+        marks = pa.array(hash_owner_names(batch.column("name").to_pylist()).view(np.int64))
         yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
-def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> ShardsByHash:
+def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> NewShardsByOwnerHash:
     """Returns the shard of each owner of the series of a table of averages, by hash of the owner's name.
 
     An owner is a session, read from `silver.sessions`, or a row across sessions, read from the table of averages.
@@ -168,11 +168,11 @@ def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage,
 
     table = SESSIONS if series.is_per_session else series.table_name
     if not lake.exists(spark, table):
-        return ShardsByHash(np.empty(0, np.uint64), np.empty(0, np.int64))
+        return NewShardsByOwnerHash(np.empty(0, np.uint64), np.empty(0, np.int64))
     owner = [*map(quote, series.owner_columns)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     owners = lake.read(spark, table).select(*owner).distinct()
-    return ShardsByHash.from_table(
+    return NewShardsByOwnerHash.from_table(
         _collect_with_name_hashes(owners.select(build_shard_column(series.owner_columns, shards).alias("shard"), name))
     )
 

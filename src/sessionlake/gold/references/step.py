@@ -16,7 +16,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeEr
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.enrich.table import BATCH, CHANGE_ID, SILVER_NAMES, EnrichedTable
-from sessionlake.gold.fold.pack import ReadChanges
+from sessionlake.gold.fold.pack import ReadChangesSummary
 from sessionlake.gold.references.applied import MEMORY_FACTOR, AppliedRows, block_earlier_writers, join_on_cluster
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.spark.frames import Rows
@@ -45,7 +45,7 @@ class EnrichStep:
         self._retired = False
         self._added_batches = range(0)  # consecutive silver batches that this process has added
 
-    def __call__(self, spark: SparkSession, read: ReadChanges, txn: Txn) -> list[TableOutput]:
+    def __call__(self, spark: SparkSession, read: ReadChangesSummary, txn: Txn) -> list[TableOutput]:
         """Adds the changes of the silver batches that gold's batch has read, at least in part.
 
         If gold's batch read only a part of a silver batch, all changes of that silver batch are added. Later gold

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import RowGroups
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_change_order_columns
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
@@ -24,7 +24,7 @@ from sessionlake.gold.aggregate.sources import (
     build_text_field_name,
 )
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_key_of_row
-from sessionlake.gold.rules.buckets import map_distinct
+from sessionlake.gold.rules.metric_buckets import map_distinct_texts
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import (
     OPERATORS,
@@ -91,12 +91,12 @@ class Event:
                 columns, named `value:<i>` for numbers and `text:<i>` for texts.
             declared: the declared columns.
         """
-        of, changes = find_selection(self.condition), ensure_order_columns(changes)
-        found = map_distinct(changes["topic"], of.includes_topic) & _do_changes_meet_condition(
+        of, changes = find_selection(self.condition), add_missing_change_order_columns(changes)
+        found = map_distinct_texts(changes["topic"], of.includes_topic) & _do_changes_meet_condition(
             self.condition, changes, declared
         )
         if of.rows:
-            found &= map_distinct(changes["row_id"], of.includes_row)
+            found &= map_distinct_texts(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
         if self.column is not None:
             value = changes[build_text_field_name(declared.texts.index(self.column))]
@@ -202,9 +202,9 @@ class _MatchedEvents:
         texts = pc.fill_null(matches[VALUE], "")
         key = RowGroups.group_rows(
             matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by
-        ).group_numbers
+        ).group_number_of_each_row
         marks = [
-            _order_across_sessions(matches) if name == "across" else _rank_values(matches[name])
+            _sort_matches_across_sessions(matches) if name == "across" else _rank_values(matches[name])
             for name in reversed(_ORDER)
         ]
         order = np.lexsort((*marks, key))
@@ -212,13 +212,13 @@ class _MatchedEvents:
         for mark in (*marks, key):
             same &= np.diff(mark[order], prepend=_MIN_INT64) == 0
         starts = np.flatnonzero(~same)
-        kinds = [map_distinct(matches["event"], kind.__eq__)[order] for kind in (first, second)]
+        kinds = [map_distinct_texts(matches["event"], kind.__eq__)[order] for kind in (first, second)]
         is_first, is_second = (np.logical_or.reduceat(kind, starts) for kind in kinds)
         rows = matches.take(pa.array(order[starts]))
         return _MatchedEvents(rows, key[order][starts], rows["ts"].to_numpy(), is_first, is_second)
 
 
-def _order_across_sessions(matches: pa.Table) -> Int64s:
+def _sort_matches_across_sessions(matches: pa.Table) -> Int64s:
     """Returns, for each match, a number that orders matches of different sessions with the same event time.
 
     It is the position, but -1 for topics of class `once`.
@@ -244,7 +244,11 @@ def _find_pattern_alerts(
     within, ts = pattern.within_ms, events.ts
     if pattern.kind is PatternKind.NOT_FOLLOWED:
         assert within is not None  # noqa: S101  (NOT FOLLOWED is parsed with WITHIN only)
-        time = _look_up_numbers(events.rows["topic"], until) if isinstance(until, dict) else np.full(len(ts), until)
+        time = (
+            _look_up_number_of_each_text(events.rows["topic"], until)
+            if isinstance(until, dict)
+            else np.full(len(ts), until)
+        )
         alone = events.is_first & ~_are_followed_by_second_event(events, within) & (ts + within < time)
         for at in np.flatnonzero(alone).tolist():
             yield at, int(ts[at]) + within, int(ts[at])
@@ -306,6 +310,6 @@ def _rank_values(column: pa.ChunkedArray) -> Int64s:
     return rank[code]
 
 
-def _look_up_numbers(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = encode_as_codes(column)
+def _look_up_number_of_each_text(texts: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
+    code, distinct = encode_as_codes(texts)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, include_session_keys
-from sessionlake.gold.rules.parse import NameScope, ParseError, parse_condition
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, have_session_keys
+from sessionlake.gold.rules.parse import ConditionNameScope, ConditionParseError, parse_condition
 from sessionlake.gold.rules.tree import (
     Compared,
     FeedSelection,
@@ -95,7 +95,7 @@ class Rule:
     @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns that identify a key: `by`, and `partition` if `by` names both topic and session."""
-        return (*self.by, PARTITION) if include_session_keys(self.by) else self.by
+        return (*self.by, PARTITION) if have_session_keys(self.by) else self.by
 
     @property
     def distinct_windows(self) -> list[Window]:
@@ -103,7 +103,7 @@ class Rule:
         return find_windows(self.tree)
 
     @property
-    def longest_minutes(self) -> int:
+    def longest_window_minutes(self) -> int:
         """Length of the longest window in the condition, in minutes. A rule with a pattern has none."""
         return max(window.minutes for window in self.distinct_windows)
 
@@ -135,7 +135,7 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
         declared: the columns and feeds that the rule may use.
 
     Raises:
-        ParseError: the condition cannot be parsed, or does not fit the key.
+        ConditionParseError: the condition cannot be parsed, or does not fit the key.
     """
     selection = _create_selection(settings.topics, settings.feed, (), declared)
     sources = {
@@ -144,7 +144,7 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
         )
         for name, one in settings.sources.items()
     }
-    tree = parse_condition(settings.when, NameScope(declared, selection, sources))
+    tree = parse_condition(settings.when, ConditionNameScope(declared, selection, sources))
     _require_key_fits_condition(settings.by, tree, declared)
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
     content = (settings.by, selection, tree, since, [window.label for window in find_windows(tree)])
@@ -161,14 +161,16 @@ def _require_key_fits_condition(by: tuple[str, ...], tree: Tree, declared: Decla
     columns = [name for name in by if name not in SERIES_KEY]
     if not isinstance(tree, Pattern):
         if columns:
-            raise ParseError(
+            raise ConditionParseError(
                 0, f"a rule with aggregates can only be keyed by {', '.join(SERIES_KEY)}; found {', '.join(columns)}"
             )
         ordered = [one.label for one in find_windows(tree) if one.function in (Function.FIRST, Function.LAST)]
         if ordered and by != SERIES_KEY:
             keys = ", ".join(SERIES_KEY)
-            raise ParseError(0, f"{ordered[0]}: first and last need a rule with one series per key, by {keys}")
+            raise ConditionParseError(0, f"{ordered[0]}: first and last need a rule with one series per key, by {keys}")
     elif len(columns) > 1 or any(name not in declared.texts for name in columns):
         available = ", ".join(declared.texts) or "none"
-        raise ParseError(0, f"beyond {', '.join(SERIES_KEY)}, a key may have one text column ({available}); found "
-                            f"{', '.join(columns)}")  # fmt: skip
+        raise ConditionParseError(
+            0,
+            f"beyond {', '.join(SERIES_KEY)}, a key may have one text column ({available}); found {', '.join(columns)}",
+        )

@@ -12,7 +12,13 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import METRICS_BETWEEN, RETAINED
 from sessionlake.delta.table_function import create_table_function
 from sessionlake.gold.aggregate.functions import ORDER
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, create_answer_product
+from sessionlake.gold.aggregate.standard import (
+    METRICS_1D,
+    METRICS_1H,
+    METRICS_1M,
+    TIERS,
+    create_product_of_metrics_answer,
+)
 from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.sql.views import DEFINITIONS, create_data_quality_since, create_views
 
@@ -74,7 +80,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
-    answer = create_answer_product(METRICS_1M.keys, None)
+    answer = create_product_of_metrics_answer(METRICS_1M.keys, None)
     tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
     edges = {
         f"{edge}_{name}": text.format(function=METRICS_BETWEEN, length=(tier.bucket_ms or 0) * 1000)

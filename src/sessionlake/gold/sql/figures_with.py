@@ -17,7 +17,11 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import build_late_condition_sql, build_source_condition, get_value_columns
+from sessionlake.gold.changes import (
+    build_event_source_condition_sql,
+    build_late_change_condition_sql,
+    get_value_columns,
+)
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -188,8 +192,8 @@ def _build_product_sql(product: Product, columns: str, keys: str, retained: str 
         kind="numbers" if product.source.numbers else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
-        late=build_late_condition_sql(product),
-        of_source=build_source_condition(product.source),
+        late=build_late_change_condition_sql(product),
+        of_source=build_event_source_condition_sql(product.source),
         kept=_KEPT.format(retained=retained, table=quote_sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )

@@ -24,7 +24,7 @@ from sessionlake.delta.storage.faults import inject_fault_if_requested
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket
+from sessionlake.gold.aggregate.late import NEVER, compute_first_unexpired_bucket_start
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables, list_declared_products
@@ -120,7 +120,7 @@ def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]
         return {}
     length, retention, now = product.bucket_ms, product.retention_ms, int(datetime.now(UTC).timestamp() * 1000)
     return {
-        topic: compute_first_live_bucket(min(time, now), length, retention)
+        topic: compute_first_unexpired_bucket_start(min(time, now), length, retention)
         for topic, time in times.items()
         if time > NEVER
     }

@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import require_all_changes
+from sessionlake.gold.changes import require_all_read_changes_exist
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.settings.model import Settings
 
@@ -108,7 +108,7 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     if _read_stored_logic(spark, lake, product) is None or not lake.reader(spark).has_rows(product.table_name):
         return
     try:
-        require_all_changes(lake, spark)
+        require_all_read_changes_exist(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}",

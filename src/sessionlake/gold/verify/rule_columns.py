@@ -93,7 +93,7 @@ def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Co
     return found
 
 
-def have_points(windows: Sequence[Window]) -> Column:
+def build_has_points_column(windows: Sequence[Window]) -> Column:
     """Returns a Spark column that is true where at least one of a rule's windows contains a point."""
     from pyspark.sql import functions as F
 

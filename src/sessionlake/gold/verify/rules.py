@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field_name
-from sessionlake.gold.alerts.book import read_recorded_rules
-from sessionlake.gold.changes import find_last_read_version, get_value_columns, select_changes, select_events
-from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, find_stream_time
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, PARTITION, DeclaredColumns, build_text_field_name
+from sessionlake.gold.alerts.book import read_rules_from_status_table
+from sessionlake.gold.changes import find_last_read_changes_version, get_value_columns, select_changes, select_events
+from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, find_stream_time_of_rule
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.gold.verify.rule_columns import (
     build_condition_columns,
     build_event_column,
+    build_has_points_column,
     build_minute_columns,
     build_moving_columns,
-    have_points,
 )
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -51,18 +51,18 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     """
     lake, declared = Lake(settings), get_value_columns(settings)
     reader = lake.reader(spark)
-    recorded = read_recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
+    recorded = read_rules_from_status_table(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in recorded if one.rule is not None]
     if not rules:
         return None
     from pyspark.sql import functions as F
 
-    raw = lake.read(spark, CHANGES, find_last_read_version(settings)).where("change != 'clear'")
+    raw = lake.read(spark, CHANGES, find_last_read_changes_version(settings)).where("change != 'clear'")
     changes = keep_small_frame_in_one_task(
         select_changes(raw, settings, (F.col("change") == "delete").alias("deleted"))
     )
-    numbers = select_events(changes, declared, MARKS, numbers=True)
-    texts = select_events(changes, declared, MARKS, numbers=False)
+    numbers = select_events(changes, declared, CHANGE_KEY_AND_ORDER, numbers=True)
+    texts = select_events(changes, declared, CHANGE_KEY_AND_ORDER, numbers=False)
     in_range = F.col("ts").between(FIRST_MS, LAST_MS)
     both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts")).where(in_range)
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
@@ -85,15 +85,15 @@ def _compare_alerts(
 ) -> TableComparison:
     from pyspark.sql import functions as F
 
-    is_decidable = reduce(and_, (_is_decidable(rule, begins) for rule in rules))
+    are_buckets_of_alert_stored = reduce(and_, (_build_are_buckets_stored_column(rule, begins) for rule in rules))
     rows = (
         reduce(lambda one, other: one.unionByName(other), map(truth.compute_alerts, rules))
-        .where(is_decidable)
+        .where(are_buckets_of_alert_stored)
         .persist()
     )
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
-        logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
+        logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(are_buckets_of_alert_stored)
         certain = logged.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
         return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], certain, expected)
@@ -101,7 +101,7 @@ def _compare_alerts(
         rows.unpersist()
 
 
-def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
+def _build_are_buckets_stored_column(rule: Rule, begins: StreamTimes) -> Column:
     """Returns a Spark column that is false for alerts of a rule that cannot be recomputed, as buckets have expired.
 
     The column is true for alerts of other rules.
@@ -114,11 +114,11 @@ def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
 
     if isinstance(rule.tree, Pattern) or not begins:
         return F.lit(col=True)
-    is_other_rule, at = F.col("rule") != rule.name, F.col("at") - rule.longest_minutes * MINUTE_MS
+    is_other_rule, at = F.col("rule") != rule.name, F.col("at") - rule.longest_window_minutes * MINUTE_MS
     if "topic" in rule.by:
         gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in begins.items())
         return is_other_rule | ~reduce(or_, gone)
-    begin = find_stream_time(rule, None, begins)
+    begin = find_stream_time_of_rule(rule, None, begins)
     return is_other_rule | (F.lit(col=True) if begin is None else at > begin)
 
 
@@ -187,7 +187,7 @@ class _ExpectedAlerts:
         from pyspark.sql import functions as F
 
         if "topic" not in rule.by:
-            return F.lit(find_stream_time(rule, None, self.times)).cast("bigint")
+            return F.lit(find_stream_time_of_rule(rule, None, self.times)).cast("bigint")
         pairs = [part for topic, time in self.times.items() for part in (F.lit(topic), F.lit(time).cast("bigint"))]
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
@@ -220,7 +220,7 @@ class _ExpectedAlerts:
         states = moving.select(
             *rule.key_columns,
             "end",
-            (have_points(rule.distinct_windows) & met & since).alias("holds"),
+            (build_has_points_column(rule.distinct_windows) & met & since).alias("holds"),
             near.alias("near"),
         )
         before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]

@@ -9,7 +9,7 @@ from uuid import uuid4
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import add_final_tables, build_declared_gold_schemas, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
@@ -103,6 +103,6 @@ def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False
     """
     lake = Lake(settings, build_declared_gold_schemas(settings))
     if not shorten:
-        refuse_shorter_table(lake, spark)
+        refuse_rebuild_from_fewer_changes(lake, spark)
     lake.create_or_update_tables(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))
