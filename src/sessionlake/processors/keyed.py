@@ -219,7 +219,7 @@ class KeyedTable:
             raise LakeError(
                 f"{cut.removal_description}",
                 why=f"Processor {config.name} computes a key's rows from all rows of the key in this table",
-                fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep the table's rows",
+                fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep its rows",
             )
         return self.lake.read(spark, config.source, version)
 
@@ -261,18 +261,15 @@ def start_keyed_processor(
     other = find_changed_source_column(spark, table.lake, config.source, settings.checkpoint_path(config.layer))
     if other is not None:
         raise LakeError(
-            f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
-            "with that type",
+            f"{config.layer}: {config.source} had a column {other} when it was read last, and now lacks it",
             why="So earlier versions of the table cannot be compared with later ones",
-            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
-            "current rows",
+            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} again",
         )
     if is_checkpoint_ahead_of_table(spark, table.lake, config.source, settings.checkpoint_path(config.layer)):
         raise DataLossError(
             f"{config.layer} has read versions of {config.source} that are gone: the table was restored to an "
             "older one",
-            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
-            "current rows",
+            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} again",
         )
     query = LayerQuery(config.layer, settings.checkpoint_path(config.layer))
     return query.start(
