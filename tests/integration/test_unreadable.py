@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.cli.doctor import _check_bronze_not_stopped, _check_offsets, _check_row_counts
+from sessionlake.cli.doctor import _check_bronze_not_stopped, _check_table_row_counts, _check_unreadable_messages
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
@@ -95,8 +95,8 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
     assert odd.offsets == [0, 1, 3, 6]
 
     reader = odd.lake.reader(odd.world.spark)
-    _check_offsets(reader, allow_gaps=False)
-    _check_row_counts(odd.world.spark, odd.lake)
+    _check_offsets_are_contiguous(reader, allow_gaps=False)
+    _check_table_row_counts(odd.world.spark, odd.lake)
     assert "operator skipped it (broken clock)" in (explain_absent_message(reader, odd.topic, 0, 5) or "")
     assert {*missing_offsets(reader).values()} == {0}
     assert odd.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])

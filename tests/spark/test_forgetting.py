@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.forget import _claim_all
+from sessionlake.cli.forget import _lock_all_layers_to_forget
 from sessionlake.cli.gold import verify_gold_tables as verify_gold
 from sessionlake.cli.maintain import maintain_once, maintain_until_stopped
 from sessionlake.cli.show import OutputFormat
@@ -312,7 +312,10 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
     with request_pause(settings, "a session is being forgotten"):
         merging = threading.Thread(target=maintain_until_stopped, args=(spark, settings, None, stop, say))
         merging.start()
-        with _claim_all(spark, settings, 60), pytest.raises(ClaimedByOtherProcessError, match="forgets a session"):
+        with (
+            _lock_all_layers_to_forget(spark, settings, 60),
+            pytest.raises(ClaimedByOtherProcessError, match="forgets a session"),
+        ):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
     assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]

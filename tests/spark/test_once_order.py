@@ -108,7 +108,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
         feed.run()
         monkeypatch.undo()
         if not begin:
-            rules.apply_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
+            rules.write_alert_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
     assert {
         one.first_difference for one in verify_gold(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
     } == {None}

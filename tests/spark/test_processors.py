@@ -423,7 +423,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
 
     arrive("a", 0)
     counted.run()
-    assert doctor._check_states(counted.settings)  # it keeps none
+    assert doctor._check_layer_states(counted.settings)  # it keeps none
     shutil.copytree(checkpoint, older)
     arrive("b", 1)
     counted.run()

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from sessionlake.cli.run import choose_processor
+from sessionlake.cli.run import keep_only_named_processor
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
@@ -122,9 +122,11 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
     settings = settings_of("one", "two")
     assert list_layers_to_run(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
     assert list_layers_to_run(settings, Layer.SILVER) == ("silver",)
-    assert list_layers_to_run(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+    assert list_layers_to_run(keep_only_named_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == (
+        "processor-two",
+    )
     everyone = ("processor-one", "processor-two")
-    assert list_layers_to_run(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
+    assert list_layers_to_run(keep_only_named_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
 
 
 @pytest.mark.parametrize(
@@ -141,12 +143,12 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
 )
 def test_a_name_that_does_not_fit_is_reported(layer, name, error, said):
     with pytest.raises(error, match=said):
-        choose_processor(settings_of("one", "two"), layer, name)
+        keep_only_named_processor(settings_of("one", "two"), layer, name)
 
 
 def test_where_no_processor_is_configured_none_can_run():
     with pytest.raises(UsageError, match="no processor is configured"):
-        choose_processor(Settings(), Layer.PROCESSOR, None)
+        keep_only_named_processor(Settings(), Layer.PROCESSOR, None)
 
 
 class Ended:
@@ -173,7 +175,7 @@ def test_a_processor_that_fails_among_all_is_reported_once_and_a_layer_stops_the
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
-    settings = choose_processor(settings_of("one"), Layer.PROCESSOR, "one")
+    settings = keep_only_named_processor(settings_of("one"), Layer.PROCESSOR, "one")
     pipeline = Pipeline(None, settings, Layer.PROCESSOR)
     pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):

@@ -34,7 +34,7 @@ def show_session_state(
     Raises:
         UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
     """
-    topic, partition = _find_topic_partition(spark, settings, session, topic, partition)
+    topic, partition = _find_topic_partition_of_session(spark, settings, session, topic, partition)
     shard = compute_shard_of_session(spark, settings, topic, session)
     stored = next((state for _, state in read_shard_states(spark, settings, shard)), None)
     if stored is None:
@@ -58,7 +58,7 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat
     show_rows(STATS, rows, form)
 
 
-def _find_topic_partition(
+def _find_topic_partition_of_session(
     spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> TopicPartition:
     conditions: list[Condition] = [("session_id", operator.eq, session)]

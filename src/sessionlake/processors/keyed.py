@@ -112,21 +112,19 @@ class KeyedTable:
 
     def _read_stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
         """Returns the key columns of the existing output table; None if there is no table."""
-        if not self.lake.exists(spark, self._config.output_table):
+        table = self._config.output_table
+        if not self.lake.exists(spark, table):
             return None
-        return decode_column_list(
-            self.lake.storage.read_properties(spark, self._config.output_table).get(STATISTICS_COLUMNS, "")
-        )
+        return decode_column_list(self.lake.storage.read_properties(spark, table).get(STATISTICS_COLUMNS, ""))
 
     # -- which declaration a product's rows were computed by
 
     def is_up_to_date(self, spark: SparkSession) -> bool:
         """Returns True if the output table is complete and was computed by the present declaration of the product."""
-        exists = self.lake.exists(spark, self._config.output_table)
-        return (
-            exists
-            and self.lake.storage.read_properties(spark, self._config.output_table).get(LOGIC) == self.computation.logic
-        )
+        lake, table = self.lake, self._config.output_table
+        if not lake.exists(spark, table):
+            return False
+        return lake.storage.read_properties(spark, table).get(LOGIC) == self.computation.logic
 
     def prepare_table(self, spark: SparkSession) -> None:
         """Creates the output table if it does not exist, and checks how its existing rows were computed.
@@ -219,7 +217,13 @@ class KeyedTable:
             raise LakeError(
                 f"{cut.removal_description}",
                 why=f"Processor {config.name} computes a key's rows from all rows of the key in this table",
+<<<<<<< ours
                 fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep its rows",
+||||||| base
+                fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep the table's rows",
+=======
+                fix=f"Let maintain.retention keep the table's rows, or set {config.config_key}.source to another table",
+>>>>>>> theirs
             )
         return self.lake.read(spark, config.source, version)
 
@@ -328,14 +332,8 @@ class _KeyedBatchCommit:
             upsert = Upsert(self.table.key_columns, others, pruned_by=by[:1], deletes=True)
             commit = merge_rows(spark, lake, config.output_table, source, upsert, txn)
             outputs.append(TableOutput(config.output_table, commit.version, count))
-        entry = LedgerEntry(
-            config.layer,
-            txn,
-            config.source,
-            started,
-            outputs=tuple(outputs),
-            config_hash=hash_processor_settings(self.settings, config),
-        )
+        by_settings = hash_processor_settings(self.settings, config)
+        entry = LedgerEntry(config.layer, txn, config.source, started, outputs=tuple(outputs), config_hash=by_settings)
         self.ledger.write_entry(spark, entry)
 
     def _select_replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
