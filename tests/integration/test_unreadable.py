@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.cli.doctor import _check_bronze_not_stopped, _check_table_row_counts, _check_unreadable_messages
+from sessionlake.cli.doctor import _check_offsets_are_contiguous, _check_table_row_counts, _check_unreadable_messages
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
@@ -73,7 +73,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
         with pytest.raises(UnreadableMessageError, match=command):
             odd.run()
     with pytest.raises(LakeError, match=command):
-        _check_bronze_not_stopped(odd.settings)
+        _check_unreadable_messages(odd.settings)
     with pytest.raises(UsageError, match="is before this one, between offsets 0 and 3"):
         odd.skip(4)
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
         odd.run()
     assert odd.skip(4, 5) == 1
     odd.run()
-    assert _check_bronze_not_stopped(odd.settings).startswith("bronze has not stopped")
+    assert _check_unreadable_messages(odd.settings).startswith("bronze has not stopped")
     odd.run(Layer.SILVER)
     assert odd.offsets == [0, 1, 3, 6]
 

@@ -101,7 +101,11 @@ def run_doctor_checks(file: Path | None = None) -> list[CheckResult]:
     machine = (
         []
         if is_on_databricks()
-        else [_run_doctor_check("java", _check_java), _run_doctor_check("jars", _check_spark_and_broker_jars), _check_home_folder(settings)]
+        else [
+            _run_doctor_check("java", _check_java),
+            _run_doctor_check("jars", _check_spark_and_broker_jars),
+            _check_home_folder(settings),
+        ]
     )
     findings = [
         CheckResult(CheckSeverity.OK, "config", summary),
@@ -214,17 +218,19 @@ def _run_table_checks(settings: Settings) -> list[CheckResult]:
         *stored,
         _run_doctor_check("ledger", lambda: _check_message_counts_match(lake.reader(spark), settings)),
         _run_doctor_check("sums", lambda: _check_ledger_sums(lake.reader(spark))),
-        _run_doctor_check("offsets", lambda: _check_offsets_are_contiguous(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
+        _run_doctor_check(
+            "offsets", lambda: _check_offsets_are_contiguous(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)
+        ),
         _run_doctor_check("tables", lambda: _check_table_row_counts(spark, lake)),
         _run_doctor_check("versions", lambda: _check_no_table_was_restored(spark, lake)),
         _run_doctor_check("layers", lambda: _check_checkpoints_exist(lake.reader(spark), settings)),
-        _run_doctor_check("messages", lambda: _check_bronze_not_stopped(settings)),
+        _run_doctor_check("messages", lambda: _check_unreadable_messages(settings)),
         _check_topic_states(spark, lake),
         _check_session_ids_in_one_partition(lake.reader(spark)),
     ]
 
 
-def _check_bronze_not_stopped(settings: Settings) -> CheckDetail:
+def _check_unreadable_messages(settings: Settings) -> CheckDetail:
     from sessionlake.bronze.unreadable import read_message_that_stopped_layer
 
     if stopped := read_message_that_stopped_layer(settings):

@@ -217,13 +217,7 @@ class KeyedTable:
             raise LakeError(
                 f"{cut.removal_description}",
                 why=f"Processor {config.name} computes a key's rows from all rows of the key in this table",
-<<<<<<< ours
-                fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep its rows",
-||||||| base
-                fix=f"Name another source in {config.config_key}.source, or let maintain.retention keep the table's rows",
-=======
                 fix=f"Let maintain.retention keep the table's rows, or set {config.config_key}.source to another table",
->>>>>>> theirs
             )
         return self.lake.read(spark, config.source, version)
 
