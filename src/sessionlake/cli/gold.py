@@ -15,7 +15,7 @@ from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, list_declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import find_complete_tables
+from sessionlake.gold.tables.table_properties import find_complete_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import Settings

@@ -101,9 +101,9 @@ def show_rebuild_difference(spark: SparkSession, settings: Settings, name: str, 
     with claim_layers(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = find_processor_settings(settings, name)
         difference = (
-            keyed.preview_rebuild(spark, settings, processor)
+            keyed.preview_keyed_table_rebuild(spark, settings, processor)
             if processor.key
-            else processors.preview_rebuild(spark, settings, name)
+            else processors.preview_keyed_table_rebuild(spark, settings, name)
         )
     say(f"with the present code, from the same history: {difference}")
     _show_differing_rows(difference, form)

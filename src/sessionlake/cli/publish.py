@@ -28,7 +28,7 @@ def require_publishable_table(settings: Settings, publication: Publication) -> N
         LakeError: The table does not exist yet.
         MachineSetupError: The home cannot be written.
     """
-    publication.require_allowed_by(settings)
+    publication.require_allowed_by_settings(settings)
     lake = Lake(settings)
     lake.storage.require_writable_storage()
     if lake.is_known_missing(publication.table):

@@ -189,12 +189,17 @@ def _register_lake_names_in_spark(spark: SparkSession, lake: Lake, names: Sequen
 
 def _import_sql_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
     """Returns the functions that create the lake's SQL functions in Spark, by the SQL function's name."""
-    from sessionlake.gold.sql.definitions import create_metrics_between
-    from sessionlake.gold.sql.figures_with import create_figures_with
-    from sessionlake.gold.sql.views import create_data_quality_since
+    from sessionlake.gold.sql.definitions import create_sql_function_metrics_between
+    from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
+    from sessionlake.gold.sql.views import create_sql_function_data_quality_since
     from sessionlake.silver.merge.sql_function import create_session_as_of
 
-    creators = (create_session_as_of, create_metrics_between, create_data_quality_since, create_figures_with)
+    creators = (
+        create_session_as_of,
+        create_sql_function_metrics_between,
+        create_sql_function_data_quality_since,
+        create_sql_function_figures_with,
+    )
     return dict(zip(FUNCTIONS, creators, strict=True))
 
 
@@ -268,7 +273,9 @@ def list_table_names(settings: Settings) -> list[str]:
 
 def list_view_sources(settings: Settings) -> dict[str, str]:
     """Returns, for each view of the lake, the table that must exist for the view to be read."""
-    return {name: view.main_source for name, view in DEFINITIONS.items()} | list_feed_view_sources(settings.capture)
+    return {name: view.main_source_table for name, view in DEFINITIONS.items()} | list_feed_view_sources(
+        settings.capture
+    )
 
 
 def show_query_result_as_of(

@@ -75,16 +75,16 @@ def _describe_reference_tables(settings: Settings, reader: TableReader) -> list[
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
     from sessionlake.gold.declared.references import list_declared_references
-    from sessionlake.gold.references.applied import find_unapplied_rows
+    from sessionlake.gold.references.applied import find_unapplied_reference_difference
 
     rows_shown: list[tuple[object, ...]] = []
     for reference in list_declared_references(settings):
-        if not reader.exists(reference.table_name) or not reader.exists(reference.applied_table):
+        if not reader.exists(reference.table_name) or not reader.exists(reference.applied_table_name):
             rows_shown.append((reference.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue
         rows = reader.read_size(reference.table_name).rows
         try:
-            rest, faults = find_unapplied_rows(Lake(settings), reader, reference)
+            rest, faults = find_unapplied_reference_difference(Lake(settings), reader, reference)
         except LakeError as error:
             rows_shown.append((reference.name, rows, "rests", None, None, str(error)))
             continue

@@ -24,14 +24,14 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
-from sessionlake.gold.alerts.book import load_enabled_rules, read_rules_from_status_table
-from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
+from sessionlake.gold.alerts.lake_rule_inputs import LakeRuleInputs, find_pattern_matches, read_stream_times
+from sessionlake.gold.alerts.rule_loading import load_enabled_rules, read_rules_from_status_table
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import compute_alert_log_rows
-from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.log_rows import RuleBatchData
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
+from sessionlake.gold.rules.rules_file import StoredRule, parse_rules_file
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings

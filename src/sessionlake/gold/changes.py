@@ -176,8 +176,10 @@ def select_decimal_events(
 
 def build_event_source_condition_sql(source: EventSource) -> str:
     """Returns the SQL condition that selects the events of a source among the rows of `select_events`."""
-    column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
-    return f"{column} AND {build_feed_topics_condition(source.topics)}"
+    only_decimal_column = (
+        "true" if source.only_decimal_column is None else f"metric = {quote_sql_string(source.only_decimal_column)}"
+    )
+    return f"{only_decimal_column} AND {build_feed_topics_condition(source.topics)}"
 
 
 def build_event_filter(product: Product) -> Column:

@@ -28,7 +28,7 @@ from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_table
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import LOGIC
+from sessionlake.gold.tables.table_properties import LOGIC
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.progress import read_change_progress
 from sessionlake.ledger.retained import read_last_removed_position, read_removal_records_without_limits

@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import AVERAGES, RESTATEMENTS, RULE_EVENTS,
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError
 from sessionlake.gold.changes import get_value_columns
-from sessionlake.gold.rules.document import parse_rules_file
+from sessionlake.gold.rules.rules_file import parse_rules_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 

@@ -80,7 +80,7 @@ class EventSource(ABC):
     topics: FeedTopics | None = None
 
     @property
-    def column(self) -> str | None:
+    def only_decimal_column(self) -> str | None:
         """The only declared column whose values are events, as exact decimals. None if all columns' values are."""
         return None
 
@@ -150,15 +150,17 @@ class DecimalPoints(EventSource):
     type: str
 
     @property
-    def column(self) -> str:
+    def only_decimal_column(self) -> str:
         return self.decimal_column
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        name = build_decimal_field_name(declared.decimals.index(self.column))
+        name = build_decimal_field_name(declared.decimals.index(self.only_decimal_column))
         kind = changes.schema.field(name).type
-        return _extract_one_row_per_set_value(changes, [(self.column, name)], "metric", kind, copied_columns)
+        return _extract_one_row_per_set_value(
+            changes, [(self.only_decimal_column, name)], "metric", kind, copied_columns
+        )
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,8 @@ class FeedEvents(EventSource):
     topics: FeedTopics
 
     @property
-    def column(self) -> str | None:
-        return self.source.column
+    def only_decimal_column(self) -> str | None:
+        return self.source.only_decimal_column
 
     @property
     def numbers(self) -> bool:

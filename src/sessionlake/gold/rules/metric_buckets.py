@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.gold.rules.tree import Selection
+from sessionlake.gold.rules.condition_tree import Selection
 from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 

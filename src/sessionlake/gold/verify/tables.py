@@ -84,7 +84,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
-        stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_create_frame_of_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
         found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
@@ -105,7 +105,7 @@ def _select_product_events(
         declared: the declared columns that the changes have.
         events: all numbers that changes set, or all texts if the product aggregates texts.
     """
-    column = product.source.column
+    column = product.source.only_decimal_column
     events = events if column is None else select_decimal_events(changes, declared, WITH_PLACE, column)
     return events.where(build_event_source_condition_sql(product.source))
 
@@ -156,7 +156,7 @@ def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFr
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
 
-def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+def _create_frame_of_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
