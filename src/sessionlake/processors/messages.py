@@ -19,7 +19,7 @@ _SLICE = 4096
 _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "kafka_ts")
 
 
-def read_judged_messages(
+def read_applied_messages(
     table: pa.Table, row_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
     """Yields messages in the order of `row_indices`, each with its row index. Decodes them on demand.

@@ -264,7 +264,7 @@ class _ShardBatchProcessor:
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
         order = np.lexsort((outcome.position[applied], rank[owner]))
-        found = read_judged_messages(self._judged.messages, applied[order], outcome, self._owner.columns)
+        found = read_applied_messages(self._judged.messages, applied[order], outcome, self._owner.columns)
         for code, (index, message) in zip(owner[order].tolist(), found, strict=True):
             yield names[code], int(outcome.life[index]), index, message
 
