@@ -15,6 +15,7 @@ from sessionlake.integrity.outcome import MessageVerdict
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorClassReference
+from sessionlake.processors.messages import read_applied_messages
 from sessionlake.processors.outputs import (
     FailureAction,
     ProcessorFailure,
