@@ -69,11 +69,7 @@ def read_seq_history(
     schema = build_rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
-    held = read_table(
-        SNAPSHOTS,
-        ("snapshot_at", is_in, convert_to_python_values(pc.unique(base["snapshot_at"]))),
-        *conditions,
-        sessions=base,
-    )
+    at: Condition = ("snapshot_at", is_in, convert_to_python_values(pc.unique(base["snapshot_at"])))
+    held = read_table(SNAPSHOTS, at, *conditions, sessions=base)
     rows = select_matching_rows(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)
