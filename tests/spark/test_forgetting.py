@@ -43,7 +43,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedByOtherProcessError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.history.content import decode_first_part
+from sessionlake.history.content import decode_first_message_part
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import (
     ErasureReceipt,
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
-    assert decode_first_part(erased, settings).erased
+    assert decode_first_message_part(erased, settings).erased
     if not lake.storage.needs_spark:
         assert search_folder(settings.home, GONE).found == ()
     with pytest.raises(UsageError, match="or is forgotten already"):

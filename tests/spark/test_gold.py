@@ -44,7 +44,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.query import metrics
 from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.history.explain import OffsetSpan, explain
+from sessionlake.history.explain import SourceOffsetSpan, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.retained import (
     LIMITS,
@@ -617,7 +617,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     where = "session_id = 's' AND window_start = '1970-01-01 00:00:00'"
     ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))
     assert (one.figures["points"], one.figures["sum"], one.events, one.holds) == (3, 3.0, 3, True)
-    assert one.offsets == (OffsetSpan("capture.a", 0, 0, 2, 3),)
+    assert one.offsets == (SourceOffsetSpan("capture.a", 0, 0, 2, 3),)
     assert [(batch.batch, batch.silver_batches) for batch in one.batches] == [(0, (0, 0)), (1, (1, 1))]
     assert one.logic == STANDARD[0].logic_hash
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
@@ -629,7 +629,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     of_average = f"session_id = 's' AND ts = {80 * SECOND}"
     ([average], _) = explain(feed.spark, feed.settings, AVERAGES, of_average, message=(0, 1))
     assert (average.figures["average"], average.events, average.holds) == (3.0, 3, False)
-    assert average.offsets == (OffsetSpan("capture.a", 0, 2, 4, 3),)
+    assert average.offsets == (SourceOffsetSpan("capture.a", 0, 2, 4, 3),)
 
 
 @pytest.mark.soak

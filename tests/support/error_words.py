@@ -115,6 +115,7 @@ WORDS = {
     "batch": "BATCH",
     "settings.location": "HOME",
     "place": "PLACE",
+    "location": "PLACE",
     "_settings.location": "HOME",
     "bootstrap_servers": "ADDRESS",
     "servers": "ADDRESS",

@@ -15,7 +15,7 @@ from sessionlake.cli.show import (
     create_escaped_rich_text,
     show_rows,
 )
-from sessionlake.history.explain import ExplainedRow, explain
+from sessionlake.history.explain import ExplainedGoldRow, explain
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def show_explained_rows(
         console.print(grid)
 
 
-def _describe_explained_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
+def _describe_explained_row(figure: ExplainedGoldRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
     yield "figures", _join_names_and_values(figure.figures)
     yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
     if figure.gone_before:

@@ -137,11 +137,11 @@ def feed_test(
     """
     settings = load_config(config)
     from sessionlake.cli.feed_text import print_feed_test_results
-    from sessionlake.feed_testing import read_test, run_test
+    from sessionlake.feed_testing import read_feed_test_file, run_feed_test_file
 
     feeds = require_configured_feeds(settings)
-    tests = [(file, read_test(file)) for file in files]
-    results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
+    tests = [(file, read_feed_test_file(file)) for file in files]
+    results = [(str(file), len(test.frames), run_feed_test_file(feeds, test, str(file))) for file, test in tests]
     print_feed_test_results(results, form)
     if any(differences for _, _, differences in results):
         raise typer.Exit(1)

@@ -15,21 +15,21 @@ from sessionlake.cli.show import (
     show_rows,
 )
 from sessionlake.delta.storage.far_times import format_time
-from sessionlake.history.fate import Fate
-from sessionlake.history.traced import BatchCommit, SilverMerge, Trace, TracedPart
+from sessionlake.history.fate import MessageFate
+from sessionlake.history.traced import BatchCommit, MessageTrace, SilverMerge, TracedMessagePart
 from sessionlake.settings.section import Integrity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sessionlake.history.content import FeedReading
+    from sessionlake.history.content import FeedReadingExplanation
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
 _ABSENT = ""
 
 
-def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
+def show_trace(trace: MessageTrace, form: OutputFormat, out: TextIO | None = None) -> None:
     """Prints a trace. JSON is one nested object. CSV has a column for each nested field, such as `silver.batch`."""
     out = out or sys.stdout
     if form is OutputFormat.TABLE:
@@ -51,7 +51,7 @@ def _flatten_trace_columns(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]
             yield name, value
 
 
-def _print_trace(trace: Trace, out: TextIO) -> None:
+def _print_trace(trace: MessageTrace, out: TextIO) -> None:
     from rich.table import Table
 
     console = create_console(out)
@@ -79,7 +79,7 @@ def _print_changed_rows(console: Console, changes: list[dict[str, Any]]) -> None
         console.print(f"and {len(changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
 
-def _describe_trace(trace: Trace) -> Iterator[tuple[str, str]]:
+def _describe_trace(trace: MessageTrace) -> Iterator[tuple[str, str]]:
     yield "message", _describe_message(trace)
     if trace.message.reading is not None:
         yield "feed", _describe_reading_by_feed(trace.message.reading)
@@ -88,7 +88,9 @@ def _describe_trace(trace: Trace) -> Iterator[tuple[str, str]]:
     yield from _describe_outcome_in_silver(trace, trace)
 
 
-def _describe_outcome_in_silver(trace: Trace, part: Trace | TracedPart) -> Iterator[tuple[str, str]]:
+def _describe_outcome_in_silver(
+    trace: MessageTrace, part: MessageTrace | TracedMessagePart
+) -> Iterator[tuple[str, str]]:
     """Yields label and text of the lines that say what silver did with a part of a message.
 
     Args:
@@ -104,19 +106,19 @@ def _describe_outcome_in_silver(trace: Trace, part: Trace | TracedPart) -> Itera
         yield "session", _describe_session(part.session)
 
 
-def _describe_reading_by_feed(reading: FeedReading) -> str:
+def _describe_reading_by_feed(reading: FeedReadingExplanation) -> str:
     if reading.why is not None:
         return f"{reading.feed} refuses it{f' at {reading.path}' if reading.path else ''}: {reading.why}"
     rules = ", ".join(map(str, reading.rules))
     return f"{reading.feed}, rule {rules}" if rules else f"{reading.feed}, decoder class"
 
 
-def _describe_message(trace: Trace) -> str:
+def _describe_message(trace: MessageTrace) -> str:
     message = trace.message
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
-    if trace.judgement.fate is Fate.ERASED:
+    if trace.judgement.fate is MessageFate.ERASED:
         kind = "erased with its session"
-    elif trace.judgement.fate is Fate.IGNORED:
+    elif trace.judgement.fate is MessageFate.IGNORED:
         kind = "without an event"
     times = f"Kafka time {format_time(message.timestamp)}"
     ingested = f", ingested {format_time(message.ingested_at)}" if message.ingested_at else ""
@@ -145,7 +147,7 @@ def _describe_written_tables(commit: BatchCommit) -> str:
     return f": {tables}" if tables else ""
 
 
-def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
+def _describe_judgement(trace: MessageTrace, part: MessageTrace | TracedMessagePart) -> str:
     judgement = part.judgement
     own_event = next(
         (event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None
@@ -156,7 +158,7 @@ def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
         parts.append(
             f"broken at offset {judgement.broken_by['offset']} by {_describe_integrity_event(judgement.broken_by)}"
         )
-    if judgement.fate is Fate.APPLIED and not part.changes:
+    if judgement.fate is MessageFate.APPLIED and not part.changes:
         parts.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != trace.silver.batch:
         when = f", committed {format_time(judgement.committed_at)}" if judgement.committed_at else ""
@@ -164,16 +166,16 @@ def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
     return "; ".join(parts)
 
 
-def _describe_fate_of_message_part(part: Trace | TracedPart, own_event: Mapping[str, Any] | None) -> str:
+def _describe_fate_of_message_part(part: MessageTrace | TracedMessagePart, own_event: Mapping[str, Any] | None) -> str:
     judgement = part.judgement
-    if judgement.fate is Fate.HELD:
+    if judgement.fate is MessageFate.HELD:
         is_by_time = judgement.integrity == Integrity.WINDOW
         until = "its session's watermark passes its event time" if is_by_time else "a snapshot of its session arrives"
         return f"held back until {until}"
-    kind = part.message.type if isinstance(part, Trace) else part.type
+    kind = part.message.type if isinstance(part, MessageTrace) else part.type
     by = f" (class {judgement.integrity})" if kind else ""
-    reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
-    seqs = _describe_expected_and_actual_seq(own_event) if own_event and judgement.fate is not Fate.LATE else ""
+    reason = judgement.reason if judgement.fate is MessageFate.QUARANTINED else None
+    seqs = _describe_expected_and_actual_seq(own_event) if own_event and judgement.fate is not MessageFate.LATE else ""
     why = ", ".join(part for part in (reason, seqs) if part)
     return f"{judgement.fate}{by}{f': {why}' if why else ''}"
 
