@@ -85,7 +85,7 @@ class EventSource(ABC):
         return None
 
     @property
-    def has_numbers(self) -> bool:
+    def is_numeric(self) -> bool:
         """True if an event's `value` is a number, False if it is a text."""
         return True
 
@@ -126,7 +126,7 @@ class Texts(EventSource):
     The event has the text in `value`, and the name of its column in `column`.
     """
 
-    has_numbers = False
+    is_numeric = False
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
@@ -180,8 +180,8 @@ class FeedEvents(EventSource):
         return self.source.only_decimal_column
 
     @property
-    def has_numbers(self) -> bool:
-        return self.source.has_numbers
+    def is_numeric(self) -> bool:
+        return self.source.is_numeric
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
@@ -217,7 +217,7 @@ class Rows(EventSource):
     numbers: bool = True
 
     @property
-    def has_numbers(self) -> bool:
+    def is_numeric(self) -> bool:
         return self.numbers
 
     def extract_events(

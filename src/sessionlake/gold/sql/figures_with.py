@@ -189,7 +189,7 @@ def _build_recomputed_product_sql(product: Product, columns: str, keys: str, ret
     return _PRODUCT.format(
         columns=columns,
         keys=keys,
-        kind="numbers" if product.source.has_numbers else "texts",
+        kind="numbers" if product.source.is_numeric else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late=build_late_change_condition_sql(product),

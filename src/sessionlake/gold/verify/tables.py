@@ -69,7 +69,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
-            events = _select_product_events(table, changes, declared, numbers if table.source.has_numbers else texts)
+            events = _select_product_events(table, changes, declared, numbers if table.source.is_numeric else texts)
             on_time = compute_expected_product_rows(events.where(~build_late_change_filter(table)), table)
             truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
@@ -151,7 +151,7 @@ def _compute_expected_final_rows(rows: DataFrame, changes: DataFrame, final: Fin
 def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFrame:
     from pyspark.sql import functions as F
 
-    name = "metric" if product.source.has_numbers else "column"
+    name = "metric" if product.source.is_numeric else "column"
     marks = events.withColumnsRenamed({name: "name", APPLIED: "stream_time"})
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
