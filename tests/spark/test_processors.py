@@ -18,7 +18,7 @@ from sessionlake.errors import ConfigError, DataLossError, IntegrityViolationErr
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.processors import preview_keyed_table_rebuild, rebuild_processor
+from sessionlake.operations.rebuild.processors import preview_processor_rebuild, rebuild_processor
 from sessionlake.processors import keyed
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
@@ -213,7 +213,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     counted.arrive(("t", said("update", 1), 1300))
 
     counted.use("counted_v4", version=2, migrate=OTHERWISE, column="more")
-    shown = preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")
+    shown = preview_processor_rebuild(counted.spark, counted.settings, "counted")
     assert shown.counts == {"removed": 1, "changed": 1}
     assert shown.columns == ("more",)
     one = {"topic": "capture.a", "partition": 0, "_position": 1, "ordinal": 0, "session_id": "t"}
@@ -230,7 +230,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     with pytest.raises(LakeError, match=refused):
         counted.run()
     with pytest.raises(LakeError, match=refused):
-        preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")
+        preview_processor_rebuild(counted.spark, counted.settings, "counted")
     monkeypatch.undo()
     monkeypatch.chdir(counted.folder)
     set_clock_back(monkeypatch, hours=1)
@@ -246,7 +246,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     later = [("t", number, 0, 9 + number, "update") for number in (3, 4, 5)]
     assert counted.rows() == anew + later
     assert sorted(row["batch_id"] for row in counted.ledger()) == [0, 1, 2, 3, 4]
-    assert not preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")
+    assert not preview_processor_rebuild(counted.spark, counted.settings, "counted")
 
 
 class _DeathError(BaseException):
@@ -281,7 +281,7 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
         )
         with pytest.raises(_DeathError):
             rebuild_processor(counted.spark, counted.settings, "counted")
-    preview_keyed_table_rebuild(counted.spark, counted.settings, "other")
+    preview_processor_rebuild(counted.spark, counted.settings, "other")
     assert rebuild_processor(counted.spark, counted.settings, "counted").different is None
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
@@ -321,7 +321,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
     counted.settings = counted.settings.model_copy(update={"processors": (typed,)})
     with pytest.raises(LakeError, match=r"in the output of processor counted.*`sessionlake rebuild processor:counted`"):
         counted.run()
-    assert str(preview_keyed_table_rebuild(counted.spark, counted.settings, "counted")).startswith(
+    assert str(preview_processor_rebuild(counted.spark, counted.settings, "counted")).startswith(
         "column seen in only one table"
     )
 

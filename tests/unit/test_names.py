@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sessionlake.delta.schemas.properties import decode_column_list, encode_column_list
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_column_name
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product_from_settings
 from sessionlake.gold.enrich.reference import (
     FROM,
@@ -171,7 +171,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
         {
             "ts": pa.array([rnd.randrange(200_000) for _ in range(count)], pa.int64()),
             "value": [rnd.choice([1.5, -2.0, 4.0]) for _ in range(count)],
-            build_order_field_name(0): [*range(count)],
+            build_order_column_name(0): [*range(count)],
         }
     )
     assert made(names[:2], names[2:], kinds) == made(["k", "l"], ["c", "d", "e", "f"], kinds)

@@ -23,14 +23,14 @@ from sessionlake.gold.batch.rows import BatchProductRows, GoldFoldResult
 from sessionlake.gold.changes import build_change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
-    add_final_tables,
+    add_final_tables_of_products,
     build_declared_gold_schemas,
     list_declared_averages,
     list_declared_gold_tables,
     list_declared_products,
 )
 from sessionlake.gold.enrich.table import EnrichedTable
-from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, list_owner_columns_of_averages
+from sessionlake.gold.fold.pack import ChangePacker, build_shard_column_name, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
 from sessionlake.gold.rebuilding.states import build_shard_column, build_tracked_averages
@@ -98,7 +98,8 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
         _check_and_create_tables(spark, lake)
         new = find_tables_to_rebuild(spark, lake, tables)
         lake.create_or_update_tables(
-            spark, [table.table_name for table in add_final_tables(table for table in tables if table not in new)]
+            spark,
+            [table.table_name for table in add_final_tables_of_products(table for table in tables if table not in new)],
         )
         if new:
             _catch_up_and_rebuild_tables(spark, lake, new)
@@ -235,7 +236,7 @@ def create_folded_stream(
     """
     declared, owners = get_value_columns(settings), list_owner_columns_of_averages(one.series for one in averages)
     shards = [
-        build_shard_column(owner, settings.gold.shards).alias(build_shard_field_name(i))
+        build_shard_column(owner, settings.gold.shards).alias(build_shard_column_name(i))
         for i, owner in enumerate(owners)
     ]
     options: dict[str, Any] = {**SKIP_REMOVALS}
@@ -286,9 +287,9 @@ class _GoldBatchCommitter:
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         with nullcontext() if self.rules is None else self.rules.lock:
-            self._commit_batch(frame, txn)
+            self._commit_gold_batch(frame, txn)
 
-    def _commit_batch(self, frame: DataFrame, txn: Txn) -> None:
+    def _commit_gold_batch(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
         inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()

@@ -309,7 +309,7 @@ def _select_source_events_of_gold_row(changes: _ChangesReadByGold, table: GoldTa
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events_with_row_key(changes, key, numeric=table.source.numbers).where(build_event_filter(table))
+    events = _select_events_with_row_key(changes, key, numeric=table.source.is_numeric).where(build_event_filter(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))

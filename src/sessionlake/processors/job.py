@@ -265,7 +265,7 @@ class _ProcessorBatchCommit:
                     source=MESSAGES,
                     started_at=started,
                     offsets=ranges,
-                    outputs=self._append_outputs(folded, reports, txn),
+                    outputs=self._append_records_and_failures(folded, reports, txn),
                     **sum_ledger_counts(partitions),
                     config_hash=self._hash,
                     feeds=list_feed_mappings(self._settings.capture),
@@ -278,7 +278,9 @@ class _ProcessorBatchCommit:
         self._log.record_committed_ranges(ranges)
         self._few = entry.messages <= self._lake.driver_limits.few_messages
 
-    def _append_outputs(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
+    def _append_records_and_failures(
+        self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn
+    ) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
         Returns the tables that were written, each with its new version and the number of added rows.

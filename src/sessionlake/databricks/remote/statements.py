@@ -82,7 +82,7 @@ def find_warehouse_id(client: WorkspaceClient, name_or_id: str | None, bundle_na
     )
 
 
-def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> StatementResult:
+def run_statement_on_warehouse(client: WorkspaceClient, warehouse: str, sql: str) -> StatementResult:
     """Runs a SQL statement on a warehouse to its end, and returns its full result. Ctrl-C cancels the statement.
 
     Raises:
@@ -105,7 +105,7 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
                 why="The SQL warehouse did not run the statement",
                 fix="Correct the statement, or look for it in the warehouse's query history",
             )
-        return _read_result(client, statement, found)
+        return _read_statement_result(client, statement, found)
     except KeyboardInterrupt:
         api.cancel_execution(statement)
         raise
@@ -115,7 +115,7 @@ def _get_statement_state(response: StatementResponse) -> str:
     return response.status.state.value if response.status and response.status.state else "UNKNOWN"
 
 
-def _read_result(client: WorkspaceClient, statement: str, response: StatementResponse) -> StatementResult:
+def _read_statement_result(client: WorkspaceClient, statement: str, response: StatementResponse) -> StatementResult:
     columns = (response.manifest and response.manifest.schema and response.manifest.schema.columns) or []
     reads = [_VALUES.get(column.type_name.value if column.type_name else "", str) for column in columns]
     rows: list[tuple[Any, ...]] = []
@@ -126,9 +126,9 @@ def _read_result(client: WorkspaceClient, statement: str, response: StatementRes
             for row in chunk.data_array or ()
         )
         following = chunk.next_chunk_index
-        chunk = None if following is None else _fetch_chunk(client, statement, following)
+        chunk = None if following is None else _fetch_result_chunk(client, statement, following)
     return StatementResult([str(column.name) for column in columns], rows)
 
 
-def _fetch_chunk(client: WorkspaceClient, statement: str, index: int) -> ResultData:
+def _fetch_result_chunk(client: WorkspaceClient, statement: str, index: int) -> ResultData:
     return client.statement_execution.get_statement_result_chunk_n(statement, index)

@@ -17,7 +17,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, DeclaredColumns, build_decimal_field_name
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, DeclaredColumns, build_decimal_column_name
 from sessionlake.gold.batch.averages import combine_new_and_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
@@ -28,7 +28,7 @@ from sessionlake.gold.changes import (
     read_changes,
     select_events,
 )
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables_of_products, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
@@ -127,7 +127,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         LakeError: Gold has read only a part of a version of `silver.session_changes`.
     """
     changes, table = read_changes(spark, lake, settings), product.table_name
-    for one in add_final_tables([product]):
+    for one in add_final_tables_of_products([product]):
         _ensure_table_with_declared_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
     rebuilt = RebuiltTable(0, None)
@@ -136,7 +136,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = compute_expiry_times(product, find_latest_time_by_topic(times))
-            store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
+            store_expiry_times(spark, lake, [one.table_name for one in add_final_tables_of_products([product])], floors)
             rows = drop_expired_spark_rows(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
@@ -232,7 +232,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
     events = select_events(
         changes, declared, (*CHANGE_KEY_AND_ORDER, "position", "offset"), numbers=True, with_decimals=True
     )
-    decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
+    decimals = [build_decimal_column_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
         "ts",

@@ -27,7 +27,12 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, compute_first_unexpired_bucket_start
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.standard import TIERS
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables, list_declared_products
+from sessionlake.gold.declared.tables import (
+    GoldTable,
+    add_final_tables_of_products,
+    find_final_tables,
+    list_declared_products,
+)
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
@@ -160,7 +165,10 @@ def start_bucket_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTa
     """
     if is_new:
         store_expiry_times(
-            spark, lake, [one.table_name for one in add_final_tables(list_declared_products(lake.settings))], {}
+            spark,
+            lake,
+            [one.table_name for one in add_final_tables_of_products(list_declared_products(lake.settings))],
+            {},
         )
     products = [one for one in tables if isinstance(one, Product)]
     expiry = BucketExpiry(spark, lake, [*products, *find_final_tables(products)])

@@ -123,7 +123,7 @@ def cancel_rebuild(spark: SparkSession, settings: Settings, processor_name: str)
     _ProcessorRebuilder(spark, settings, processor_name, None).cancel_rebuild()
 
 
-def preview_keyed_table_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
+def preview_processor_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
     """Builds a processor's table from the messages it has read, and compares it with the live table.
 
     Nothing is changed.

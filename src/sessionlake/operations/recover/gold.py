@@ -10,7 +10,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
-from sessionlake.gold.declared.tables import add_final_tables, build_declared_gold_schemas, list_declared_gold_tables
+from sessionlake.gold.declared.tables import (
+    add_final_tables_of_products,
+    build_declared_gold_schemas,
+    list_declared_gold_tables,
+)
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.table_properties import read_maintained_table_names
@@ -92,7 +96,7 @@ def _list_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }
-    return {table.table_name for table in add_final_tables(new)} | taken
+    return {table.table_name for table in add_final_tables_of_products(new)} | taken
 
 
 def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
