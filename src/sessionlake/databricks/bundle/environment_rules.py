@@ -9,9 +9,25 @@ from pathlib import PurePosixPath
 from sessionlake.databricks.bundle.files import ResourceFault, YamlMapping
 from sessionlake.databricks.bundle.models import is_known_only_to_deployment, suggest_similar_name
 from sessionlake.databricks.bundle.query_rules import ColumnsOfTables
-from sessionlake.settings.environment import describe_rejected_environment_variables, describe_unknown_environment_variables
-from sessionlake.settings.file import TARGET_VARIABLE, SettingsFileError, KeyPath, SettingsFile, YamlDocument, read_settings_of_target
-from sessionlake.settings.model import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaNameSettings
+from sessionlake.settings.environment import (
+    describe_rejected_environment_variables,
+    describe_unknown_environment_variables,
+)
+from sessionlake.settings.file import (
+    TARGET_VARIABLE,
+    KeyPath,
+    SettingsFile,
+    SettingsFileError,
+    YamlDocument,
+    read_settings_of_target,
+)
+from sessionlake.settings.model import (
+    CONFIG_VARIABLE,
+    DEFAULT_FILE,
+    ENV_PREFIX,
+    PUBLICATIONS_VARIABLE,
+    SchemaNameSettings,
+)
 
 _SECRET_REFERENCE = re.compile(r"\{\{secrets/.+\}\}")
 """How the variable of a cluster names a secret, which only the cluster reads."""
