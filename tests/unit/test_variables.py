@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 
 from sessionlake.databricks.bundle.environment_rules import find_environment_faults
 from sessionlake.settings.environment import describe_rejected_environment_variables, list_settings_errors_with_lines
-from sessionlake.settings.file import SettingsFile, read_settings_of_target, read_yaml_file
+from sessionlake.settings.file import SettingsFile, read_settings, read_yaml_file
 from sessionlake.settings.model import Settings, may_setting_be_secret
 
 ARCHIVE = {"SESSIONLAKE_BRONZE__SOURCE": "archive"}
@@ -26,7 +26,7 @@ SCRAM = "kafka: {security: {protocol: SASL_SSL, mechanism: SCRAM-SHA-512}}"
 
 def file_of(folder: Path, text: str) -> SettingsFile:
     (folder / "sessionlake.yml").write_text(text)
-    return read_settings_of_target(read_yaml_file(folder / "sessionlake.yml"))
+    return read_settings(read_yaml_file(folder / "sessionlake.yml"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ConfigError, NotFoundError
-from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_settings_of_target, read_yaml_file
+from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_settings, read_yaml_file
 from sessionlake.settings.model import (
     CONFIG_VARIABLE,
     DEFAULT_HOME,
@@ -139,7 +139,7 @@ class NotebookContext:
                 f"the notebook's widget `target` is {target!r}, but {config} has the targets {', '.join(targets)}",
                 fix="Set the widget to one of these targets",
             )
-        settings = validate_settings(read_settings_of_target(document, target))
+        settings = validate_settings(read_settings(document, target))
         catalog = given["catalog"] or settings.catalog or "main"
         schemas = {
             schema: f"{given['schema_prefix']}{settings.schemas.get_configured_schema_name(schema)}"

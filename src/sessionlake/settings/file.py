@@ -193,7 +193,7 @@ def read_settings_file_text(path: Path) -> str:
     return content.decode("utf-8").removeprefix("\ufeff")
 
 
-def read_settings_of_target(
+def read_settings(
     document: YamlDocument, target: str | None = None, look_up: Callable[[str], str] | None = None
 ) -> SettingsFile:
     """Returns the settings that a parsed file has for a target, with secrets looked up.

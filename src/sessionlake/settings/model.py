@@ -28,7 +28,7 @@ from sessionlake.settings.file import (
     SettingsFile,
     YamlDocument,
     read_databricks_secret,
-    read_settings_of_target,
+    read_settings,
     read_yaml_file,
 )
 from sessionlake.settings.gold import BATCH_BYTES, GoldSettings
@@ -310,7 +310,7 @@ def load_settings(file: str | Path | None = None) -> Settings:
     path = _find_settings_file(file)
     document = YamlDocument(Path(DEFAULT_FILE)) if path is None else read_yaml_file(path)
     _refuse_unknown_environment_variables()
-    return validate_settings(read_settings_of_target(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
+    return validate_settings(read_settings(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
 
 
 def validate_settings(file: SettingsFile) -> Settings:

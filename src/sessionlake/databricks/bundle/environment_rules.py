@@ -19,7 +19,7 @@ from sessionlake.settings.file import (
     SettingsFile,
     SettingsFileError,
     YamlDocument,
-    read_settings_of_target,
+    read_settings,
 )
 from sessionlake.settings.model import (
     CONFIG_VARIABLE,
@@ -75,7 +75,7 @@ def _read_settings_file(variables: Mapping[str, str | None], document: YamlDocum
     if document is None or is_other or (target is None and TARGET_VARIABLE in variables):
         return None
     try:
-        return read_settings_of_target(document, target)
+        return read_settings(document, target)
     except SettingsFileError:
         return None
 

@@ -48,14 +48,7 @@ from sessionlake.databricks.bundle.root_rules import find_faults_outside_resourc
 from sessionlake.databricks.bundle.value_rules import find_resources_with_same_name, find_value_faults
 from sessionlake.errors import ConfigError
 from sessionlake.settings.environment import SettingsWithoutEnvironment, list_settings_errors_with_lines
-from sessionlake.settings.file import (
-    TARGETS,
-    KeyPath,
-    SettingsFileError,
-    YamlDocument,
-    read_settings_of_target,
-    read_yaml_file,
-)
+from sessionlake.settings.file import TARGETS, KeyPath, SettingsFileError, YamlDocument, read_settings, read_yaml_file
 from sessionlake.settings.model import DEFAULT_FILE
 
 _PROTECTED = {"schemas", "secret_scopes"}
@@ -102,7 +95,7 @@ def find_settings_faults(folder: Path, files: BundleFiles) -> Iterator[FileFault
     try:
         document = read_yaml_file(folder / DEFAULT_FILE)
         for name in (None, *files.targets):
-            content = read_settings_of_target(document, name)
+            content = read_settings(document, name)
             for line, text in list_settings_errors_with_lines(content):
                 yield FileFault(DEFAULT_FILE, line or 1, text)
             for key, path in content.list_paths_of_named_files():
@@ -160,7 +153,7 @@ def _read_settings_file(folder: Path) -> YamlDocument | None:
 def _list_tables_added_by_settings(folder: Path) -> list[str]:
     """Returns the names of tables and views that only the settings file declares; empty if the file has a fault."""
     try:
-        settings = SettingsWithoutEnvironment(**read_settings_of_target(read_yaml_file(folder / DEFAULT_FILE)).content)
+        settings = SettingsWithoutEnvironment(**read_settings(read_yaml_file(folder / DEFAULT_FILE)).content)
     except (SettingsFileError, ValidationError):
         return []
     return [*settings.added_table_names, *settings.capture.feed_view_names]

@@ -20,9 +20,10 @@ from sessionlake.gold.aggregate.sources import (
 from sessionlake.protocol.columns import is_decimal_type, parse_arrow_type
 from sessionlake.protocol.names import add_internal_prefix
 from sessionlake.settings.capture import CaptureSettings
-from sessionlake.settings.gold import ProductValueKind, (
+from sessionlake.settings.gold import (
     AggregateKind,
     ProductSettings,
+    ProductValueKind,
 )
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(
