@@ -18,7 +18,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.report.batches import find_latest_batches
 from sessionlake.history.report.pace import compute_lags, compute_throughput
-from sessionlake.history.state import STATS, compute_shard_stats
+from sessionlake.history.state import STATS, compute_shard_state_stats
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
@@ -65,7 +65,7 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [compute_shard_stats(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
+stats = [compute_shard_state_stats(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")
@@ -86,7 +86,7 @@ behind = compute_lags(batches, {layer.layer: layer.behind or 0 for layer in laye
 paces = compute_throughput(batches, names)
 for lag in behind:
     print(f"{lag.layer}: {lag.now:.1f} s behind bronze; median {lag.median:.1f} s, at most {lag.most:.1f} s")
-pace = pictures.pace(behind, paces, stats)
+pace = pictures.draw_lag_throughput_and_state_size(behind, paces, stats)
 book.picture(pace, "operate_pace")
 
 # COMMAND ----------

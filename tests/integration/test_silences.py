@@ -102,7 +102,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     take_in(world)
     assert statuses(world) == Counter(expired=2)
     first = sorted(list_silences(world), key=lambda one: one.partition)
-    assert [(one.place, one.behind, one.until - one.lasted) for one in first] == [
+    assert [(one.topic_partition, one.behind, one.until - one.lasted) for one in first] == [
         ((world.name("t"), 0), 2, 1002),
         ((world.name("t"), 1), 1, 1001),
     ]
@@ -117,7 +117,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
     take_in(world)
     assert_exact(world)
-    assert [found for found in doctor._check_tables(world.settings) if found.level is CheckSeverity.FAIL] == []
+    assert [found for found in doctor._run_table_checks(world.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(

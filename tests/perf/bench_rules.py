@@ -27,7 +27,7 @@ from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.alerts.stored import LakeRuleInputs
+from sessionlake.gold.alerts.lake_rule_inputs import LakeRuleInputs
 from sessionlake.gold.rules.batch import compute_alert_log_rows
 from sessionlake.gold.rules.log_rows import RuleBatchData
 from sessionlake.gold.rules.patterns import MATCH

@@ -22,7 +22,11 @@ from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DeclaredColumns,
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.comments import build_product_comments
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_products
+from sessionlake.gold.declared.tables import (
+    build_declared_gold_schemas,
+    create_product_from_settings,
+    list_declared_products,
+)
 from sessionlake.gold.fold.product_payloads import compute_product_rows
 from sessionlake.settings.model import Settings
 from support.seeds import examples
@@ -130,7 +134,7 @@ def test_products_of_a_table_have_the_same_exact_results_of_its_rows_in_any_orde
     kind, events, _ = case
     own = {"name": "own", "source": "silver.orders", "value": "amount", "order": ["number"], "keys": ["customer"]}
     declared = Settings.model_validate({"gold": {"products": [own | {"aggregates": RESULTS | INEXACT}]}})
-    product = create_product(declared.gold.products[0], value_type="decimal({},{})".format(*kind))
+    product = create_product_from_settings(declared.gold.products[0], value_type="decimal({},{})".format(*kind))
     numbered = [*enumerate(events)]
     chance.shuffle(numbered)
     values = pa.array([value for _, (_, value) in numbered], pa.decimal128(*kind))
@@ -154,7 +158,7 @@ def test_a_table_s_product_depends_on_the_type_of_its_decimal_column() -> None:
     own = {"name": "own", "source": "silver.orders", "value": "amount", "order": ["n"], "keys": ["k"]}
     [declared] = Settings.model_validate({"gold": {"products": [own | {"aggregates": {"a": "first"}}]}}).gold.products
     kinds = (None, "double", "bigint", "decimal(20,4)", "decimal(20,5)")
-    logics = [create_product(declared, value_type=kind).logic_hash for kind in kinds]
+    logics = [create_product_from_settings(declared, value_type=kind).logic_hash for kind in kinds]
     assert logics[0] == logics[1] == logics[2]
     assert len({*logics}) == 3
 

@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.fold.pack import ChangePacker, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import EXACT, RollingAverage
 from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
-from sessionlake.gold.fold.units import UnscaledDecimals, replace_decimal_columns_by_unscaled
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals, replace_decimal_columns_by_unscaled
 from support.seeds import examples
 from unit.test_points import _SCHEMA, HOUR, METRICS, SERIES, Change, Gold, change, left_sum
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.feed_trial import JudgedTrial
+from sessionlake.cli.feed_trial import SilverTrialJudge
 from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.feeds.trial import Trial
+from sessionlake.feeds.trial import FeedTrial
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, ViolationError
@@ -33,14 +33,14 @@ def fold_one_by_one(messages: list[KafkaMessage], capture: CaptureSettings) -> t
     return folder, None
 
 
-def require_silver(messages: list[KafkaMessage], capture: CaptureSettings, block: int) -> JudgedTrial:
+def require_silver(messages: list[KafkaMessage], capture: CaptureSettings, block: int) -> SilverTrialJudge:
     folder, stopped_at = fold_one_by_one(messages, capture)
-    judged = JudgedTrial.create(capture, None, block=block)
+    judged = SilverTrialJudge.create(capture, None, block=block)
     tried = [
         MessageOfLine(number, KafkaRecord(m.topic, m.partition, m.offset, m.timestamp, m.key, m.value), is_bare=False)
         for number, m in enumerate(messages, 1)
     ]
-    outcomes = [outcome for _, outcome in judged.judge_lines(Trial([one.build() for one in capture.feeds]), tried)]
+    outcomes = [outcome for _, outcome in judged.judge_lines(FeedTrial([one.build() for one in capture.feeds]), tried)]
     expected, found = folder.silver, judged.silver
     assert {key: rows for key, rows in found.rows.items() if rows} == {
         key: rows for key, rows in expected.rows.items() if rows

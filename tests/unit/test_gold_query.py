@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.standard import (
     split_time_range_by_metrics_table,
 )
 from sessionlake.gold.query import KEYS, metrics, read_metrics_answer
-from sessionlake.gold.tables.notes import LOGIC
+from sessionlake.gold.tables.table_properties import LOGIC
 from sessionlake.settings.model import Settings
 from support.seeds import examples
 

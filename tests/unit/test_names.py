@@ -17,16 +17,22 @@ from hypothesis import strategies as st
 from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
-from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable, find_changed_spans, find_reference_difference
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product_from_settings
+from sessionlake.gold.enrich.reference import (
+    FROM,
+    TO,
+    ReferenceTable,
+    find_changed_time_spans,
+    find_reference_difference,
+)
 from sessionlake.gold.enrich.table import ReferenceJoin
+from sessionlake.gold.rules.condition_tree import Selection, find_comparisons
 from sessionlake.gold.rules.parse import ConditionNameScope, parse_condition
-from sessionlake.gold.rules.tree import Selection, find_comparisons
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
 from sessionlake.protocol.arrow import select_matching_rows, sort_rows
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
-from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
+from sessionlake.protocol.names import INTERNAL, add_internal_prefix, fold_case, require_allowed_column_names
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from sessionlake_lab.simulate.generate import generate_messages
@@ -67,7 +73,7 @@ def test_the_names_that_are_drawn_are_those_of_the_source() -> None:
 )
 def test_a_name_that_no_table_can_have_is_refused_with_the_reason_and_what_to_do(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^column") as error:
-        check_columns(["price", name], ["topic"], "silver")
+        require_allowed_column_names(["price", name], ["topic"], "silver")
     assert str(error.value).startswith(f"column {name!r}: {said}")
     assert "Give the column another name" in str(error.value)
 
@@ -78,7 +84,7 @@ def test_a_name_that_no_table_can_have_is_refused_with_the_reason_and_what_to_do
 def test_names_that_differ_only_in_case_are_refused(first: str, second: str) -> None:
     said = f"columns '{first}' and '{second}' differ only in case, which SQL does not see. Give one of them another"
     with pytest.raises(ValueError, match=re.escape(said)):
-        check_columns([first, second], [], "silver")
+        require_allowed_column_names([first, second], [], "silver")
 
 
 def test_configuration_names_the_key_the_column_and_what_to_do(tmp_path: Path) -> None:
@@ -147,13 +153,13 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
     names: list[str], rnd: random.Random
 ) -> None:
     def made(keys: list[str], results: list[str], kinds: list[str]) -> list[tuple[Any, ...]]:
-        product = create_product(
+        product = create_product_from_settings(
             ProductSettings.model_validate(
                 {"name": "own", "source": "silver.fills", "keys": keys, "time": "at", "value": "price", "order": ["n"],
                  "bucket": "1 minute", "aggregates": dict(zip(results, kinds, strict=True))}
             )
         )  # fmt: skip
-        told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
+        told = pa.table([one.rename_columns([add_internal_prefix("x")])[0] for one in columns], keys)
         found = product.aggregate_source_table_rows(told, values).select(
             [*keys, "window_start", *product.result_columns]
         )
@@ -181,7 +187,9 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
         ]
         versions = pa.Table.from_pylist(rows, reference.arrow_schema())
         found = ReferenceJoin(reference, "r", ("on", "too"), ((taken, said),)).compute_added_columns(changes, versions)
-        spans = find_changed_spans(reference, find_reference_difference(reference, versions.slice(0, 0), versions)[0])
+        spans = find_changed_time_spans(
+            reference, find_reference_difference(reference, versions.slice(0, 0), versions)[0]
+        )
         return [*map(pa.ChunkedArray.to_pylist, found.values())], spans.rename_columns(list("abcd")).to_pylist()
 
     changes = pa.table({"on": ["a", "a", "b"], "too": [1, 1, 1], "ts": [1, 7, 1]})
@@ -192,7 +200,10 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
     found = output.create_declared_arrays(
-        [output.check_record({name: place for place, name in enumerate(names)}), output.check_record({})]
+        [
+            output.convert_record_to_struct({name: place for place, name in enumerate(names)}),
+            output.convert_record_to_struct({}),
+        ]
     )
     assert {name: column.to_pylist() for name, column in found.items()} == {
         name: [place, None] for place, name in enumerate(names)

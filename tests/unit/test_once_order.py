@@ -165,7 +165,7 @@ def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
     table = add_change_order_columns(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
     matches = pa.concat_tables(
-        [MATCH.empty_table(), *(one.find_matches(table, DECLARED) for one in list_pattern_events(rule))]
+        [MATCH.empty_table(), *(one.find_event_matches(table, DECLARED) for one in list_pattern_events(rule))]
     )
     return {*evaluate_pattern(rule, matches, 0, 10**9)}
 

@@ -47,7 +47,7 @@ from sessionlake.gold.fold.state import (
     encode_states,
     hash_owner_names,
 )
-from sessionlake.gold.making import states
+from sessionlake.gold.rebuilding import states
 from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
@@ -316,11 +316,11 @@ def test_of_what_a_table_was_made_again_each_shard_reads_its_own(tmp_path: Path,
     marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
-        states._write_owner_files(settings, BY_SESSION, made, rows)
+        states._write_files_of_owners_at_rebuild(settings, BY_SESSION, made, rows)
     (folder,) = states.get_owners_at_rebuild_folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
-        found = states._StoredOwners(str(folder))(shard)
+        found = states._OwnersAtRebuildReader(str(folder))(shard)
         own = [i for i in np.argsort(marks) if shards[i] == shard]
         assert (found["mark"].to_pylist(), found["newest"].to_pylist()) == (marks[own].tolist(), own)
 
@@ -420,7 +420,7 @@ def test_state_of_another_format_is_refused():
 def test_forgetting_a_session_again_keeps_the_later_time():
     none = ForgottenSeriesOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
     forgotten = none.add_owners(["a", "b"], np.array([5, 7])).add_owners(["a"], np.array([3]))
-    found, newest = forgotten.find_owners(["b", "c", "a"])
+    found, newest = forgotten.find_forgotten_owners(["b", "c", "a"])
     assert found.tolist() == [True, False, True]
     assert newest.tolist() == [7, 0, 5]
 

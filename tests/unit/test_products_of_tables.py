@@ -21,7 +21,11 @@ from yaml import safe_dump
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import build_order_field_name
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_gold_tables
+from sessionlake.gold.declared.tables import (
+    build_declared_gold_schemas,
+    create_product_from_settings,
+    list_declared_gold_tables,
+)
 from sessionlake.history.explain import explain
 from sessionlake.operations.maintenance import list_table_readers
 from sessionlake.processors.job import require_loadable_processor
@@ -51,7 +55,7 @@ def settings_of(*products: dict[str, Any], **more: Any) -> Settings:
 
 
 def product(**changed: Any) -> Product:
-    return create_product(settings_of(FILLS | changed).gold.products[0])
+    return create_product_from_settings(settings_of(FILLS | changed).gold.products[0])
 
 
 class Fill(NamedTuple):
@@ -259,7 +263,7 @@ OWN = Product("own", ("customer",), {{"n": Count(), "paid": Sum("price")}}, sour
         mine = settings_of(own | changed)
         if said is None:
             require_loadable_processor(mine, "own")
-            assert create_product(mine.gold.products[0]).source_columns == ("price",)
+            assert create_product_from_settings(mine.gold.products[0]).source_columns == ("price",)
         else:
             with pytest.raises(ConfigError, match=said):
                 require_loadable_processor(mine, "own")

@@ -25,8 +25,8 @@ from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import list_declared_gold_tables
-from sessionlake.gold.tables.notes import set_change_feeds
-from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
+from sessionlake.gold.tables.table_properties import set_change_feeds
+from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessageEncoder
 from sessionlake.publish.job import Publication, require_change_feed
 from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
@@ -79,7 +79,7 @@ def row(key: str = "r", number: int = 0, version: int = 1, change: str = "insert
 
 def encoded(*batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     given = [pa.RecordBatch.from_pylist(batch, schema=ROWS) for batch in batches]
-    made = list(UpsertMessages(("k", "n"), batch=7)(given))
+    made = list(UpsertMessageEncoder(("k", "n"), batch=7)(given))
     assert all(batch.schema == SCHEMA for batch in made)
     return [message for batch in made for message in batch.to_pylist()]
 
@@ -132,7 +132,7 @@ def test_decimals_and_arrays_are_spelled_exactly_and_times_without_zone_as_in_ut
     }  # fmt: skip
     names = [("k", pa.string()), *types.items(), (CHANGE, pa.string()), (VERSION, pa.int64())]
     rows = [{"k": key, CHANGE: "insert", VERSION: 1} | own for key, own in (("a", values), ("b", {}))]
-    made = UpsertMessages(("k",), batch=7)([pa.RecordBatch.from_pylist(rows, schema=pa.schema(names))])
+    made = UpsertMessageEncoder(("k",), batch=7)([pa.RecordBatch.from_pylist(rows, schema=pa.schema(names))])
     found, empty = (json.loads(message["value"]) for batch in made for message in batch.to_pylist())
     assert found == {
         "k": "a", "small": "0.0000000001", "shares": ["-1.50", None], "local": 1, "blobs": ["/w==", None, ""],
@@ -174,7 +174,7 @@ def test_a_version_gives_a_key_one_message_what_it_left_however_arrow_cuts_the_r
 
 def test_large_rows_leave_in_chunks():
     batch = pa.RecordBatch.from_pylist([row(number=i, text="x" * (5 << 20)) for i in range(9)], schema=ROWS)
-    sizes = [made.num_rows for made in UpsertMessages(("k", "n"), 0)([batch])]
+    sizes = [made.num_rows for made in UpsertMessageEncoder(("k", "n"), 0)([batch])]
     assert sum(sizes) == 9
     assert max(sizes) == 4
 
@@ -182,7 +182,7 @@ def test_large_rows_leave_in_chunks():
 def test_a_type_without_a_spelling_is_refused_by_name():
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [{"x": 1}], CHANGE: ["insert"], VERSION: [1]})
     with pytest.raises(LakeError, match="column many is of type struct<x: int64>"):
-        list(UpsertMessages(("k",), 0)([batch]))
+        list(UpsertMessageEncoder(("k",), 0)([batch]))
 
 
 def test_bytes_are_base64_with_padding():
@@ -209,8 +209,11 @@ def test_what_a_figure_is_kept_up_by_is_not_sent():
     own = next(one for one in list_declared_gold_tables(gold()) if one.table_name == "gold.own")
     names = [name for name, _ in own.column_types]
     assert "__sl_buckets" in names
-    assert list_publishable_tables(gold())["gold.own"].select_columns(names) == ["topic", "mean", "usual"]
-    assert list_publishable_tables(gold())[ROWS_TABLE].select_columns(["row_id", "_offset"]) == ["row_id", "_offset"]
+    assert list_publishable_tables(gold())["gold.own"].list_columns_to_send(names) == ["topic", "mean", "usual"]
+    assert list_publishable_tables(gold())[ROWS_TABLE].list_columns_to_send(["row_id", "_offset"]) == [
+        "row_id",
+        "_offset",
+    ]
 
 
 def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
@@ -223,9 +226,9 @@ def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
 def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_it_on(tmp_path):
     out = Publication("gold.own", "out")
     with pytest.raises(UsageError, match=r"Set `gold: \{change_feed: \[metrics_1h, own\]\}`"):
-        out.require_allowed_by(gold(change_feed=["metrics_1h"]))
+        out.require_allowed_by_settings(gold(change_feed=["metrics_1h"]))
     ours = gold(change_feed=["own"]).model_copy(update={"home": tmp_path})
-    out.require_allowed_by(ours)
+    out.require_allowed_by_settings(ours)
     lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
     write_deltalake(find_table_folder(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own records no changes yet .* Run `sessionlake run gold --once`"):
@@ -257,12 +260,12 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
 )
 def test_a_table_without_a_key_and_a_topic_that_cannot_serve_are_refused(table, topic, text):
     with pytest.raises(UsageError, match=text):
-        Publication(table, topic).require_allowed_by(Settings())
+        Publication(table, topic).require_allowed_by_settings(Settings())
 
 
 def test_a_pattern_refuses_whole_names_only():
     ours = Settings(kafka=KafkaSettings(topic_pattern="rows"))
-    Publication("silver.session_rows", "rows.out").require_allowed_by(ours)
+    Publication("silver.session_rows", "rows.out").require_allowed_by_settings(ours)
 
 
 def test_publishing_before_there_is_a_table_names_the_way_to_it(tmp_path):

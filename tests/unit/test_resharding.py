@@ -29,11 +29,11 @@ from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _ReshardPlan
-from sessionlake.processors.load import ClassReference
-from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
+from sessionlake.processors.load import ProcessorClassReference
 from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _add_results, _fold_batches
+from sessionlake.processors.shard_state import ProcessorShardState, read_stored_shard_count
+from sessionlake.processors.testing import Result, _add_fold_results, _fold_batches
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.fold.pack import Packer
@@ -94,7 +94,7 @@ class Processing:
     def batch(self, messages: list[KafkaMessage]) -> None:
         shards, recorder = len(self.states), test_processor_law.Recorder()
         each = MessageProcessor(
-            ClassReference("test", "Recorder"),
+            ProcessorClassReference("test", "Recorder"),
             self._rules.declared_columns,
             self._rules,
             ProcessorLimits(1 << 20, 1_000),
@@ -106,7 +106,7 @@ class Processing:
             raw_table(messages, shards)
         )
         fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
-        reports = _add_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
+        reports = _add_fold_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
         self._times = self._times.add_stream_times(
             list_stream_times_after_batch(sum_partition_counts([*reports]), reports)
         )
@@ -114,13 +114,13 @@ class Processing:
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(JudgingRuleLookup(self._rules), shards), self.states))
 
-    def remembered(self) -> list[tuple[ProcessorMemory, dict[tuple[str, int], int]]]:
+    def remembered(self) -> list[tuple[ProcessorShardState, dict[tuple[str, int], int]]]:
         found = []
         for state in self.states.values():
             judging, memory = split_state_parts(state)
             assert memory is None or read_stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode_shard_state(judging, self._rules.declared_columns).clock
-            found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
+            found.append((ProcessorShardState.decode_processor_state(memory), clock.stream_times_by_partition))
         return found
 
 
@@ -225,7 +225,7 @@ def test_what_a_table_was_made_again_of_goes_to_the_new_shard_of_each_though_its
     for shard, stored in states.items():
         state = GoldShardState.decode_state(decode_states(stored)[series.name])
         mine = [number for number, target in enumerate(new) if target == shard]
-        found, newest = state.forgotten.find_owners([names[number] for number in mine])
+        found, newest = state.forgotten.find_forgotten_owners([names[number] for number in mine])
         assert (state.rebuild_id, len(state.forgotten.mark)) == ("made", len(mine))
         assert (found.all(), newest.tolist()) == (True, mine)
 

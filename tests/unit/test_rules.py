@@ -19,13 +19,7 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import KEY, Alert, AlertLogCause, find_logged_alerts
-from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
-from sessionlake.gold.rules.log_rows import AlertLogRow, RuleBatchData
-from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
-from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
-from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     AllOf,
     AnyOf,
     Compared,
@@ -37,6 +31,12 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Window,
 )
+from sessionlake.gold.rules.log_rows import AlertLogRow, RuleBatchData
+from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
+from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
+from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
+from sessionlake.gold.rules.rules_file import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 
@@ -121,11 +121,11 @@ class Memory(RuleInputs):
             rows = part if product.below is None else product.aggregate_shorter_buckets(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
         events = {event for one in rules if isinstance(one.tree, Pattern) for event in list_pattern_events(one)}
-        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_matches(table, DECLARED) for e in events)])
+        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_event_matches(table, DECLARED) for e in events)])
         self.changes = pa.concat_tables([self.changes, table])
         # What a batch has read may come to the next one, too.
         self.events = pa.concat_tables(
-            [MATCH.empty_table(), matches, *(e.find_matches(self.changes, DECLARED) for e in events)]
+            [MATCH.empty_table(), matches, *(e.find_event_matches(self.changes, DECLARED) for e in events)]
         )
         before, self.times = dict(self.times), dict(self.times)
         for change in changes:
@@ -189,7 +189,7 @@ def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
     for change in changes:
         if any(change[name] is not None for name in SCHEMA.names[6:10]):
             times[change["topic"]] = max(change["ts"], times.get(change["topic"], change["ts"]))
-    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.read_selections)}
+    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.all_selections)}
     found = patterns_by_hand if isinstance(rule.tree, Pattern) else conditions_by_hand
     return {one for one in found(rule, changes, read) if rule.since_ms is None or one[1] >= rule.since_ms}
 

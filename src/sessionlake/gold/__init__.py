@@ -14,7 +14,7 @@ do not import Spark.
 - `tables`: what gold stores about its tables: which are complete, and which buckets have expired
 - `references`: reads and writes reference tables, and keeps enriched tables current
 - `batch`: commits one micro-batch to the tables of averages, products and final rows
-- `making`: rebuilds tables from all changes
+- `rebuilding`: rebuilds tables from all changes
 - `alerts`: evaluates rules with each micro-batch
 - `sql`: views and table functions
 - `verify`: compares every table with a recomputation in plain Spark SQL

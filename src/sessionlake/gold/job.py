@@ -14,7 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import delete_rule_evaluation_records
+from sessionlake.gold.alerts.rule_loading import delete_rule_evaluation_records
 from sessionlake.gold.alerts.step import RuleEvaluationStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
@@ -33,22 +33,22 @@ from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
-from sessionlake.gold.making.states import build_shard_column, build_tracked_averages
-from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
+from sessionlake.gold.rebuilding.states import build_shard_column, build_tracked_averages
+from sessionlake.gold.rebuilding.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import (
     BackgroundStep,
-    QueryWithBackground,
+    QueryWithBackgroundThreads,
     ReferenceRuntime,
     prepare_reference_tables,
 )
 from sessionlake.gold.sql.definitions import create_views_and_functions
-from sessionlake.gold.tables.expiry import BucketExpiry, start_expiry
-from sessionlake.gold.tables.notes import (
+from sessionlake.gold.tables.expiry import BucketExpiry, start_bucket_expiry
+from sessionlake.gold.tables.table_properties import (
     find_complete_tables,
     find_skipped_tables,
     find_tables_to_rebuild,
-    mark_incomplete,
-    require_same_shards,
+    mark_table_incomplete,
+    require_same_gold_shard_count,
     set_table_properties,
     store_maintained_tables,
 )
@@ -78,7 +78,7 @@ _IDLE_TIMEOUTS = 2
 _ROW_IDLE = timedelta(days=7)
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackgroundThreads:
     """Starts the gold stream. First creates missing tables, and rebuilds tables whose declaration has changed.
 
     Args:
@@ -128,7 +128,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     refuse_interrupted_operations(lake.settings, LAYER)
     lake.create_or_update_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_reference_tables(spark, lake, lake.settings)
-    require_same_shards(spark, lake, lake.settings.gold.shards)
+    require_same_gold_shard_count(spark, lake, lake.settings.gold.shards)
 
 
 def _catch_up_and_rebuild_tables(
@@ -140,7 +140,7 @@ def _catch_up_and_rebuild_tables(
     """
     settings = lake.settings
     for table in tables_to_rebuild:
-        mark_incomplete(spark, lake, table)
+        mark_table_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables_to_rebuild):
         delete_rule_evaluation_records(spark, lake)
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
@@ -157,7 +157,7 @@ def _catch_up_and_rebuild_tables(
 
 def _start_stream(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, runs_lookups: bool = True
-) -> QueryWithBackground:
+) -> QueryWithBackgroundThreads:
     """Starts the stream that keeps tables current, and the work that runs in the background.
 
     Args:
@@ -167,9 +167,9 @@ def _start_stream(
     """
     settings, begin = lake.settings, read_active_handover(lake.settings, LAYER)
     store_maintained_tables(spark, lake, tables)
-    query = QueryWithBackground(LAYER, settings.checkpoint_path(LAYER))
+    query = QueryWithBackgroundThreads(LAYER, settings.checkpoint_path(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
-    expiry = start_expiry(
+    expiry = start_bucket_expiry(
         spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
     )
     batch = _GoldBatchCommitter(spark, lake, tables, references, expiry)
@@ -187,7 +187,7 @@ def _start_stream(
         txn=lambda name, number: Txn(name, first_batch + number),
     )
     background = [*references.background, *_create_background_rule_steps(spark, lake, batch.rules, first_batch)]
-    return query.start_background(background, once=once)
+    return query.start_background_threads(background, once=once)
 
 
 def _create_background_rule_steps(
@@ -317,4 +317,4 @@ class _GoldBatchCommitter:
             config_hash=hash_settings_of_layers(self._settings),
         )
         self._ledger.write_entry(spark, entry)
-        self._expiry.remove_expired(spark, report.times_by_topic)
+        self._expiry.remove_expired_buckets(spark, report.times_by_topic)

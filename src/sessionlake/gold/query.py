@@ -27,7 +27,7 @@ from sessionlake.gold.aggregate.standard import (
     split_time_range_by_metrics_table,
 )
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import find_complete_tables
+from sessionlake.gold.tables.table_properties import find_complete_tables
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 
@@ -80,7 +80,7 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet. Or the range includes buckets that have expired.
     """
-    begin, end = _to_minute_ms("since", since), _to_minute_ms("until", until)
+    begin, end = _convert_to_exact_minute_ms("since", since), _convert_to_exact_minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _require_valid_metrics_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
@@ -180,7 +180,7 @@ def _count_files_read(
     return found
 
 
-def _to_minute_ms(argument_name: str, moment: datetime) -> int:
+def _convert_to_exact_minute_ms(argument_name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(
             f"{argument_name} {moment} has no time zone",

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import convert_time_to_ms
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read_record
 from sessionlake.history.fate import MessageContent
 from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.chunk import IGNORED
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Row
@@ -39,7 +39,7 @@ READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_a
 
 
 @dataclass(frozen=True)
-class FeedReading:
+class FeedReadingExplanation:
     """How a feed reads a message: by which rules, or why it refuses the message.
 
     Attributes:
@@ -68,16 +68,18 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
     row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
-    chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
-    return list(_convert_to_contents(chunk))
+    chunk = (
+        decode_messages_to_chunk(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    )
+    return list(_convert_decoded_chunk_to_contents(chunk))
 
 
-def decode_first_part(bronze_row: Row, settings: Settings) -> MessageContent:
+def decode_first_message_part(bronze_row: Row, settings: Settings) -> MessageContent:
     """Returns the content of a row of `bronze.messages`; if the message concerns several sessions, for the first."""
     return decode_message_parts(bronze_row, settings)[0]
 
 
-def _convert_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
+def _convert_decoded_chunk_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
     counts = pc.list_value_length(chunk["changes"]).to_pylist()
     for message, changes in zip(chunk.drop_columns("changes").to_pylist(), counts, strict=True):
         if message["reason"]:
@@ -89,7 +91,7 @@ def _convert_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
         yield MessageContent(kind, seq, message["ts"], message["session_id"], changes)
 
 
-def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | None:
+def explain_how_feed_reads_message(bronze_row: Row, settings: Settings) -> FeedReadingExplanation | None:
     """Returns how a row of `bronze.messages` is read by the feed of its topic; None if the topic has no feed."""
     capture = settings.capture
     feed = find_feed_of_topic([feed.build() for feed in capture.feeds], bronze_row["topic"])
@@ -105,13 +107,13 @@ def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | N
         bronze_row["value"],
     )
     payload = read_payload_of_feeds(capture)
-    found = read(
+    found = read_record(
         feed,
         KafkaRecord(*place, headers),
         max_bytes=capture.max_message_bytes,
         payload=None if payload is None else PayloadReader(payload),
     )
     if isinstance(found, MessageRefusal):
-        return FeedReading(feed.name, path=found.path, why=found.why)
+        return FeedReadingExplanation(feed.name, path=found.path, why=found.why)
     assert isinstance(found, DecodedMessage)  # noqa: S101 - the only other type
-    return FeedReading(feed.name, found.rules)
+    return FeedReadingExplanation(feed.name, found.rules)

@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
-from sessionlake.gold.declared.tables import create_product
+from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.gold.verify.tables import compute_expected_product_rows
 from sessionlake.processors.computation import (
     TableComputation,
@@ -26,7 +26,7 @@ from sessionlake.processors.computation import (
     require_source_columns,
     select_rows_without_nulls,
 )
-from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
+from sessionlake.protocol.names import INTERNAL, add_internal_prefix, is_internal_name, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.processors import ProductProcessor
 
@@ -50,7 +50,7 @@ class ProductComputation(TableComputation):
     """
 
     def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = create_product(config.product, value_type=present.get(config.product.value or ""))
+        self.product = create_product_from_settings(config.product, value_type=present.get(config.product.value or ""))
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
@@ -58,7 +58,7 @@ class ProductComputation(TableComputation):
                 fix="Give the product in Python a `source=Rows(...)`, or remove `source` from the configuration",
             )
         self._rows, self._present = self.product.source, present
-        self._require_columns(config)
+        self._require_product_columns(config)
         self.by = self.keys = self.product.row_keys
         keys = ((name, "timestamp" if name not in config.key else present[name]) for name in self.keys)
         self.columns = (
@@ -69,7 +69,7 @@ class ProductComputation(TableComputation):
         self.comment = f"Aggregates of the rows of {config.source}, one row for each {', '.join(self.keys)}"
         self.logic = self.product.logic_hash
 
-    def _require_columns(self, config: ProductProcessor) -> None:
+    def _require_product_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
         require_source_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
@@ -98,7 +98,7 @@ class ProductComputation(TableComputation):
         if not rows.numbers:
             require_exact_types(config, "value", [rows.value], present)
 
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the columns of the source rows that aggregates need: the keys, the bucket's start, and the values.
 
         Rows without a value in a key column, or without a bucket, are dropped.
@@ -106,8 +106,8 @@ class ProductComputation(TableComputation):
         from pyspark.sql import functions as F
 
         keys = (F.col(quote(name)) for name in self.product.keys)
-        events = (column.alias(internal(name)) for name, column in self._build_event_columns().items())
-        found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(internal("ts"))
+        events = (column.alias(add_internal_prefix(name)) for name, column in self._build_event_columns().items())
+        found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(add_internal_prefix("ts"))
         if length is not None:
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
             within = ts.between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
@@ -118,12 +118,12 @@ class ProductComputation(TableComputation):
         """Returns the product's rows: aggregates over all source rows of each key and bucket.
 
         Args:
-            rows: Rows from `select_input`.
+            rows: Rows from `select_input_rows`.
         """
         names = tuple(name for name, _ in self.columns)
         return compute_rows_by_key(rows, self.by, _ProductRowsFunction(self.product, names), self.columns)
 
-    def recompute_in_sql(self, rows: DataFrame) -> DataFrame:
+    def recompute_rows_in_sql(self, rows: DataFrame) -> DataFrame:
         """Returns the product's whole table, computed in plain Spark SQL to check the stored table against it.
 
         Args:
@@ -180,7 +180,7 @@ class _ProductRowsFunction:
     names: tuple[str, ...]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        others = (name for name in rows.column_names if is_internal(name))
+        others = (name for name in rows.column_names if is_internal_name(name))
         values = {name.removeprefix(INTERNAL): rows[name] for name in others}
         return self.product.aggregate_source_table_rows(rows.select(self.product.keys), pa.table(values)).select(
             list(self.names)

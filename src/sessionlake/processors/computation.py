@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.names import check_columns, quote
+from sessionlake.protocol.names import quote, require_allowed_column_names
 from sessionlake.settings.model import ProcessorSettings
 from sessionlake.spark.frames import apply_to_groups
 
@@ -48,7 +48,7 @@ class TableComputation(ABC):
     logic: str | None = None
 
     @abstractmethod
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the source rows that have a complete key, with the columns that `compute_rows` needs."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class TableComputation(ABC):
         """Returns the output rows of all keys that occur in `rows`.
 
         Args:
-            rows: Rows from `select_input`. If a key occurs, all of its rows must be included.
+            rows: Rows from `select_input_rows`. If a key occurs, all of its rows must be included.
 
         Raises:
             ProcessorError: The user's code failed.
@@ -135,6 +135,6 @@ def require_usable_key_names(config: ProcessorSettings, other_columns: Collectio
         ConfigError: The key names a column twice, or a column that the output table has anyway.
     """
     try:
-        check_columns(config.key, other_columns, config.output_table)
+        require_allowed_column_names(config.key, other_columns, config.output_table)
     except ValueError as error:
         raise ConfigError(f"{config.config_key}.key: {error}", fix="Correct `key`") from None

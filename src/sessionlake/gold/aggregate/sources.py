@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_change_order_columns
-from sessionlake.protocol.arrow import encode_as_codes, sort_rows, to_contiguous
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, sort_rows
+from sessionlake.protocol.names import add_internal_prefix
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
@@ -80,7 +80,7 @@ class EventSource(ABC):
     topics: FeedTopics | None = None
 
     @property
-    def column(self) -> str | None:
+    def only_decimal_column(self) -> str | None:
         """The only declared column whose values are events, as exact decimals. None if all columns' values are."""
         return None
 
@@ -150,15 +150,17 @@ class DecimalPoints(EventSource):
     type: str
 
     @property
-    def column(self) -> str:
+    def only_decimal_column(self) -> str:
         return self.decimal_column
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        name = build_decimal_field_name(declared.decimals.index(self.column))
+        name = build_decimal_field_name(declared.decimals.index(self.only_decimal_column))
         kind = changes.schema.field(name).type
-        return _extract_one_row_per_set_value(changes, [(self.column, name)], "metric", kind, copied_columns)
+        return _extract_one_row_per_set_value(
+            changes, [(self.only_decimal_column, name)], "metric", kind, copied_columns
+        )
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,8 @@ class FeedEvents(EventSource):
     topics: FeedTopics
 
     @property
-    def column(self) -> str | None:
-        return self.source.column
+    def only_decimal_column(self) -> str | None:
+        return self.source.only_decimal_column
 
     @property
     def numbers(self) -> bool:
@@ -191,7 +193,7 @@ def select_changes_of_feed(changes: pa.Table, topics: FeedTopics | None) -> pa.T
     """Returns the changes in topics that a feed reads; all changes if `topics` is None."""
     if topics is None:
         return changes
-    code, names = encode_as_codes(changes["topic"])
+    code, names = encode_values_as_codes(changes["topic"])
     is_included = np.array([topics.includes_topic(topic) for topic in names.to_pylist()], np.bool_)
     return changes.filter(pa.array(is_included[code]))
 
@@ -268,7 +270,7 @@ class DecimalRows(Rows):
 
 def build_order_field_name(index: int) -> str:
     """Returns the name, in events, of the order column at this index of `Rows.order`."""
-    return internal(f"order:{index}")
+    return add_internal_prefix(f"order:{index}")
 
 
 def build_key_field_name(index: int) -> str:
@@ -276,7 +278,7 @@ def build_key_field_name(index: int) -> str:
 
     The name differs from the names of all columns that aggregates read.
     """
-    return internal(f"key:{index}")
+    return add_internal_prefix(f"key:{index}")
 
 
 def _extract_one_row_per_set_value(
@@ -304,7 +306,12 @@ def _extract_one_row_per_set_value(
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
         parts.append(
             pa.table(
-                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[called]).cast(value_type)], names
+                [
+                    *(part[mark] for mark in copied_columns),
+                    named,
+                    convert_to_contiguous_array(part[called]).cast(value_type),
+                ],
+                names,
             )
         )
     return pa.concat_tables(parts)

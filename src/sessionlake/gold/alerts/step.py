@@ -28,23 +28,23 @@ from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
-from sessionlake.gold.alerts.book import TIMES, RuleLoader, select_new_or_changed_rules
-from sessionlake.gold.alerts.stored import (
+from sessionlake.gold.alerts.lake_rule_inputs import (
     LakeRuleInputs,
     find_pattern_matches,
     read_stream_times,
     update_stream_times,
     update_stream_times_from_distinct_values,
 )
+from sessionlake.gold.alerts.rule_loading import TIMES, RuleLoader, select_new_or_changed_rules
 from sessionlake.gold.batch.rows import BatchProductRows
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.fold.pack import ReadChangesSummary
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
 from sessionlake.gold.rules.batch import compute_alert_log_rows
+from sessionlake.gold.rules.condition_tree import MINUTE_MS
 from sessionlake.gold.rules.log_rows import AlertLogRow, RuleBatchData
 from sessionlake.gold.rules.patterns import MATCH, Event, list_events_to_find
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import BucketExpiry
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.ledger.progress import read_change_progress

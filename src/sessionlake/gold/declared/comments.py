@@ -78,7 +78,7 @@ def build_enriched_comments(table: EnrichedTable) -> dict[str, str]:
         comments |= {
             name: f"{column} of {source} at event time; null if no row held then" for name, column in join.taken_columns
         }
-        comments[join.version_column] = f"{FROM} of the row of {source} that held at event time; null if none did"
+        comments[join.valid_from_column] = f"{FROM} of the row of {source} that held at event time; null if none did"
     return comments | {BATCH: "Number of the silver batch that wrote the change"}
 
 

@@ -38,7 +38,7 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.names import describe_name_clash, find_clashing_names
+from sessionlake.protocol.names import describe_name_clash, find_names_equal_to_sql
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -62,8 +62,8 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(
-        [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
+    _refuse_names_of_other_gold_tables(
+        [*(one.table for one in settings.gold.enriched), *(one.applied_table_name for one in settings.gold.references)]
     )
     return (
         *list_declared_averages(settings),
@@ -79,7 +79,7 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
         ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_existing_table_names(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    _refuse_names_of_other_gold_tables(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
     by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
     return tuple(_create_rolling_average(settings, one) for one in by_name.values())
 
@@ -101,7 +101,7 @@ def _create_rolling_average(settings: Settings, declaration: AverageSettings) ->
     )
 
 
-def _refuse_existing_table_names(tables: Iterable[str]) -> None:
+def _refuse_names_of_other_gold_tables(tables: Iterable[str]) -> None:
     for table in tables:
         if table in {*TABLES, *VIEWS}:
             raise ConfigError(
@@ -116,11 +116,11 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(table for one in settings.gold.products for table in one.tables)
+    _refuse_names_of_other_gold_tables(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
     own = (one for one in settings.gold.products if one.source is None)
-    return (*standard, *(create_product(one, settings.capture) for one in own))
+    return (*standard, *(create_product_from_settings(one, settings.capture) for one in own))
 
 
 def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
@@ -138,7 +138,7 @@ def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTab
 def build_declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
     tables = list_declared_gold_tables(settings)
-    own = {table.table_name: _create_table_schema(table) for table in tables if table.table_name not in TABLES}
+    own = {table.table_name: _create_gold_table_schema(table) for table in tables if table.table_name not in TABLES}
     own |= {final.table_name: _create_final_schema(final) for final in find_final_tables(tables)}
     return own | build_reference_schemas(settings)
 
@@ -222,17 +222,17 @@ def _find_declaration_faults(product: Product, declared: ProductSettings) -> Ite
 
 
 def _refuse_equal_column_names(product: Product, where: str) -> None:
-    if (pair := find_clashing_names(name for name, _ in product.column_types)) is not None:
+    if (pair := find_names_equal_to_sql(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
-def create_product(
-    declared: ProductSettings, capture: CaptureSettings | None = None, value_type: str | None = None
+def create_product_from_settings(
+    declaration: ProductSettings, capture: CaptureSettings | None = None, value_type: str | None = None
 ) -> Product:
     """Creates a product from its settings. It aggregates silver's changes or the rows of another table.
 
     Args:
-        declared: The settings of the product.
+        declaration: The settings of the product.
         capture: The feeds and columns that the settings may name; None if they name neither a feed nor a column.
         value_type: With a source table, the Spark SQL type of its column `value`; None if it is not known. Then the
             product has the right names of columns, but decimals are not aggregated exactly.
@@ -240,23 +240,23 @@ def create_product(
     Raises:
         ConfigError: The product is written in Python, and its code cannot be used.
     """
-    if declared.python is not None:
-        return _load_python_product(declared, declared.python)
+    if declaration.python is not None:
+        return _load_python_product(declaration, declaration.python)
     found = Product(
-        declared.name,
-        declared.keys,
-        create_declared_aggregates(declared, capture, value_type),
-        source=_create_event_source(declared, capture, value_type),
-        bucket_ms=_to_milliseconds(declared.bucket),
-        lateness_ms=_to_milliseconds(declared.lateness),
-        retention_ms=_to_milliseconds(declared.retention),
-        output=declared.output.value,
-        comment=f"A row for each {', '.join(declared.keys)}"
-        + (f" and {declared.bucket}" if declared.bucket else "")
-        + _describe_feed_restriction(declared.feed),
-        shown=tuple(declared.aggregates),
+        declaration.name,
+        declaration.keys,
+        create_declared_aggregates(declaration, capture, value_type),
+        source=_create_event_source(declaration, capture, value_type),
+        bucket_ms=_to_milliseconds(declaration.bucket),
+        lateness_ms=_to_milliseconds(declaration.lateness),
+        retention_ms=_to_milliseconds(declaration.retention),
+        output=declaration.output.value,
+        comment=f"A row for each {', '.join(declaration.keys)}"
+        + (f" and {declaration.bucket}" if declaration.bucket else "")
+        + _describe_feed_restriction(declaration.feed),
+        shown=tuple(declaration.aggregates),
     )
-    _refuse_equal_column_names(found, f"gold.products.{declared.name}")
+    _refuse_equal_column_names(found, f"gold.products.{declaration.name}")
     return found
 
 
@@ -291,7 +291,7 @@ def _to_timedelta(ms: int | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def _create_table_schema(table: GoldTable) -> TableSchema:
+def _create_gold_table_schema(table: GoldTable) -> TableSchema:
     if isinstance(table, EnrichedTable):
         return build_enriched_schema(table)
     keys = table.row_keys

@@ -260,7 +260,7 @@ def _create_average_rows(
     )
     columns |= (
         {
-            "revision": _to_int32_column(points.revision),
+            "revision": _create_int32_column(points.revision),
             "pane": _create_pane_timing_column(averages.pane[chosen]),
         }
         | _build_seq_order_columns(points)
@@ -288,7 +288,7 @@ def _create_restatement_rows(
     columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
     columns["ts"] = pa.array(points.ts)
     columns |= {name: (places | keys).get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
-    columns |= {"ordinal": _to_int32_column(points.ordinal), "revision": _to_int32_column(points.revision)}
+    columns |= {"ordinal": _create_int32_column(points.ordinal), "revision": _create_int32_column(points.revision)}
     columns |= {"average_before": averages_before["average"], "average": now["average"]}
     columns |= {
         "points_before": averages_before["points"],
@@ -296,7 +296,7 @@ def _create_restatement_rows(
         "pane": _create_pane_timing_column(averages.pane[chosen]),
     }
     columns |= {
-        "late_points": _to_int32_column(end - first),
+        "late_points": _create_int32_column(end - first),
         "late_ms": pa.array(averages.late_ms[chosen]),
         "because": _build_lists_of_cause_messages(averages.points_in_order, first, end, new_points, source_messages),
         "logic": pa.array([series.logic_hash]).take(pa.array(np.zeros(count, np.int64))),
@@ -325,24 +325,24 @@ def _build_lists_of_cause_messages(
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
     place = points_in_order[np.repeat(first_cause, length) + within]
     values = [
-        _to_int32_column(source_messages.partition[place]),
+        _create_int32_column(source_messages.partition[place]),
         pa.array(source_messages.offset[place]),
         pa.array(new_points.ts[place]),
     ]
     struct = pa.StructArray.from_arrays(values, fields=list(_CAUSE))
-    return pa.ListArray.from_arrays(_to_int32_column(starts), struct)
+    return pa.ListArray.from_arrays(_create_int32_column(starts), struct)
 
 
 def _build_average_and_count_columns(averages: AverageResults) -> dict[str, pa.Array]:
     return {
         "average": pa.array(averages.average, mask=~averages.is_published),
-        "points": _to_int32_column(averages.point_count),
+        "points": _create_int32_column(averages.point_count),
     }
 
 
 def _create_pane_timing_column(panes: Int64s) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(_to_int32_column(panes), _PANES)
+    return pa.DictionaryArray.from_arrays(_create_int32_column(panes), _PANES)
 
 
-def _to_int32_column(values: Int64s) -> pa.Array:
+def _create_int32_column(values: Int64s) -> pa.Array:
     return pa.array(values.astype(np.int32))

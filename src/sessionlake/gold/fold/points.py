@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import NO_LIFE
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.gold.fold.units import UnscaledDecimals
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1
@@ -52,10 +52,12 @@ class PointSeqOrder:
         They are null for points of other classes than `once`.
         """
         none = self.life == NO_LIFE
-        return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.sort_columns, strict=True)}
+        return {
+            name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.arrays_in_sort_order, strict=True)
+        }
 
     @property
-    def sort_columns(self) -> tuple[Int64s, Int64s, Int64s]:
+    def arrays_in_sort_order(self) -> tuple[Int64s, Int64s, Int64s]:
         """The arrays `session`, `life` and `seq`, in the order in which they are compared."""
         return self.session, self.life, self.seq
 
@@ -70,12 +72,16 @@ class PointSeqOrder:
             return None
         found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
         filled = zip(found.values(), (0, NO_LIFE, 0), strict=True)
-        return PointSeqOrder(*(_to_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled))
+        return PointSeqOrder(
+            *(_convert_to_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled)
+        )
 
     @staticmethod
     def concat_points(*parts: PointSeqOrder) -> PointSeqOrder:
         """Concatenates several of these objects, in this order."""
-        return PointSeqOrder(*(np.concatenate(part) for part in zip(*(one.sort_columns for one in parts), strict=True)))
+        return PointSeqOrder(
+            *(np.concatenate(part) for part in zip(*(one.arrays_in_sort_order for one in parts), strict=True))
+        )
 
     @staticmethod
     def create_nulls(count: int) -> PointSeqOrder:
@@ -223,9 +229,9 @@ class OlderPoints:
         return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
 
     @staticmethod
-    def create_for_forgotten_owners(some: Bools, ts: Int64s) -> OlderPoints:
-        """Returns the values for series of which all points up to time `ts` (ms) were dropped, where `some` is True."""
-        return OlderPoints(some, np.where(some, ts, 0))
+    def create_for_forgotten_owners(were_forgotten: Bools, ts: Int64s) -> OlderPoints:
+        """Returns the values for series whose points up to time `ts` (ms) were dropped, where `were_forgotten`."""
+        return OlderPoints(were_forgotten, np.where(were_forgotten, ts, 0))
 
     @staticmethod
     def concat_series(*parts: OlderPoints) -> OlderPoints:
@@ -267,5 +273,5 @@ class OlderPoints:
 COLUMNS = tuple(f.name for f in fields(PointSet) if f.name not in ("by_seq", "units"))
 
 
-def _to_int64s(column: Any) -> Int64s:
+def _convert_to_int64s(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)

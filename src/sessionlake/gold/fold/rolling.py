@@ -138,19 +138,19 @@ class PointTimeline:
         """For each point, True if it is from this batch."""
         return self.batch_index >= 0
 
-    def compute_averages(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
+    def compute_averages(self, index: Int64s, max_points: int) -> tuple[Float64s, Int64s]:
         """Returns the average of each of some points and the points before it, and the number of points in it.
 
         Args:
             index: Indices of the points.
-            window: The highest number of points in an average.
+            max_points: The highest number of points in an average.
         """
         rank = self.points_before[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
-            for back in range(min(window - 1, int(rank.max(initial=0))), -1, -1):
+            for back in range(min(max_points - 1, int(rank.max(initial=0))), -1, -1):
                 total += np.where(rank >= back, self.points.value[np.maximum(index - back, 0)], 0.0)
-        size = np.minimum(rank + 1, window)
+        size = np.minimum(rank + 1, max_points)
         return self.points.replace_by_exact_averages(total / size, index, size), size
 
 

@@ -42,8 +42,8 @@ from sessionlake.gold.fold.state import (
     decode_states,
     encode_states,
 )
-from sessionlake.gold.fold.units import UnscaledDecimals
-from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, number_distinct_combinations
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -190,7 +190,7 @@ class GoldShardFold:
         )
 
     def _read_points(self, changes: pa.Table, row_indices: Int64s) -> tuple[PointSet, PointSourceMessages]:
-        ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
+        ts, position, ordinal = (_convert_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
         by_seq = PointSeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric, name in enumerate(self.declared.numbers):
@@ -204,7 +204,7 @@ class GoldShardFold:
             places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
         return PointSet.concat_points(*parts), PointSourceMessages(
-            _to_int64s(changes["partition"])[place], _to_int64s(changes["offset"])[place]
+            _convert_to_int64s(changes["partition"])[place], _convert_to_int64s(changes["offset"])[place]
         )
 
     def _read_unscaled_decimals(self, changes: pa.Table, column: str, is_set: Bools) -> UnscaledDecimals | None:
@@ -212,7 +212,7 @@ class GoldShardFold:
         if column not in self.declared.decimals:
             return None
         values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
-        return UnscaledDecimals.from_decimals(to_contiguous(values)).select_points(is_set)
+        return UnscaledDecimals.from_decimals(convert_to_contiguous_array(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -229,14 +229,14 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
-    ts, position = _to_int64s(points["ts"]), _to_int64s(points["place"])
-    value, revision = points["value"].to_numpy(), _to_int64s(points["revision"])
+    ts, position = _convert_to_int64s(points["ts"]), _convert_to_int64s(points["place"])
+    value, revision = points["value"].to_numpy(), _convert_to_int64s(points["revision"])
     parted = PointSeqOrder.from_table(points), UnscaledDecimals.from_table(points)
-    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, *parted)
+    every = PointSet(key, ts, position, _convert_to_int64s(points["ordinal"]), value, revision, *parted)
     fresh = points["fresh"].to_numpy()
     new = every.select_points(fresh)
     causes = PointSourceMessages(
-        *(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset"))
+        *(_convert_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset"))
     )
     base = every.select_points(~fresh).without_points(new)
     found = fold_points(
@@ -277,13 +277,13 @@ def _add_owners_of_changes_to_state(
     known = state.owners
     names, owner = _add_new_names(known.name, changes["owner"])
     added = len(names) - len(known.name)
-    back, floor = state.forgotten.find_owners(names.slice(len(known.name)).to_pylist())
+    back, floor = state.forgotten.find_forgotten_owners(names.slice(len(known.name)).to_pylist())
     never = np.full(added, np.iinfo(np.int64).min)
     partition = np.concatenate([known.partition, np.zeros(added, np.int64)])
     seen, newest = np.concatenate([known.seen, never]), np.concatenate([known.newest, never])
-    partition[owner] = _to_int64s(changes["partition"]) if series.is_per_session else _OF_TOPIC
-    np.maximum.at(seen, owner, _to_int64s(changes["kafka_ms"]))
-    np.maximum.at(newest, owner, _to_int64s(changes["ts"]))
+    partition[owner] = _convert_to_int64s(changes["partition"]) if series.is_per_session else _OF_TOPIC
+    np.maximum.at(seen, owner, _convert_to_int64s(changes["kafka_ms"]))
+    np.maximum.at(newest, owner, _convert_to_int64s(changes["ts"]))
     back, floor = np.concatenate([known.back, back]), np.concatenate([known.floor, floor])
     return SeriesOwners(names, partition, seen, newest, back, floor), owner
 
@@ -298,9 +298,9 @@ def _add_new_names(known_names: pa.Array, column: pa.ChunkedArray) -> tuple[pa.A
     Returns:
         The extended list, which starts with the known names. Then, for each row of the column, the index of its name.
     """
-    values = to_contiguous(column)
+    values = convert_to_contiguous_array(column)
     encoded = pa.concat_arrays([known_names, values.dictionary]).dictionary_encode()
-    return encoded.dictionary, _to_int64s(encoded.indices)[len(known_names) :][values.indices.to_numpy()]
+    return encoded.dictionary, _convert_to_int64s(encoded.indices)[len(known_names) :][values.indices.to_numpy()]
 
 
 def _create_key_column_function(
@@ -320,7 +320,8 @@ def _create_key_column_function(
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {
-        name: encode_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+        name: encode_values_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own)))))
+        for i, name in enumerate(own)
     }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())
@@ -353,5 +354,5 @@ def _get_topic_of_owner(owner: str) -> str:
     return owner.partition(SEPARATOR)[0]
 
 
-def _to_int64s(column: Any) -> Int64s:
+def _convert_to_int64s(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)

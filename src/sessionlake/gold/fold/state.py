@@ -27,7 +27,7 @@ from sessionlake.gold.fold.state_columns import (
     decode_state_fields,
     require_state_format,
 )
-from sessionlake.gold.fold.units import UnscaledDecimals
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -96,15 +96,15 @@ class ForgottenSeriesOwners:
     mark: npt.NDArray[np.uint64]
     newest: Int64s
 
-    def find_owners(self, names: list[str]) -> tuple[Bools, Int64s]:
+    def find_forgotten_owners(self, owner_names: list[str]) -> tuple[Bools, Int64s]:
         """Looks up owners by name.
 
         Returns:
             For each owner, True if it was forgotten, and the latest event time of its points in ms; 0 if it was not.
         """
-        if not len(self.mark) or not names:
-            return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
-        marks = hash_owner_names(names)
+        if not len(self.mark) or not owner_names:
+            return np.zeros(len(owner_names), np.bool_), np.zeros(len(owner_names), np.int64)
+        marks = hash_owner_names(owner_names)
         place = np.minimum(np.searchsorted(self.mark, marks), len(self.mark) - 1)
         found = self.mark[place] == marks
         return found, np.where(found, self.newest[place], 0)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from sessionlake.gold.rules.condition_tree import MINUTE_MS
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import MINUTE_MS
 
 RAISED, CLEARED, RETRACTED = "raised", "cleared", "retracted"
 KEY = ("topic", "session_id", "partition", "row_id", "value")

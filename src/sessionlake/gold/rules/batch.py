@@ -29,6 +29,7 @@ from sessionlake.gold.rules.alerts import (
     read_key_of_row,
 )
 from sessionlake.gold.rules.buckets import list_columns_of_functions
+from sessionlake.gold.rules.condition_tree import MINUTE_MS, Pattern
 from sessionlake.gold.rules.log_rows import (
     NEVER,
     AlertLogRow,
@@ -38,8 +39,7 @@ from sessionlake.gold.rules.log_rows import (
 )
 from sessionlake.gold.rules.pattern_log_rows import list_pattern_log_rows
 from sessionlake.gold.rules.rule import VALUE, Rule
-from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
-from sessionlake.gold.rules.tree import MINUTE_MS, Pattern
+from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
 
 _DAY = 24 * 60
 # About how many buckets may be in memory at once. One takes 100 bytes.

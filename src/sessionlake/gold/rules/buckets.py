@@ -19,8 +19,8 @@ import numpy as np
 from sessionlake.gold.aggregate.functions import Aggregate
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.gold.aggregate.standard import METRICS_1M
+from sessionlake.gold.rules.condition_tree import Function, Window
 from sessionlake.gold.rules.metric_buckets import MetricBuckets, RuleKeys
-from sessionlake.gold.rules.tree import Function, Window
 from sessionlake.protocol.types import Bools, Int64s
 
 MINUTE, HOUR, DAY = 1, 60, 1440

@@ -18,9 +18,7 @@ from sessionlake.gold.rules.buckets import (
     list_buckets_that_cover_windows,
     list_usable_bucket_lengths,
 )
-from sessionlake.gold.rules.metric_buckets import MetricBuckets, RuleKeys, select_series
-from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     MINUTE_MS,
     OPERATORS,
     AllOf,
@@ -34,6 +32,8 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Window,
 )
+from sessionlake.gold.rules.metric_buckets import MetricBuckets, RuleKeys, select_series
+from sessionlake.gold.rules.rule import Rule
 from sessionlake.protocol.types import Bools, Int64s
 
 # Keys times minutes that are evaluated at once, so that the arrays fit into a processor's cache.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     MINUTE_MS,
     OPERATORS,
     AllOf,
@@ -247,7 +247,7 @@ class _ConditionParser:
     def _parse_quantified_condition(self, functions: Mapping[str, Function]) -> Condition:
         """Parses `every …` and `some …`: `every price over 2 h > 5` becomes `min(price) over 2 h > 5`."""
         self._consume_token()
-        of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
+        of, metric, name = self._parse_column_reference(self._scope.declared.numbers, "number")
         minutes, over = self._parse_window_length()
         token = self._peek_token()
         compare = self._parse_comparison_sign()
@@ -269,7 +269,7 @@ class _ConditionParser:
             raise self._create_parse_error(
                 f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token
             )
-        of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
+        of, metric, name = self._parse_column_reference(self._scope.declared.numbers, "number")
         self._require_words(")")
         minutes, over = self._parse_window_length()
         return Window(Function(word), of, metric, minutes, f"{word}({name}) over {over}")
@@ -301,7 +301,7 @@ class _ConditionParser:
             raise self._create_parse_error(f"expected one of {', '.join(OPERATORS)}", token)
         return sign
 
-    def _parse_column(self, columns: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
+    def _parse_column_reference(self, columns: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
         """Parses the name of a column, with or without a prefix.
 
         Args:
@@ -330,7 +330,7 @@ class _ConditionParser:
 
     def _parse_field_comparison(self) -> Condition:
         declared, start = self._scope.declared, self._peek_token()
-        of, column, _ = self._parse_column((*declared.numbers, *declared.texts, "deleted"), "number or text")
+        of, column, _ = self._parse_column_reference((*declared.numbers, *declared.texts, "deleted"), "number or text")
         if column == "deleted" and self._peek_token().text not in {*OPERATORS, *_SYNONYMS}:
             return Deleted(of)
         sign = self._peek_token()

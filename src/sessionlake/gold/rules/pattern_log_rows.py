@@ -18,6 +18,7 @@ from sessionlake.gold.rules.alerts import (
     find_stream_time_of_rule,
     read_key_of_row,
 )
+from sessionlake.gold.rules.condition_tree import Pattern, PatternKind
 from sessionlake.gold.rules.log_rows import (
     NEVER,
     AlertLogRow,
@@ -26,8 +27,7 @@ from sessionlake.gold.rules.log_rows import (
     find_first_event_time,
 )
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.stored_data import RuleInputs
-from sessionlake.gold.rules.tree import Pattern, PatternKind
+from sessionlake.gold.rules.rule_inputs import RuleInputs
 
 
 def list_pattern_log_rows(

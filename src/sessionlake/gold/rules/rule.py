@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, have_session_keys
-from sessionlake.gold.rules.parse import ConditionNameScope, ConditionParseError, parse_condition
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     Compared,
     FeedSelection,
     Function,
@@ -22,6 +21,7 @@ from sessionlake.gold.rules.tree import (
     find_windows,
     require_regular_expression,
 )
+from sessionlake.gold.rules.parse import ConditionNameScope, ConditionParseError, parse_condition
 from sessionlake.settings.section import Section
 
 SERIES_KEY = ("topic", "session_id", "row_id")
@@ -39,7 +39,7 @@ Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_require_regular
 """A regular expression in RE2 syntax, which matches in linear time: a rule edited at run time cannot block gold."""
 
 
-class SourceSettings(Section):
+class RuleSourceSettings(Section):
     """The topics and rows for which a prefix in a condition stands, such as `auth` in `auth.status`."""
 
     topics: Topics | None = None
@@ -60,7 +60,7 @@ class RuleSettings(Section):
     topics: Topics = r".*"
     feed: str | None = None
     """Name of a feed: only topics that it reads. None: the topics of all feeds."""
-    sources: dict[str, SourceSettings] = Field(default_factory=dict)
+    sources: dict[str, RuleSourceSettings] = Field(default_factory=dict)
     since: AwareDatetime | None = None
     """Event time before which the rule raises no alert. None: it is evaluated over all stored history."""
     description: str | None = None
@@ -108,12 +108,12 @@ class Rule:
         return max(window.minutes for window in self.distinct_windows)
 
     @property
-    def key_column(self) -> str | None:
+    def declared_key_column(self) -> str | None:
         """The declared column in the rule's key; None if the key has none."""
         return next((name for name in self.by if name not in SERIES_KEY), None)
 
     @property
-    def read_selections(self) -> set[Selection]:
+    def all_selections(self) -> set[Selection]:
         """The topics and rows that the condition reads: a selection for each prefix in it, such as `x` of `x.price`."""
         return {
             side.of
@@ -124,7 +124,7 @@ class Rule:
 
     def reads_topic(self, topic: str) -> bool:
         """Returns True if the condition reads the topic."""
-        return any(of.includes_topic(topic) for of in self.read_selections)
+        return any(of.includes_topic(topic) for of in self.all_selections)
 
 
 def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:

@@ -19,8 +19,8 @@ from sessionlake.gold.aggregate.standard import (
     TIERS,
     create_product_of_metrics_answer,
 )
-from sessionlake.gold.sql.figures_with import create_figures_with
-from sessionlake.gold.sql.views import DEFINITIONS, create_data_quality_since, create_views
+from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
+from sessionlake.gold.sql.views import DEFINITIONS, create_sql_function_data_quality_since, create_views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ _FIRST = "timestamp_micros(unix_micros({function}.since) + pmod(-unix_micros({fu
 _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({function}.until), {length}))"
 
 
-def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
+def create_sql_function_metrics_between(spark: SparkSession, lake: Lake) -> str:
     """Creates the SQL table function `metrics_between(since TIMESTAMP, until TIMESTAMP)`, and returns its name.
 
     The function's column `whole` is true if no bucket of the range has expired.
@@ -122,6 +122,6 @@ def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
     read += [*(tier.table_name for tier in TIERS), RETAINED]
     lake.create_or_update_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
-    create_data_quality_since(spark, lake)
-    create_metrics_between(spark, lake)
-    create_figures_with(spark, lake)
+    create_sql_function_data_quality_since(spark, lake)
+    create_sql_function_metrics_between(spark, lake)
+    create_sql_function_figures_with(spark, lake)

@@ -25,7 +25,7 @@ from sessionlake.gold.changes import (
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
 ) GROUP BY {keys}"""
 
 
-def create_figures_with(spark: SparkSession, lake: Lake) -> str:
+def create_sql_function_figures_with(spark: SparkSession, lake: Lake) -> str:
     """Creates the SQL table function `figures_with` in the schema `gold`, and returns its name.
 
     The function returns the rows of gold to which one message contributed. Its parameters are `of_topic STRING,
@@ -127,7 +127,7 @@ def _build_function_body_sql(lake: Lake, tables: list[GoldTable], existing: list
         **named,
         numbers=_build_events_sql(lake, declared.numbers, "metric", "DOUBLE"),
         texts=_build_events_sql(lake, declared.texts, "column", "STRING"),
-        tables=" UNION ALL ".join([nothing, *(_build_rows_sql(lake, table, retained) for table in tables)]),
+        tables=" UNION ALL ".join([nothing, *(_build_recomputed_rows_sql(lake, table, retained) for table in tables)]),
     )
 
 
@@ -142,7 +142,7 @@ def _build_events_sql(lake: Lake, names: tuple[str, ...], name_column: str, valu
     structs = [
         f"named_struct('name', {quote_sql_string(name)}, 'value', "
         f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) "
-        f"THEN CAST({internal(str(place))} AS {value_type}) END)"
+        f"THEN CAST({add_internal_prefix(str(place))} AS {value_type}) END)"
         for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {value_type}))"]
     return _EVENTS.format(
@@ -162,11 +162,11 @@ def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     Args:
         declared: The declared columns to select.
     """
-    renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
+    renamed = (f"{quote(name)} AS {add_internal_prefix(str(place))}" for place, name in enumerate(declared))
     return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 
-def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
+def _build_recomputed_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """Returns the SQL that selects the rows of one table of gold to which a message contributed.
 
     Args:
@@ -179,11 +179,11 @@ def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_build_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
-        return _build_averages_sql(lake, table, columns, keys)
-    return _build_product_sql(table, columns, keys, retained)
+        return _build_recomputed_averages_sql(lake, table, columns, keys)
+    return _build_recomputed_product_sql(table, columns, keys, retained)
 
 
-def _build_product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
+def _build_recomputed_product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
     cut = product.bucket_ms is not None and "topic" in product.keys and retained is not None
     start = _START.format(first=f"{FIRST_MS}L", last=f"{LAST_MS}L", length=product.bucket_ms)
     return _PRODUCT.format(
@@ -199,7 +199,7 @@ def _build_product_sql(product: Product, columns: str, keys: str, retained: str 
     )
 
 
-def _build_averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
+def _build_recomputed_averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
     return _AVERAGE.format(
         columns=columns,
         keys=keys,

@@ -12,15 +12,15 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, ReferenceJoin
-from sessionlake.gold.references.applied import find_unapplied_rows
-from sessionlake.protocol.names import internal, quote
+from sessionlake.gold.references.applied import find_unapplied_reference_difference
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_FROM, _TO = internal("from"), internal("to")
+_FROM, _TO = add_internal_prefix("from"), add_internal_prefix("to")
 
 
 def verify_applied_references(
@@ -42,16 +42,17 @@ def verify_applied_references(
         if one.name not in used:
             continue
         try:
-            pending, _ = find_unapplied_rows(lake, reader, one)
+            pending, _ = find_unapplied_reference_difference(lake, reader, one)
         except LakeError:  # the whole table is faulty, and gold keeps what it applied before
             continue
         first = (
             None
             if not pending.row_count
-            else f"{one.applied_table}: {pending.row_count} rows of {one.table_name} wait for `sessionlake run gold`"
+            else f"{one.applied_table_name}: {pending.row_count} rows of {one.table_name} wait for "
+            "`sessionlake run gold`"
         )
         found.append(
-            TableComparison(one.applied_table, reader.read_size(one.table_name).rows, pending.row_count, first)
+            TableComparison(one.applied_table_name, reader.read_size(one.table_name).rows, pending.row_count, first)
         )
     return found
 
@@ -68,20 +69,22 @@ def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, t
     own = [F.col(quote(SILVER_NAMES.get(name, name))).alias(name) for name in table.change_column_names]
     rows = changes.select(*own)
     for join in table.joins:
-        rows = _join_versions(rows, join, lake.read(spark, join.reference.applied_table).where(f"{GONE_BY} IS NULL"))
+        rows = _join_reference_rows(
+            rows, join, lake.read(spark, join.reference.applied_table_name).where(f"{GONE_BY} IS NULL")
+        )
     return rows.select(*(quote(name) for name, _ in table.column_types))
 
 
-def _join_versions(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
+def _join_reference_rows(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    keys = [internal(f"key:{name}") for name in join.reference.key_names]
+    keys = [add_internal_prefix(f"key:{name}") for name in join.reference.key_names]
     known = versions.select(
         *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
         F.col(FROM).alias(_FROM),
         F.col(TO).alias(_TO),
         *(F.col(quote(source)).alias(name) for name, source in join.taken_columns),
-        F.col(FROM).alias(join.version_column),
+        F.col(FROM).alias(join.valid_from_column),
     )
     same = reduce(and_, (changes[quote(on)] == known[quote(key)] for on, key in zip(join.on, keys, strict=True)))
     at = _convert_to_wide_decimal(changes["ts"].cast("decimal(20,0)") * 1000)

@@ -31,7 +31,7 @@ from sessionlake.gold.tables.expiry import drop_expired_spark_rows, read_expiry_
 from sessionlake.gold.verify.averages import verify_restatements
 from sessionlake.gold.verify.references import compute_enriched_rows, verify_applied_references
 from sessionlake.gold.verify.rules import verify_rules
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
@@ -40,7 +40,7 @@ from sessionlake.spark.frames import keep_small_frame_in_one_task
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_TIME = internal("time")
+_TIME = add_internal_prefix("time")
 
 
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[TableComparison]:
@@ -84,7 +84,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
-        stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_create_frame_of_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
         found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
@@ -105,7 +105,7 @@ def _select_product_events(
         declared: the declared columns that the changes have.
         events: all numbers that changes set, or all texts if the product aggregates texts.
     """
-    column = product.source.column
+    column = product.source.only_decimal_column
     events = events if column is None else select_decimal_events(changes, declared, WITH_PLACE, column)
     return events.where(build_event_source_condition_sql(product.source))
 
@@ -127,7 +127,7 @@ def compute_expected_product_rows(events: DataFrame, product: Product) -> DataFr
     made |= {build_magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.event_columns_by_key.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
-    unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
+    unnamed = {add_internal_prefix(f"result:{place}"): sql for place, sql in enumerate(made.values())}
     found = events.groupBy(*map(quote, keys)).agg(*(F.expr(sql).alias(name) for name, sql in unnamed.items()))
     names = zip([*keys, *unnamed], [*product.event_columns_by_key, *made], strict=True)
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
@@ -156,7 +156,7 @@ def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFr
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
 
-def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+def _create_frame_of_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 

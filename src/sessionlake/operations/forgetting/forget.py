@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.gold.making import states
+from sessionlake.gold.rebuilding import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
     ErasureReceipt,

@@ -99,7 +99,9 @@ class SliceReader(Generic[R]):
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut_into_slices(source)):
             in_slice = {
-                silence for silence in silences if silence.place in part and silence.behind <= part[silence.place][1]
+                silence
+                for silence in silences
+                if silence.topic_partition in part and silence.behind <= part[silence.topic_partition][1]
             }
             silences -= in_slice
             packed = self._pack_messages(settings, source.where(build_offsets_condition(part)), times, in_slice)
@@ -125,7 +127,7 @@ class SliceReader(Generic[R]):
         return {
             silence
             for silence in silences
-            if silence.behind <= ends.get(silence.place, BEGINNING) and silence not in self.unread
+            if silence.behind <= ends.get(silence.topic_partition, BEGINNING) and silence not in self.unread
         }
 
     def _cut_into_slices(self, source: DataFrame) -> Iterator[OffsetRanges]:

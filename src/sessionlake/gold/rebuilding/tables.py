@@ -32,11 +32,11 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
-from sessionlake.gold.fold.units import replace_decimal_columns_by_unscaled
-from sessionlake.gold.making.states import reset_states_after_rebuild
-from sessionlake.gold.references.applied import join_on_cluster
+from sessionlake.gold.fold.unscaled_decimals import replace_decimal_columns_by_unscaled
+from sessionlake.gold.rebuilding.states import reset_states_after_rebuild
+from sessionlake.gold.references.applied import join_changes_with_references_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired_spark_rows, store_expiry_times
-from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
+from sessionlake.gold.tables.table_properties import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -140,7 +140,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             rows = drop_expired_spark_rows(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
-            rows.count(), _find_first_difference(lake.read_small_table_into_memory(spark, table), rows, product)
+            rows.count(), _describe_first_difference(lake.read_small_table_into_memory(spark, table), rows, product)
         )
         replace_all_rows(spark, lake, table, rows)
         _make_delta_skip_last_batch(spark, lake, settings, table)
@@ -193,13 +193,13 @@ def _compute_all_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(
+        return join_changes_with_references_on_cluster(
             spark, lake, lake.read(spark, CHANGES, find_last_read_changes_version(settings)), product
         )
     return recompute_rows(changes, product, get_value_columns(settings))
 
 
-def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
+def _describe_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
     """Returns a text that describes the first row that differs between a table and its new rows.
 
     None if no row differs, or the table is empty.

@@ -15,9 +15,9 @@ from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STA
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.document import parse_rule_text
+from sessionlake.gold.rules.condition_tree import Pattern
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import Pattern
+from sessionlake.gold.rules.rules_file import parse_rule_text
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:

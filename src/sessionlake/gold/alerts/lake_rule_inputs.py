@@ -26,11 +26,11 @@ from sessionlake.gold.aggregate.sources import (
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
 from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE
+from sessionlake.gold.rules.condition_tree import MINUTE_MS, FieldIs, find_comparisons
 from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_matches_by_keys
-from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
-from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
-from sessionlake.protocol.arrow import convert_to_doubles
+from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
+from sessionlake.protocol.arrow import convert_to_double_column
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to this many values are pushed down as a filter on files.
@@ -188,14 +188,14 @@ def find_pattern_matches(
     found = [MATCH.empty_table()]
     for batch in reader.read_batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
         changes = _rename_changes_for_patterns(pa.Table.from_batches([batch]), declared, columns, once_topics)
-        found += [event.find_matches(changes, declared) for event in events]
+        found += [event.find_event_matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
 def _rename_changes_for_patterns(
     rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once_topics: OnceTopics | None = None
 ) -> pa.Table:
-    """Returns rows of silver's changes with the column names that `Event.find_matches` reads, without `clear` rows.
+    """Returns rows of silver's changes with the column names that `find_event_matches` reads, without `clear` rows.
 
     Args:
         rows: rows of `silver.session_changes`.
@@ -218,7 +218,7 @@ def _rename_changes_for_patterns(
         if name in declared.texts:
             made[build_text_field_name(declared.texts.index(name))] = value
         else:
-            made[build_number_field_name(declared.numbers.index(name))] = convert_to_doubles(value)
+            made[build_number_field_name(declared.numbers.index(name))] = convert_to_double_column(value)
     return add_change_order_columns(pa.table(made), once_topics)
 
 

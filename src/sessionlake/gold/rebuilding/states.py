@@ -48,18 +48,18 @@ def get_owners_at_rebuild_folder(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint_path(GOLD)}.made")
 
 
-def build_shard_column(owner: Sequence[str], shards: int) -> Column:
+def build_shard_column(owner_columns: Sequence[str], shards: int) -> Column:
     """Returns a Spark column that computes the shard of a change, or of a row of a table of averages.
 
     All sessions with the same id are in one shard, whatever their partition.
 
     Args:
-        owner: The columns whose values decide the shard (`RollingAverage.owner_columns`).
+        owner_columns: The columns whose values decide the shard (`RollingAverage.owner_columns`).
         shards: Number of shards.
     """
     from pyspark.sql import functions as F
 
-    names = (quote(name) for name in owner if name != PARTITION)
+    names = (quote(name) for name in owner_columns if name != PARTITION)
     return F.pmod(F.xxhash64(*names), F.lit(shards)).cast("int")
 
 
@@ -75,7 +75,9 @@ def reset_states_after_rebuild(
         rows: The table's new rows.
     """
     rebuild_id = f"{handover.read_next_batch_number(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _write_owner_files(settings, series, rebuild_id, _list_owners_with_shards(series, settings.gold.shards, rows))
+    _write_files_of_owners_at_rebuild(
+        settings, series, rebuild_id, _list_owners_with_shards(series, settings.gold.shards, rows)
+    )
     lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
 
@@ -99,10 +101,10 @@ def build_tracked_averages(
         return TrackedAverageTable(series)
     if not rebuild_id:
         return TrackedAverageTable(series)
-    held = _StoredOwners(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
+    held = _OwnersAtRebuildReader(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
-        _write_owner_files(
+        _write_files_of_owners_at_rebuild(
             settings,
             series,
             rebuild_id,
@@ -112,7 +114,7 @@ def build_tracked_averages(
 
 
 @dataclass(frozen=True)
-class _StoredOwners:
+class _OwnersAtRebuildReader:
     """A function that reads a shard's owners at a table's rebuild: `mark uint64, newest bigint`. It runs on workers.
 
     Attributes:
@@ -155,7 +157,9 @@ def _replace_names_by_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
         yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
-def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> NewShardsByOwnerHash:
+def read_shards_of_owners_by_hash(
+    spark: SparkSession, lake: Lake, series: RollingAverage, shards: int
+) -> NewShardsByOwnerHash:
     """Returns the shard of each owner of the series of a table of averages, by hash of the owner's name.
 
     An owner is a session, read from `silver.sessions`, or a row across sessions, read from the table of averages.
@@ -177,7 +181,7 @@ def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage,
     )
 
 
-def delete_owner_files(settings: Settings) -> None:
+def delete_files_of_owners_at_rebuild(settings: Settings) -> None:
     """Deletes the files of owners of rebuilt tables, for example when the number of shards changes.
 
     They are computed from the tables again when they are needed.
@@ -185,15 +189,17 @@ def delete_owner_files(settings: Settings) -> None:
     shutil.rmtree(get_owners_at_rebuild_folder(settings), ignore_errors=True)
 
 
-def _write_owner_files(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
+def _write_files_of_owners_at_rebuild(
+    settings: Settings, series: RollingAverage, rebuild_id: str, owners: pa.Table
+) -> None:
     beside = get_owners_at_rebuild_folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()
     partial = beside / f"{series.name}.partial"
     partial.mkdir(parents=True)
-    held = held.sort_by([("shard", "ascending"), ("mark", "ascending")])
-    shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
-    for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
-        own = held.slice(first, end - first).select(_NO_OWNERS.column_names)
+    owners = owners.sort_by([("shard", "ascending"), ("mark", "ascending")])
+    shards, firsts = np.unique(owners["shard"].to_numpy(), return_index=True)
+    for shard, (first, end) in zip(shards, pairwise([*firsts, owners.num_rows]), strict=True):
+        own = owners.slice(first, end - first).select(_NO_OWNERS.column_names)
         write_atomically(partial / f"{shard}.arrow", encode_ipc(own))
     partial.rename(beside / f"{series.name}.{rebuild_id}")
