@@ -18,7 +18,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.report.batches import find_latest_batches
 from sessionlake.history.report.pace import compute_lags, compute_throughput
-from sessionlake.history.state import STATS, compute_shard_stats
+from sessionlake.history.state import STATS, compute_shard_state_stats
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
@@ -65,7 +65,7 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [compute_shard_stats(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
+stats = [compute_shard_state_stats(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")

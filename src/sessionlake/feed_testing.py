@@ -46,7 +46,7 @@ from sessionlake.protocol.reasons import Reason
 from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.model import load_settings
 
-__all__ = ["FeedTest", "check_feeds", "read_test", "run_test"]
+__all__ = ["FeedTest", "check_feeds", "read_feed_test_file", "run_feed_test_file"]
 
 _OF_FILE = ("feed", "topic", "frames", "rows")
 _OF_MESSAGE = ("value", "topic", "key", "headers", "timestamp", "partition")
@@ -85,13 +85,13 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         ConfigError: The configuration is invalid.
     """
     feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
-    differences = run_test(feeds, read_test(Path(file)), str(file))
+    differences = run_feed_test_file(feeds, read_feed_test_file(Path(file)), str(file))
     if differences:
         lines = [line for one in differences for line in one.format_lines()]
         raise AssertionError("\n".join([f"{file}: not as expected", *lines]))
 
 
-def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[FeedTestDifference]:
+def run_feed_test_file(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[FeedTestDifference]:
     """Runs a test of feeds, and returns each difference between the expected and the actual results.
 
     Args:
@@ -132,7 +132,7 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, file_name: str) -> list[Feed
     return list(run_feed_test(feeds, only, frames, test.rows))
 
 
-def read_test(file: Path) -> FeedTest:
+def read_feed_test_file(file: Path) -> FeedTest:
     """Reads a test file of feeds.
 
     Raises:
@@ -156,7 +156,7 @@ def read_test(file: Path) -> FeedTest:
         ) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not valid YAML: {error}", fix="Correct the file") from None
-    content_of = _require_mapping(found, _OF_FILE, str(file))
+    content_of = _require_mapping_with_known_keys(found, _OF_FILE, str(file))
     frames = content_of.get("frames")
     if not isinstance(frames, list) or not frames:
         raise UsageError(
@@ -166,47 +166,49 @@ def read_test(file: Path) -> FeedTest:
     topic = content_of.get("topic")
     return FeedTest(
         content_of.get("feed"),
-        tuple(_read_frame(one, topic, f"{file}: frame {number}") for number, one in enumerate(frames, 1)),
-        _read_rows(content_of.get("rows"), str(file)),
+        tuple(_parse_test_frame(one, topic, f"{file}: frame {number}") for number, one in enumerate(frames, 1)),
+        _parse_expected_rows(content_of.get("rows"), str(file)),
     )
 
 
-def _read_frame(frame_content: Any, topic: Any, place: str) -> FeedTestMessage:
-    content = _require_mapping(frame_content, _OF_FRAME, place)
+def _parse_test_frame(frame_content: Any, default_topic: Any, location: str) -> FeedTestMessage:
+    content = _require_mapping_with_known_keys(frame_content, _OF_FRAME, location)
     if "value" not in content:
         raise UsageError(
-            f"{place} has no `value`, which is the message",
+            f"{location} has no `value`, which is the message",
             fix="Write the message as `value: TEXT`, or `value: null` for a tombstone",
         )
     refused = content.get("refused")
     if refused is not None and refused not in list(Reason):
         fix = _suggest_known_name(str(refused), [*Reason]) or f"Write one of {', '.join(Reason)}"
-        raise UsageError(f"{place}: `refused` is {refused!r}, which is not a reason for quarantine", fix=fix)
+        raise UsageError(f"{location}: `refused` is {refused!r}, which is not a reason for quarantine", fix=fix)
     fields = {name: content[name] for name in _OF_MESSAGE if name in content}
-    fields = fields if topic is None else {"topic": topic, **fields}
+    fields = fields if default_topic is None else {"topic": default_topic, **fields}
     for name, kind in (("topic", str), ("headers", dict), ("timestamp", int), ("partition", int)):
         if name in fields and not isinstance(fields[name], kind):
             raise UsageError(
-                f"{place}: `{name}` is {fields[name]!r}, which has the wrong type",
+                f"{location}: `{name}` is {fields[name]!r}, which has the wrong type",
                 fix="`topic` is a text, `headers` an object, and `timestamp` and `partition` are integers",
             )
-    return FeedTestMessage(fields, _read_rows(content.get("rows"), place), refused, content.get("ignored") is True)
+    return FeedTestMessage(
+        fields, _parse_expected_rows(content.get("rows"), location), refused, content.get("ignored") is True
+    )
 
 
-def _require_mapping(value: Any, known_keys: Sequence[str], place: str) -> Mapping[str, Any]:
+def _require_mapping_with_known_keys(value: Any, known_keys: Sequence[str], location: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(
-            f"{place} is not an object with keys",
+            f"{location} is not an object with keys",
             fix=f"Write it as `KEY: VALUE`. Its keys can be {', '.join(known_keys)}",
         )
     for name in value:
         if name not in known_keys:
             fix = _suggest_known_name(str(name), known_keys) or f"Write one of {', '.join(known_keys)}"
-            raise UsageError(f"{place}: the key {name!r} is not known here", fix=fix)
+            raise UsageError(f"{location}: the key {name!r} is not known here", fix=fix)
     return value
 
 
-def _read_rows(rows_by_session: Any, place: str) -> dict[str, list[dict[str, Any]]]:
+def _parse_expected_rows(rows_by_session: Any, location: str) -> dict[str, list[dict[str, Any]]]:
     if rows_by_session is None:
         return {}
     is_table = isinstance(rows_by_session, dict) and all(
@@ -214,7 +216,7 @@ def _read_rows(rows_by_session: Any, place: str) -> dict[str, list[dict[str, Any
     )
     if not is_table:
         raise UsageError(
-            f"{place}: `rows`, the expected rows, must be lists of rows by session",
+            f"{location}: `rows`, the expected rows, must be lists of rows by session",
             fix="Write them as in `rows: {BTC: [{side: bid, price: 1.5}]}`",
         )
     return {str(session): rows for session, rows in rows_by_session.items()}
@@ -229,29 +231,29 @@ class _TestFileLoader(BoundedLoader):
     """Loads YAML with the types of JSON: numbers keep all digits. Times, dates and words such as `on` become texts."""
 
 
-def _construct_number(loader: Any, node: Any) -> Any:
+def _construct_yaml_number_with_all_digits(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return Digits(text) if _JSON_NUMBER.fullmatch(text) else text
 
 
-def _construct_integer(loader: Any, node: Any) -> Any:
+def _construct_yaml_integer(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return int(text) if _JSON_NUMBER.fullmatch(text) and len(text) <= _MOST_DIGITS else text
 
 
-def _construct_boolean(loader: Any, node: Any) -> Any:
+def _construct_yaml_boolean(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return {"true": True, "false": False}.get(text, text)
 
 
-def _construct_time_as_text(loader: Any, node: Any) -> Any:
+def _construct_yaml_time_as_text(loader: Any, node: Any) -> Any:
     return loader.construct_scalar(node)
 
 
 for _tag, _construct in (
-    ("float", _construct_number),
-    ("int", _construct_integer),
-    ("bool", _construct_boolean),
-    ("timestamp", _construct_time_as_text),
+    ("float", _construct_yaml_number_with_all_digits),
+    ("int", _construct_yaml_integer),
+    ("bool", _construct_yaml_boolean),
+    ("timestamp", _construct_yaml_time_as_text),
 ):
     _TestFileLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)

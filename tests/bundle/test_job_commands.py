@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from sessionlake.cli.app import app
-from sessionlake.cli.job import ALLOWED, explain_refusal
+from sessionlake.cli.job import ALLOWED, explain_why_job_may_not_run
 
 COMMANDS = typer.main.get_command(app)
 
@@ -43,7 +43,7 @@ def test_no_allowed_command_takes_a_configuration_or_writes_a_file_of_the_caller
 def test_no_command_outside_the_list_runs_in_a_job(name):
     words = [*name.split(), *("1" for _ in range(9))]
     for count in range(len(name.split()), len(words) + 1):
-        assert explain_refusal(COMMANDS, words[:count]) is not None
+        assert explain_why_job_may_not_run(COMMANDS, words[:count]) is not None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_no_command_outside_the_list_runs_in_a_job(name):
     ],
 )
 def test_what_would_lend_the_principal_s_rights_is_refused(words):
-    assert explain_refusal(COMMANDS, words.split(), {}) is not None
+    assert explain_why_job_may_not_run(COMMANDS, words.split(), {}) is not None
 
 
 @pytest.mark.parametrize(
@@ -90,27 +90,29 @@ def test_what_would_lend_the_principal_s_rights_is_refused(words):
     ],
 )
 def test_what_operators_need_runs(words):
-    assert explain_refusal(COMMANDS, words.split(), {}) is None
+    assert explain_why_job_may_not_run(COMMANDS, words.split(), {}) is None
 
 
 def test_only_the_publications_of_the_deployment_run():
     asked = ["publish", "silver.session_rows", "--topic", "tables.rows"]
     listed = {"SESSIONLAKE_PUBLICATIONS": "gold.metrics_1h=tables.hours, silver.session_rows=tables.rows"}
-    assert explain_refusal(COMMANDS, asked, listed) is None
+    assert explain_why_job_may_not_run(COMMANDS, asked, listed) is None
     for environ in ({}, {"SESSIONLAKE_PUBLICATIONS": "silver.session_rows=tables.other"}):
-        assert "but not silver.session_rows=tables.rows" in explain_refusal(COMMANDS, asked, environ)
+        assert "but not silver.session_rows=tables.rows" in explain_why_job_may_not_run(COMMANDS, asked, environ)
 
 
 def test_only_files_that_were_deployed_beside_the_settings_are_read(tmp_path):
     environ = {"SESSIONLAKE_CONFIG": str(tmp_path / "sessionlake.yml")}
     (tmp_path / "out.yml").symlink_to("/etc/hostname")
-    assert explain_refusal(COMMANDS, ["rules", "apply", str(tmp_path / "rules.yml")], environ) is None
+    assert explain_why_job_may_not_run(COMMANDS, ["rules", "apply", str(tmp_path / "rules.yml")], environ) is None
     for file in ("/etc/passwd", str(tmp_path / ".." / "rules.yml"), str(tmp_path / "out.yml")):
-        assert "is not deployed with the bundle" in explain_refusal(COMMANDS, ["rules", "apply", file], environ)
+        assert "is not deployed with the bundle" in explain_why_job_may_not_run(
+            COMMANDS, ["rules", "apply", file], environ
+        )
 
 
 def test_words_that_ask_for_help_are_shown_it_once(capfd):
-    assert explain_refusal(COMMANDS, ["run", "--help"], {}) is None
+    assert explain_why_job_may_not_run(COMMANDS, ["run", "--help"], {}) is None
     assert capfd.readouterr().out == ""
 
 

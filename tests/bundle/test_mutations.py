@@ -10,11 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.job import explain_refusal
+from sessionlake.cli.job import explain_why_job_may_not_run
 from sessionlake.databricks.bundle.rules import find_bundle_faults
 
 ROOT = Path(__file__).parents[2]
-REFUSED = partial(explain_refusal, typer.main.get_command(app))
+REFUSED = partial(explain_why_job_may_not_run, typer.main.get_command(app))
 BUNDLE, SETTINGS = "databricks.yml", "sessionlake.yml"
 SILVER, GOLD = "resources/silver.job.yml", "resources/gold.job.yml"
 SCHEMAS = "resources/lake.schemas.yml"

@@ -10,7 +10,7 @@ import typer
 
 from bundle.conftest import GIVEN
 from sessionlake.cli.app import app
-from sessionlake.cli.job import explain_refusal
+from sessionlake.cli.job import explain_why_job_may_not_run
 from sessionlake.databricks.bundle.files import ResolvedTarget, resolve_target
 from sessionlake.databricks.bundle.models import MODEL_FILE
 from sessionlake.delta.lake import Lake, create_storage
@@ -214,7 +214,7 @@ def test_every_job_runs_by_the_entry_point_that_takes_a_closed_list_of_commands(
     for job in production.jobs.values():
         [environment, *_] = environments(job)
         for task in job["tasks"]:
-            assert explain_refusal(commands, task["python_wheel_task"]["parameters"], environment) is None
+            assert explain_why_job_may_not_run(commands, task["python_wheel_task"]["parameters"], environment) is None
 
 
 def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_secrets(production):

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sessionlake.bronze.verify import compare_bronze_with_kafka
-from sessionlake.cli.forget import create_receipt, forget_session
+from sessionlake.cli.forget import create_erasure_receipt, forget_session
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.errors import SessionlakeError
@@ -101,7 +101,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
         until(lambda: rows_of(spark, lake, METRICS_1M), failed)
         running = published(spark, settings, name)
         found = forget_session(spark, settings, GONE, None, SECONDS)
-        receipt = create_receipt(found)
+        receipt = create_erasure_receipt(found)
         assert (receipt["messages"], receipt["search"]["found"]) == (3, [])
         assert receipt["offsets"] == [{"topic": f"{name}.t", "partition": 0, "first": 0, "last": 4, "messages": 3}]
         stopped(running)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from sessionlake.cli.doctor import _check_row_counts
+from sessionlake.cli.doctor import _check_table_row_counts
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, RETAINED
 from sessionlake.delta.storage.faults import VARIABLE
@@ -176,4 +176,4 @@ def test_rows_that_a_killed_retention_was_removing_are_removed_and_counted_once_
     noted = read_removal_records_without_limits(Lake(settings).reader(spark))[table]
     assert (noted.pending, noted.removed) == (0, before - left)
     assert 0 < left < before
-    assert _check_row_counts(spark, Lake(settings)).startswith("hold what the ledger says")
+    assert _check_table_row_counts(spark, Lake(settings)).startswith("hold what the ledger says")

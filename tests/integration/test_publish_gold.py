@@ -15,7 +15,12 @@ import yaml
 from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.declared.tables import GoldTable, create_product, find_final_tables, list_declared_gold_tables
+from sessionlake.gold.declared.tables import (
+    GoldTable,
+    create_product_from_settings,
+    find_final_tables,
+    list_declared_gold_tables,
+)
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import load_settings
@@ -104,7 +109,7 @@ def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_th
     by_row |= {"value": "price", "bucket": "1 hour", "aggregates": {"n": "count", "mean": "mean"}}
     by_n = {"name": "by_n", "source": "gold.by_row", "keys": ["n"], "aggregates": {"hours": "count"}}
     scene.configure(products=[by_n, by_row])
-    products, changes = [create_product(one) for one in scene.settings.gold.products], stream(3, 110)
+    products, changes = [create_product_from_settings(one) for one in scene.settings.gold.products], stream(3, 110)
     one_hour = [change("s", "r", 1000 + n, 100 * HOUR, price=1.0) for n in range(31)]  # of 30 changes, then of 31
     for part in (changes[:40] + one_hour[:30], changes[40:] + one_hour[30:]):
         scene.feed.write(part)

@@ -83,7 +83,9 @@ def test_messages_or_topics_that_are_gone_are_not_begun_again(world):
         with pytest.raises(DataLossError, match=gone):
             world.run(world.settings)
         assert not folder.exists()
-        [told] = [found for found in doctor._check_tables(world.settings) if found.level is doctor.CheckSeverity.FAIL]
+        [told] = [
+            found for found in doctor._run_table_checks(world.settings) if found.level is doctor.CheckSeverity.FAIL
+        ]
         assert told.check == check
         assert re.search(gone, told.detail)
         if table == MESSAGES:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import BrokerError, KafkaAccessError, SessionlakeError
-from sessionlake.history.status import read_kafka_ends
+from sessionlake.history.status import read_kafka_end_offsets
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.kafka.clients import (
     build_librdkafka_client_config,
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
 def test_python_s_client_gets_in(way: Way, secured: SecureBroker):
     settings = Settings(kafka=way(secured))
     require_reachable_broker(settings)
-    assert (read_kafka_ends(settings) or {})[TOPIC, 0] == 1
+    assert (read_kafka_end_offsets(settings) or {})[TOPIC, 0] == 1
 
 
 @way_in

@@ -117,7 +117,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
     take_in(world)
     assert_exact(world)
-    assert [found for found in doctor._check_tables(world.settings) if found.level is CheckSeverity.FAIL] == []
+    assert [found for found in doctor._run_table_checks(world.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(

@@ -17,7 +17,12 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _check_topics
+from sessionlake.cli.doctor import (
+    _check_checkpoints_match_tables,
+    _check_offsets_are_contiguous,
+    _check_table_row_counts,
+    _check_topic_states,
+)
 from sessionlake.delta.folders import staging as folder_staging
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
@@ -126,9 +131,9 @@ class World:
         assert batches == sorted(set(batches))
         assert len({row["app_id"] for row in rows}) == 1
         assert {topic: self.offsets(topic) for topic in topics} == {t: list(range(n)) for t, n in topics.items()}
-        _check_offsets(lake.reader(self.spark), allow_gaps=False)
-        _check_row_counts(self.spark, lake)
-        assert _check_checkpoints(self.settings) == "bronze"
+        _check_offsets_are_contiguous(lake.reader(self.spark), allow_gaps=False)
+        _check_table_row_counts(self.spark, lake)
+        assert _check_checkpoints_match_tables(self.settings) == "bronze"
 
     def state(self, topic: str) -> TopicState:
         return select_latest_generations(self.rows(topic))[self.name(topic)].state
@@ -172,8 +177,8 @@ def test_a_topic_made_again_with_more_messages_than_the_old_is_refused_forgotten
     lake = Lake(world.settings)
     sessions = rows_of(world.spark, lake, "silver.sessions", ("topic", eq, world.name("a")), ("session_id", eq, "s0"))
     assert [(row["status"], row["next_seq"]) for row in sessions] == [("open", 11)]
-    _check_offsets(lake.reader(world.spark), allow_gaps=False)
-    assert _check_topics(world.spark, lake).detail.startswith(
+    _check_offsets_are_contiguous(lake.reader(world.spark), allow_gaps=False)
+    assert _check_topic_states(world.spark, lake).detail.startswith(
         f"1 active, 1 forgotten ({world.name('b')}); messages of {world.name('b')} were lost before bronze read them:"
     )
 
@@ -339,7 +344,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
     assert world.offsets("gone") == [0, 1, 2]
     (gone,) = world.rows("gone")
     assert (gone.lost, gone.partitions[0].next_offset) == (0, 3)
-    _check_offsets(Lake(world.settings).reader(world.spark), allow_gaps=False)
+    _check_offsets_are_contiguous(Lake(world.settings).reader(world.spark), allow_gaps=False)
 
 
 def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):

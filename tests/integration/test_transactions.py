@@ -16,7 +16,7 @@ from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
 from sessionlake.bronze.gaps import record_transaction_gaps
-from sessionlake.cli.doctor import _check_offsets, _check_row_counts
+from sessionlake.cli.doctor import _check_offsets_are_contiguous, _check_table_row_counts
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
@@ -113,8 +113,8 @@ def test_aborted_messages_are_no_rows_and_no_duplicates_and_their_offsets_are_no
     assert written.lag() == {"bronze": 0, "silver": 0}
     assert [message.offset for message in read_all_messages(written.settings)] == [0, 1, 7, 8]
     reader = written.lake.reader(written.world.spark)
-    _check_offsets(reader, allow_gaps=False)
-    _check_row_counts(written.world.spark, written.lake)
+    _check_offsets_are_contiguous(reader, allow_gaps=False)
+    _check_table_row_counts(written.world.spark, written.lake)
     assert "Kafka used it for a transaction" in (explain_absent_message(reader, written.topic, 0, 4) or "")
     noted = rows_of(written.world.spark, written.lake, "ops.absent_offsets", ("topic", eq, written.topic))
     assert [(row["first"], row["last"], row["reason"]) for row in noted] == [
@@ -256,7 +256,7 @@ def test_a_restarted_topic_keeps_its_transactions_apart_from_the_former_one(writ
     written.world.run(restarting, Layer.SILVER)
     shift = 3
     assert written.offsets == [0, 1, shift + 3, shift + 4]
-    _check_offsets(written.lake.reader(written.world.spark), allow_gaps=False)
+    _check_offsets_are_contiguous(written.lake.reader(written.world.spark), allow_gaps=False)
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.cli.doctor import _check_member_messages, _check_offsets, _check_row_counts
+from sessionlake.cli.doctor import _check_offsets_are_contiguous, _check_table_row_counts, _check_unreadable_messages
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
@@ -73,7 +73,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
         with pytest.raises(UnreadableMessageError, match=command):
             odd.run()
     with pytest.raises(LakeError, match=command):
-        _check_member_messages(odd.settings)
+        _check_unreadable_messages(odd.settings)
     with pytest.raises(UsageError, match="is before this one, between offsets 0 and 3"):
         odd.skip(4)
     with pytest.raises(
@@ -90,13 +90,13 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
         odd.run()
     assert odd.skip(4, 5) == 1
     odd.run()
-    assert _check_member_messages(odd.settings).startswith("bronze has not stopped")
+    assert _check_unreadable_messages(odd.settings).startswith("bronze has not stopped")
     odd.run(Layer.SILVER)
     assert odd.offsets == [0, 1, 3, 6]
 
     reader = odd.lake.reader(odd.world.spark)
-    _check_offsets(reader, allow_gaps=False)
-    _check_row_counts(odd.world.spark, odd.lake)
+    _check_offsets_are_contiguous(reader, allow_gaps=False)
+    _check_table_row_counts(odd.world.spark, odd.lake)
     assert "operator skipped it (broken clock)" in (explain_absent_message(reader, odd.topic, 0, 5) or "")
     assert {*missing_offsets(reader).values()} == {0}
     assert odd.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])

@@ -73,14 +73,14 @@ def write(spark: Any, settings: Settings, plain: Path, rows: int) -> int:
     spans = [(first, min(DAY, merged - first)) for first in range(0, merged, DAY)]
     for number, (first, count) in enumerate(spans):
         part = minutes(first, count, schema)
-        for table, found in ((METRICS_1M, part), (METRICS_1H.table_name, METRICS_1H.aggregate_finer_rows(part))):
+        for table, found in ((METRICS_1M, part), (METRICS_1H.table_name, METRICS_1H.aggregate_shorter_buckets(part))):
             lake.storage.append_rows(None, table, found, Txn("bench", number))
     for _ in Maintenance(spark, settings).maintain_once(METRICS_1M):
         pass
     for number, first in enumerate(range(merged, every, QUARTER), len(spans)):
         part = minutes(first, min(QUARTER, every - first), schema)
         lake.storage.append_rows(None, METRICS_1M, part, Txn("bench", number))
-    hours = METRICS_1H.aggregate_finer_rows(minutes(merged, NOT_MERGED, schema))
+    hours = METRICS_1H.aggregate_shorter_buckets(minutes(merged, NOT_MERGED, schema))
     lake.storage.append_rows(None, METRICS_1H.table_name, hours, Txn("bench", len(spans)))
     plain.mkdir()
     for first in range(0, every, QUARTER):

@@ -27,8 +27,9 @@ from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.alerts.stored import LakeRuleInputs
-from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
+from sessionlake.gold.alerts.lake_rule_inputs import LakeRuleInputs
+from sessionlake.gold.rules.batch import compute_alert_log_rows
+from sessionlake.gold.rules.log_rows import RuleBatchData
 from sessionlake.gold.rules.patterns import MATCH
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 
@@ -138,7 +139,7 @@ def measure(
         before, after = (dict.fromkeys(topics, at * 60_000) for at in (minute, minute + 1))
         touched = pa.concat_tables([_touched(part, minute + 1), _touched(part.slice(7, 1), minute - 60)])
         wall, cpu = time.perf_counter(), time.process_time()
-        logged = compute_log_rows(rules, [], RuleBatch(before, after, touched, MATCH.empty_table()), stored)
+        logged = compute_alert_log_rows(rules, [], RuleBatchData(before, after, touched, MATCH.empty_table()), stored)
         found["wall, s"].append(time.perf_counter() - wall)
         found["CPU, s"].append(time.process_time() - cpu)
         found["alerts"].append(len(logged))

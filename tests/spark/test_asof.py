@@ -130,7 +130,7 @@ def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Re
     content["capture"] = {"columns": rules.columns, "on_violation": rules.on_violation.value}
     content["silver"] = {"shards": 2}
     config.write_text(yaml.safe_dump(content), encoding="utf-8")
-    monkeypatch.setattr("sessionlake.cli.context.with_spark", None)  # these answers need none
+    monkeypatch.setattr("sessionlake.cli.context.call_with_spark", None)  # these answers need none
     return CliRunner().invoke(cli.app, ["--config", str(config), *words])
 
 

@@ -215,7 +215,7 @@ def test_processors_are_reported_to_be_rebuilt_and_go_on_with_the_columns_that_a
     assert [row[1] for row in counted.rows()] == [0, 1, 2]
     found = rows_of(spark, counted.lake, "silver.changes")
     assert sorted(row["x"] for row in found if row["x"] is not None) == [1.0, 2.0, 2.5]
-    assert not keyed.preview_rebuild(spark, counted.settings, own)
+    assert not keyed.preview_keyed_table_rebuild(spark, counted.settings, own)
 
 
 @pytest.mark.soak

@@ -24,7 +24,7 @@ from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
-from support.answers import Answer, Rows, answering, rows
+from support.answers import QueryResult, Rows, answering, rows
 from support.lakes import limit, rows_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -189,7 +189,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
     """The outside is away at first; then it knows one key, and what it says of another cannot be used."""
     known = {"s": {"place": "here", "size": 1}, "t": {"place": 7, "size": 1}}
 
-    def answer(keys: Rows) -> Answer:
+    def answer(keys: Rows) -> QueryResult:
         return rows([key | known[key["site"]] for key in keys if key["site"] in known])
 
     with answering(lambda _: (503, b"")) as asked:

@@ -14,7 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.export import create_time_travel_option, parse_size, require_exportable_table, select_exported_rows
+from sessionlake.cli.export import (
+    create_time_travel_option,
+    parse_number_of_bytes,
+    require_exportable_table,
+    select_exported_rows,
+)
 from sessionlake.delta import export as module
 from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.lake import Lake
@@ -173,7 +178,7 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
 
 
 def test_a_condition_that_fails_when_it_is_computed_is_reported(spark, settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("sessionlake.cli.export.with_spark", lambda _, work: work(spark))
+    monkeypatch.setattr("sessionlake.cli.export.call_with_spark", lambda _, work: work(spark))
     wrong = ["export", TABLE, str(tmp_path / "o"), "--where", "offset / 0 = 1"]
     result = CliRunner().invoke(app, wrong, env={"SESSIONLAKE_HOME": str(settings.home)})
     assert result.exit_code == 1
@@ -193,10 +198,10 @@ def test_no_rows_are_an_export_too(spark, settings, tmp_path):
 
 @pytest.mark.parametrize(("text", "size"), [("500kB", 500_000), ("1GiB", 1 << 30), ("7", 7)])
 def test_sizes_are_read(text, size):
-    assert parse_size(text) == size
+    assert parse_number_of_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["0", "-1MB", "many", "5 apples"])
 def test_what_is_no_size_is_reported(text):
     with pytest.raises(UsageError, match="as in 500kB"):
-        parse_size(text)
+        parse_number_of_bytes(text)

@@ -24,7 +24,7 @@ from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
 from sessionlake.cli.reshard import reshard_all_layers
-from sessionlake.cli.session import parse_moment
+from sessionlake.cli.session import parse_session_moment
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.reading import TableReader
@@ -88,12 +88,12 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "report": (lambda spark, own: write_report(Lake(own).reader(spark), own), True, True),
     "session as-of": (
         lambda spark, own: session.show_session_as_of(
-            _reader(spark, own), own, "x", None, parse_moment(None, 1, None), FORM
+            _reader(spark, own), own, "x", None, parse_session_moment(None, 1, None), FORM
         ),
         True, True,
     ),
     "metrics": (lambda spark, own: metrics(own, BEGIN, END, spark=spark), True, True),
-    "rules apply": (lambda spark, own: rules.apply_rules(spark, own, [], _say, only=True), False, True),
+    "rules apply": (lambda spark, own: rules.write_alert_rules(spark, own, [], _say, only=True), False, True),
     "recover gold": (lambda spark, own: recover.recover_layer(spark, own, LAYER.GOLD, _say), False, True),
 }  # fmt: skip
 # Commands that write from Kafka or to it, a file or a workspace. Other tests have them.

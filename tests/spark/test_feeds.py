@@ -21,8 +21,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.history.asof import session_as_of
-from sessionlake.history.content import FeedReading
-from sessionlake.history.fate import Fate
+from sessionlake.history.content import FeedReadingExplanation
+from sessionlake.history.fate import MessageFate
 from sessionlake.history.trace import trace
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
@@ -173,7 +173,11 @@ def test_messages_wait_for_their_snapshot_over_batches_and_a_rebuild(spark, tmp_
     counted = [row for row in rows_of(spark, Lake(settings), "ops.ledger", ("layer", eq, "silver")) if row["messages"]]
     assert [(row["quarantined"], row["held"]) for row in counted] == [(1, 2)]
     assert [(row["offset"], row["reason"]) for row in rows_of(spark, Lake(settings), QUARANTINE)] == [(0, "orphan")]
-    assert [fate_of(settings, offset) for offset in range(3)] == [Fate.QUARANTINED, Fate.HELD, Fate.HELD]
+    assert [fate_of(settings, offset) for offset in range(3)] == [
+        MessageFate.QUARANTINED,
+        MessageFate.HELD,
+        MessageFate.HELD,
+    ]
     assert "held back until a snapshot of its session arrives" in shown_trace(settings, 2)
 
     rebuild_silver_tables(spark, settings)
@@ -182,14 +186,18 @@ def test_messages_wait_for_their_snapshot_over_batches_and_a_rebuild(spark, tmp_
     through_silver(spark, settings)
     rows = rows_of(spark, Lake(settings), "silver.session_rows")
     assert {(row["row_id"], row["qty"]) for row in rows} == {('["bid",2]', 7.0), ('["bid",3]', 1.0)}
-    assert [fate_of(settings, offset) for offset in (1, 2, 3)] == [Fate.DUPLICATE, Fate.APPLIED, Fate.APPLIED]
+    assert [fate_of(settings, offset) for offset in (1, 2, 3)] == [
+        MessageFate.DUPLICATE,
+        MessageFate.APPLIED,
+        MessageFate.APPLIED,
+    ]
     assert "held back until batch" in shown_trace(settings, 2)
     session = rows_of(spark, Lake(settings), "silver.sessions")[0]
     assert [session[name] for name in ("status", "messages", "duplicates", "gaps")] == ["open", 3, 1, 0]
     assert verify_silver_tables(spark, settings).is_exact
 
 
-def fate_of(settings: Settings, offset: int) -> Fate:
+def fate_of(settings: Settings, offset: int) -> MessageFate:
     return trace(Lake(settings).reader(), settings, TOPIC, 0, offset).judgement.fate
 
 
@@ -248,14 +256,17 @@ def test_trace_shows_feed_rule_and_each_part_of_a_message_and_why_one_is_refused
     through_silver(spark, settings)
     reader = Lake(settings).reader()
     split, ignored, refused = (trace(reader, settings, TOPIC, 0, offset) for offset in range(3))
-    assert split.message.reading == FeedReading("books", rules=(2,))
-    assert (split.message.session_id, split.judgement.fate, len(split.changes)) == ("A", Fate.APPLIED, 2)
+    assert split.message.reading == FeedReadingExplanation("books", rules=(2,))
+    assert (split.message.session_id, split.judgement.fate, len(split.changes)) == ("A", MessageFate.APPLIED, 2)
     (other,) = split.other_parts
     assert (other.session_id, other.type, other.judgement.fate, len(other.changes)) == ("B", "snapshot", "applied", 1)
     assert other.session is not None
     assert other.session["session_id"] == "B"
-    assert (ignored.judgement.fate, ignored.message.reading) == (Fate.IGNORED, FeedReading("books", rules=(1,)))
-    assert (refused.judgement.fate, refused.judgement.reason) == (Fate.QUARANTINED, "bad_value")
+    assert (ignored.judgement.fate, ignored.message.reading) == (
+        MessageFate.IGNORED,
+        FeedReadingExplanation("books", rules=(1,)),
+    )
+    assert (refused.judgement.fate, refused.judgement.reason) == (MessageFate.QUARANTINED, "bad_value")
     reading = refused.message.reading
     assert reading is not None
     assert (reading.path, "column price is decimal(12,2)" in str(reading.why)) == (".[0]", True)
@@ -317,4 +328,4 @@ def test_each_session_of_a_message_is_decided_about_alone_and_shown_as_of_a_mome
 
     assert [ids("A", 1), ids("B", 0), ids("B", 1)] == [['["bid",1]'], ['["bid",1]'], ['["bid",1]', '["bid",2]']]
     traced = trace(lake.reader(), settings, TOPIC, 0, 1)
-    assert [traced.judgement.reason, traced.other_parts[0].judgement.fate] == ["skipped", Fate.APPLIED]
+    assert [traced.judgement.reason, traced.other_parts[0].judgement.fate] == ["skipped", MessageFate.APPLIED]

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.forget import _claim_all
+from sessionlake.cli.forget import _lock_all_layers_to_forget
 from sessionlake.cli.gold import verify_gold_tables as verify_gold
 from sessionlake.cli.maintain import maintain_once, maintain_until_stopped
 from sessionlake.cli.show import OutputFormat
@@ -43,7 +43,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedByOtherProcessError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.history.content import decode_first_part
+from sessionlake.history.content import decode_first_message_part
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import (
     ErasureReceipt,
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
-    assert decode_first_part(erased, settings).erased
+    assert decode_first_message_part(erased, settings).erased
     if not lake.storage.needs_spark:
         assert search_folder(settings.home, GONE).found == ()
     with pytest.raises(UsageError, match="or is forgotten already"):
@@ -312,7 +312,10 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
     with request_pause(settings, "a session is being forgotten"):
         merging = threading.Thread(target=maintain_until_stopped, args=(spark, settings, None, stop, say))
         merging.start()
-        with _claim_all(spark, settings, 60), pytest.raises(ClaimedByOtherProcessError, match="forgets a session"):
+        with (
+            _lock_all_layers_to_forget(spark, settings, 60),
+            pytest.raises(ClaimedByOtherProcessError, match="forgets a session"),
+        ):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
     assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]

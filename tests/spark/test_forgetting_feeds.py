@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, LEDGER, MESSA
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import session_as_of
-from sessionlake.history.fate import Fate
+from sessionlake.history.fate import MessageFate
 from sessionlake.history.trace import trace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.operations.forgetting.forget import Forgetting
@@ -168,7 +168,7 @@ def test_a_session_leaves_messages_of_others_who_keep_all_they_had(
     traced = trace(lake.reader(spark), settings, TOPIC, *shared[0])
     assert {traced.message.session_id, *(part.session_id for part in traced.other_parts)} < {*NAMES}
     assert "the parts of forgotten sessions are erased" in shown_trace(spark, settings, *shared[0])
-    assert trace(lake.reader(spark), settings, TOPIC, *whole[0]).judgement.fate is Fate.ERASED
+    assert trace(lake.reader(spark), settings, TOPIC, *whole[0]).judgement.fate is MessageFate.ERASED
     assert "erased with its session" in shown_trace(spark, settings, *whole[0])
 
 

@@ -42,9 +42,9 @@ from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.tables import list_declared_averages, list_declared_gold_tables, list_declared_products
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.query import metrics
-from sessionlake.gold.sql.figures_with import create_figures_with
+from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.history.explain import OffsetSpan, explain
+from sessionlake.history.explain import SourceOffsetSpan, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.retained import (
     LIMITS,
@@ -283,7 +283,7 @@ def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_rebuild_
     check()
     ([explained], _) = explain(spark, feed.settings, "gold.own", "")
     assert (explained.events, {one.topic for one in explained.offsets}) == (12, {"plant.pump", "plant.press"})
-    function = create_figures_with(spark, feed.lake)
+    function = create_sql_function_figures_with(spark, feed.lake)
     sql = "SELECT DISTINCT `table` FROM {}('{}', 0, {}) WHERE `table` IN ('gold.own', 'gold.of_feed', 'gold.words')"
     found = {i: {row[0] for row in spark.sql(sql.format(function, topics[i], i)).collect()} for i in (0, 1, 2)}
     assert found == {0: set(), 1: {"gold.own", "gold.of_feed", "gold.words"}, 2: set()}
@@ -298,7 +298,7 @@ def test_decimals_that_cancel_leave_their_last_digit_in_any_batches(spark, locat
     if on_cluster:
         limit(monkeypatch, **NOTHING_IN_DRIVER, driver_changes=0)
         all_in_files(monkeypatch)
-        monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", 0)
+        monkeypatch.setattr("sessionlake.gold.fold.product_payloads.FEW_CHANGES", 0)
     columns = FORM["columns"] | {"price": {"type": "decimal(38,10)", "from": "text"}}
     kinds = {kind: kind for kind in ("count", "sum", "min", "max", "mean")}
     own = {"name": "own", "value": "price", "keys": ["topic", "session_id"], "aggregates": kinds}
@@ -532,7 +532,7 @@ def test_a_product_that_is_new_or_made_again_holds_all_that_gold_has_read(feed: 
         feed.write(changes[9:10]).run()
     feed.run().require_exact("gold.own")
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.gold.making.tables.recompute_rows", lambda *_: 1 / 0)
+        patch.setattr("sessionlake.gold.rebuilding.tables.recompute_rows", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.rebuild_tables(feed.spark, feed.settings, STANDARD[1:2])
     feed.write(changes[10:]).run().require_exact(STANDARD[1].table_name)  # what died while it was made is made again
@@ -617,11 +617,11 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     where = "session_id = 's' AND window_start = '1970-01-01 00:00:00'"
     ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))
     assert (one.figures["points"], one.figures["sum"], one.events, one.holds) == (3, 3.0, 3, True)
-    assert one.offsets == (OffsetSpan("capture.a", 0, 0, 2, 3),)
+    assert one.offsets == (SourceOffsetSpan("capture.a", 0, 0, 2, 3),)
     assert [(batch.batch, batch.silver_batches) for batch in one.batches] == [(0, (0, 0)), (1, (1, 1))]
     assert one.logic == STANDARD[0].logic_hash
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
-    schema, _, _ = create_figures_with(feed.spark, feed.lake).rpartition(".")
+    schema, _, _ = create_sql_function_figures_with(feed.spark, feed.lake).rpartition(".")
     feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other
     found = fetch_query_result(feed.spark, feed.settings, sql.format(3, METRICS_1M))[1]
     assert found == [("s", datetime.fromtimestamp(60, UTC), 1)]
@@ -629,7 +629,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     of_average = f"session_id = 's' AND ts = {80 * SECOND}"
     ([average], _) = explain(feed.spark, feed.settings, AVERAGES, of_average, message=(0, 1))
     assert (average.figures["average"], average.events, average.holds) == (3.0, 3, False)
-    assert average.offsets == (OffsetSpan("capture.a", 0, 2, 4, 3),)
+    assert average.offsets == (SourceOffsetSpan("capture.a", 0, 2, 4, 3),)
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.rules import apply_rules, load_rules
+from sessionlake.cli.rules import load_alert_rules, write_alert_rules
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import list_declared_gold_tables
@@ -56,7 +56,7 @@ def test_rules_and_distinct_texts_leave_nothing_in_the_state(feed: Feed, tmp_pat
     file = tmp_path / "rules.yml"
     odd = "status != 'text 0' then status != 'text 1' within 5 min"
     file.write_text(f'rules: [{{name: odd, when: "{odd}"}}, {{name: high, when: max(price) over 5 min > 10}}]')
-    apply_rules(feed.spark, feed.settings, load_rules(feed.settings, file), print, only=False)
+    write_alert_rules(feed.spark, feed.settings, load_alert_rules(feed.settings, file), print, only=False)
     feed.write([change("s", "r", i, i * SECOND, price=float(i)) for i in range(20)]).run()
     before = states(feed)
     for batch in range(8):

@@ -87,7 +87,7 @@ def run(spark: Any, location: dict[str, Any], whole: Path) -> Pipeline:
 
 def faults(settings: Settings) -> set[str]:
     """What doctor finds wrong with the tables and checkpoints."""
-    return {finding.check for finding in doctor._check_tables(settings) if finding.level is CheckSeverity.FAIL}
+    return {finding.check for finding in doctor._run_table_checks(settings) if finding.level is CheckSeverity.FAIL}
 
 
 def recovered(run: Pipeline, lost: RecoverableLayer) -> str:
@@ -254,7 +254,7 @@ def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline
 def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
     for gone in (a_state, lambda run: shutil.rmtree(checkpoint(run, "state"))):
         gone(run)
-        [finding] = [found for found in doctor._check_tables(run.settings) if found.level is CheckSeverity.FAIL]
+        [finding] = [found for found in doctor._run_table_checks(run.settings) if found.level is CheckSeverity.FAIL]
         assert (finding.check, "`sessionlake recover silver`" in finding.detail) == ("states", True)
 
 
@@ -340,7 +340,7 @@ def older(run: Pipeline, home: Path, table: str) -> None:
 
 def noticed(run: Pipeline) -> str:
     """What doctor says of versions."""
-    [found] = [found for found in doctor._check_tables(run.settings) if found.check == "versions"]
+    [found] = [found for found in doctor._run_table_checks(run.settings) if found.check == "versions"]
     return found.detail if found.level is CheckSeverity.FAIL else ""
 
 
@@ -505,7 +505,7 @@ def power_cut(*_: object) -> None:
 def test_a_file_that_is_gone_is_named(run: Pipeline, table: str) -> None:
     gone = next(find_table_folder(run.lake, table).glob("*.parquet"))
     gone.unlink()
-    [finding] = [found for found in doctor._check_tables(run.settings) if found.check == "files"]
+    [finding] = [found for found in doctor._run_table_checks(run.settings) if found.check == "files"]
     assert finding.level is CheckSeverity.FAIL
     assert gone.name in finding.detail
     assert ("sessionlake recover silver" in finding.detail) == (table == CHANGES)

@@ -24,8 +24,8 @@ from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ROWS
-from sessionlake.gold.sql.figures_with import create_figures_with
-from sessionlake.gold.sql.views import create_data_quality_since, create_views
+from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
+from sessionlake.gold.sql.views import create_sql_function_data_quality_since, create_views
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
@@ -260,7 +260,7 @@ def test_sql_says_which_figures_a_message_is_in_and_python_what_a_figure_is_made
     names.lake.make_tables_queryable_by_sql(
         names.spark, [*names.lake.make_tables_queryable_by_sql(names.spark), "gold.select", "gold.values", "gold.order"]
     )
-    name = create_figures_with(names.spark, names.lake)
+    name = create_sql_function_figures_with(names.spark, names.lake)
     sql = "SELECT DISTINCT `table` FROM {}('{}', 0, 1L)"
     tables = names.spark.sql(sql.format(name, STRICT)).collect()
     assert {row[0] for row in tables} >= {"gold.rolling_average", "gold.select", "gold.values", ENRICHED}
@@ -274,7 +274,7 @@ def test_sql_says_which_figures_a_message_is_in_and_python_what_a_figure_is_made
 
 def test_views_and_queries_take_the_published_columns_for_what_they_are(names: Names) -> None:
     create_views(names.spark, names.lake)
-    since = create_data_quality_since(names.spark, names.lake)
+    since = create_sql_function_data_quality_since(names.spark, names.lake)
     [row] = names.spark.sql(COUNTED.format(since)).collect()
     used = row[0]
     assert used == len(names.sent)
@@ -296,7 +296,7 @@ def test_what_is_published_has_all_results(names: Names) -> None:
     for table in ("gold.values", "gold.by", ENRICHED, ROWS):
         outlet = require_publishable(names.settings, table)
         rows = names.lake.reader(names.spark).read_arrow_table(table)
-        sent = outlet.select_columns(rows.column_names)
+        sent = outlet.list_columns_to_send(rows.column_names)
         assert not [name for name in sent if name.startswith("__sl_")]
         told = rows.select(sent)
         count = told.num_rows

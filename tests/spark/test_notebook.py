@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from sessionlake.cli.remote_tables import LAST_HOUR
-from sessionlake.cli.sql_names import replace_names
+from sessionlake.cli.sql_names import replace_table_and_function_names
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.spark_reader import SparkReader
@@ -163,6 +163,8 @@ def test_each_is_a_databricks_source_that_jupyter_opens_with_its_prose_as_text(n
 
 def test_what_remote_status_asks_a_warehouse_is_answered_by_the_ledger(spark, filled):
     lake = Lake(filled)
-    found = spark.sql(replace_names(LAST_HOUR, lambda one: lake.to_sql_identifier(str(one)))).collect()
+    found = spark.sql(
+        replace_table_and_function_names(LAST_HOUR, lambda one: lake.to_sql_identifier(str(one)))
+    ).collect()
     assert {row["layer"]: row["batches"] for row in found} == {"bronze": 2, "silver": 1, "silver_tables": 1, "gold": 1}
     assert all(row["batch_seconds"] >= 0 for row in found)

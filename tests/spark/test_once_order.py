@@ -15,7 +15,7 @@ from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.tables import list_declared_gold_tables
-from sessionlake.gold.rules.document import parse_rules_file
+from sessionlake.gold.rules.rules_file import parse_rules_file
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
 from sessionlake.protocol.types import Row
@@ -108,7 +108,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
         feed.run()
         monkeypatch.undo()
         if not begin:
-            rules.apply_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
+            rules.write_alert_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
     assert {
         one.first_difference for one in verify_gold(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
     } == {None}

@@ -123,7 +123,7 @@ def refused(spark: Any, lake: Lake) -> bool:
 def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
     spark: Any, lake: Lake, read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "read_kafka_ends", lambda _: None)
+    monkeypatch.setattr(status, "read_kafka_end_offsets", lambda _: None)
     monkeypatch.setattr("sessionlake.ledger.progress._REACHES", (timedelta(minutes=5), timedelta(minutes=20)))
     whole = {name: answer() for name, answer in asked(spark, lake).items()}
     assert whole["offsets"]["capture.a", 3] == LAST * 10 + 9

@@ -11,9 +11,9 @@ import pytest
 
 from sessionlake.cli.engines.coverage import FUNCTIONS, NODES
 from sessionlake.cli.engines.sail import SailEngine
-from sessionlake.cli.query import SparkEngine, read_statement
+from sessionlake.cli.query import SparkEngine, prepare_statement
 from sessionlake.cli.sql_names import parse_statements
-from sessionlake.cli.sql_reading import list_called_names
+from sessionlake.cli.sql_reading import list_names_of_called_function
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ROWS as TABLE
@@ -76,7 +76,7 @@ def test_every_function_and_node_that_sail_may_run_was_compared():
 def called(node: Any, sql: str) -> set[str]:
     from sqlglot import exp
 
-    return list_called_names(node, sql) if isinstance(node, exp.Func) else set()
+    return list_names_of_called_function(node, sql) if isinstance(node, exp.Func) else set()
 
 
 def test_what_sail_computes_differently_is_left_to_spark(engines: EnginePair):
@@ -118,7 +118,7 @@ def test_deleted_rows_and_changed_logs_are_read_as_spark_reads_them(spark, setti
 def test_both_engines_read_the_same_versions_whatever_is_committed_meanwhile(spark, settings):
     lake = Lake(settings)
     write_probes(find_table_folder(lake, TABLE))
-    statement = read_statement(
+    statement = prepare_statement(
         settings, "SELECT count(*) AS n FROM silver.session_rows AS a JOIN silver.session_rows AS c USING (k)"
     )
     write_probes_again(find_table_folder(lake, TABLE))
@@ -152,9 +152,9 @@ def test_the_statements_of_the_docs_have_the_answer_of_spark(filled: EnginePair)
 
 
 def tables_of(sql: str) -> list[str]:
-    from sessionlake.cli.sql_names import find_names
+    from sessionlake.cli.sql_names import find_table_and_function_names
 
-    return [str(one) for one in find_names(sql)]
+    return [str(one) for one in find_table_and_function_names(sql)]
 
 
 def exists(pair: EnginePair, name: str) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sessionlake.cli.query import fetch_query_result, require_existing_tables, show_query_result_as_of
-from sessionlake.cli.remote_tables import require_reading_statement
+from sessionlake.cli.remote_tables import require_read_only_statement
 from sessionlake.cli.show import OutputFormat
-from sessionlake.cli.sql_names import replace_prefixed_names
+from sessionlake.cli.sql_names import replace_prefixed_table_names
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
@@ -203,19 +203,19 @@ def test_a_table_by_its_full_name_is_refused_as_of_a_batch(spark, settings):
 
 @pytest.mark.parametrize("sql", [sql for sql, _ in READS if "metrics_between" not in sql])
 def test_what_reads_is_sent_to_a_warehouse(settings, sql):
-    require_reading_statement(settings, sql)
+    require_read_only_statement(settings, sql)
 
 
 @pytest.mark.parametrize("sql", [sql for sql in REFUSED if "main.other" not in sql])
 def test_what_does_more_than_read_is_not_sent_to_a_warehouse(settings, sql):
     with pytest.raises(UsageError, match="query: "):
-        require_reading_statement(settings, sql)
+        require_read_only_statement(settings, sql)
 
 
 def test_a_warehouse_is_asked_for_other_tables_by_their_full_names_alone(settings):
-    require_reading_statement(settings, f"SELECT * FROM {S} JOIN crm.public.devices USING (topic)")
+    require_read_only_statement(settings, f"SELECT * FROM {S} JOIN crm.public.devices USING (topic)")
     with pytest.raises(UsageError, match=r"public\.devices is neither"):
-        require_reading_statement(settings, "SELECT * FROM public.devices")
+        require_read_only_statement(settings, "SELECT * FROM public.devices")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     ],
 )
 def test_only_a_table_s_name_takes_the_place_of_a_prefixed_one(sql, expanded):
-    assert replace_prefixed_names(sql) == (expanded or sql)
+    assert replace_prefixed_table_names(sql) == (expanded or sql)
 
 
 def test_a_statement_with_a_leading_comment_is_answered(spark, settings):

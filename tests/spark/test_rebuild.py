@@ -20,7 +20,7 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.history.state import compute_shard_stats
+from sessionlake.history.state import compute_shard_state_stats
 from sessionlake.integrity.state import ShardState
 from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
 from sessionlake.operations.rebuild.replay import SessionSelection
@@ -230,7 +230,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
 
 
 def remembered(spark: Any, settings: Settings) -> int:
-    count = sum(compute_shard_stats(*state).sessions for state in read_shard_states(spark, settings))
+    count = sum(compute_shard_state_stats(*state).sessions for state in read_shard_states(spark, settings))
     assert count > 0
     return count
 

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.delta.schemas.gold import GOLD_SCHEMAS
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.verify.averages import find_inconsistencies
+from sessionlake.gold.verify.averages import find_inconsistent_restatements
 from sessionlake.protocol.types import Row
 from support.seeds import seeds
 from unit.test_points import BY_SENSOR, BY_SESSION, HOUR, METRICS, Gold, change
@@ -70,7 +70,7 @@ def broken(spark: Any, history: History, series: RollingAverage, table: list[Row
     )
     chain = spark.createDataFrame([tuple(row[name] for name in columns) for row in told], TOLD)
     found: dict[str, str] = {}
-    for row in find_inconsistencies(series, held, chain, frame).collect():
+    for row in find_inconsistent_restatements(series, held, chain, frame).collect():
         found.setdefault(row["topic"], row["what"])
     return found
 

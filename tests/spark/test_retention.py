@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import CheckSeverity, _check_offsets, _check_row_counts
+from sessionlake.cli.doctor import CheckSeverity, _check_offsets_are_contiguous, _check_table_row_counts
 from sessionlake.cli.maintain import describe_maintenance, maintain_once
 from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.query import fetch_query_result, show_query_result_as_of
@@ -139,7 +139,7 @@ def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Aging) 
 
 
 def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) -> None:
-    assert _check_row_counts(cut.spark, cut.lake) == (
+    assert _check_table_row_counts(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
     known = read_removal_records(cut.reader)
@@ -147,7 +147,7 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     with pytest.raises(
         LakeError, match=r"has 17 rows, but by the ledger it should have 23, less 5 that maintain\.retention or"
     ):
-        _check_row_counts(cut.spark, cut.lake)
+        _check_table_row_counts(cut.spark, cut.lake)
     store_removal_record(cut.spark, cut.lake, known[MESSAGES])
     assert read_removal_records(cut.reader) == known
 
@@ -260,7 +260,7 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
-    assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
+    assert _check_table_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
 def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Aging) -> None:
@@ -281,10 +281,10 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(0)}
     assert reader.read_arrow_table(LEDGER).num_rows == held - 8
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
-    assert _check_row_counts(cut.spark, cut.lake).endswith(
+    assert _check_table_row_counts(cut.spark, cut.lake).endswith(
         "less 21 that maintain.retention or `sessionlake forget` removed"
     )
-    assert _check_offsets(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
+    assert _check_offsets_are_contiguous(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(
         NotFoundError,
@@ -322,7 +322,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_again_unless_bronze_is_cut_too(
     assert read_last_offsets(aging.reader, "bronze") == read_last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
-    assert [found for found in doctor._check_tables(aging.settings) if found.level is CheckSeverity.FAIL] == []
+    assert [found for found in doctor._run_table_checks(aging.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 class Events:
@@ -439,7 +439,7 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
         assert found.removed
-    assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
+    assert _check_table_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
 @pytest.mark.soak
@@ -463,7 +463,7 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
     waits = RetentionRunner(spark, aging.settings).remove_expired_rows(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
     Forgetting(spark, aging.settings, shorten=True).forget_session(first)
-    assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
+    assert _check_table_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
 def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
-from sessionlake.history.state import compute_shard_stats, find_session_state
+from sessionlake.history.state import compute_shard_state_stats, find_session_state
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
@@ -132,7 +132,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
 
     states = dict(read_shard_states(spark, pipeline.settings))
-    stats = [compute_shard_stats(shard, state) for shard, state in states.items()]
+    stats = [compute_shard_state_stats(shard, state) for shard, state in states.items()]
     held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
     holding = next(

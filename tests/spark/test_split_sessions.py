@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.doctor import CheckSeverity, _check_session_ids
+from sessionlake.cli.doctor import CheckSeverity, _check_session_ids_in_one_partition
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     EVENTS,
@@ -145,7 +145,7 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     ids = {row["session_id"] for row in rows_of(spark, Lake(often), SESSIONS)}
     split = [row for row in rows_of(spark, Lake(often), EVENTS) if row["event"] == "split_session"]
     assert len(split) == reader.count_rows(SESSIONS)
-    finding = _check_session_ids(reader)
+    finding = _check_session_ids_in_one_partition(reader)
     assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (CheckSeverity.WARN, True)
     assert verify_silver_tables(spark, often).is_exact
     assert [

@@ -27,7 +27,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotFoundError
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
-from sessionlake.history.traced import Trace
+from sessionlake.history.traced import MessageTrace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
@@ -107,7 +107,9 @@ class Traced:
         schema = self.lake.read(self.spark, "bronze.messages").limit(0).toArrow().schema
         append_rows(self.spark, self.lake, "bronze.messages", pa.Table.from_pylist(rows, schema), Txn("b", batch))
 
-    def at(self, offset: int, reader: TableReader | None = None, topic: str = TOPIC, partition: int = 0) -> Trace:
+    def at(
+        self, offset: int, reader: TableReader | None = None, topic: str = TOPIC, partition: int = 0
+    ) -> MessageTrace:
         return trace(reader or self.direct, self.settings, topic, partition, offset)
 
 

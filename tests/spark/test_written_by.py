@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.rules import apply_rules, load_rules
+from sessionlake.cli.rules import load_alert_rules, write_alert_rules
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import names
@@ -125,7 +125,7 @@ def test_a_table_s_rows_are_committed_by_the_module_that_its_definition_names(
     lake.create_or_update_tables(spark, [names.MESSAGES])
     file = tmp_path / "rules.yml"
     file.write_text(RULES)
-    apply_rules(spark, settings, load_rules(settings, file), print, only=False)
+    write_alert_rules(spark, settings, load_alert_rules(settings, file), print, only=False)
     run(spark, settings, *messages(0, 10))
     [rooms] = list_declared_references(settings)
     row = {"topic": "capture.a", "valid_from": datetime.fromtimestamp(0, UTC), "valid_to": None, "room": "one"}

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Rows = list[dict[str, Any]]
-Answer = tuple[int, bytes]
+QueryResult = tuple[int, bytes]
 """HTTP status and body."""
 
 
@@ -23,7 +23,7 @@ class Asked:
         drip: Seconds between two bytes of an answer.
     """
 
-    def __init__(self, answer: Callable[[Rows], Answer]) -> None:
+    def __init__(self, answer: Callable[[Rows], QueryResult]) -> None:
         self.answer = answer
         self.drip = 0.0
         self.requests: list[Rows] = []
@@ -33,12 +33,12 @@ class Asked:
         self.lock = threading.Lock()
 
 
-def rows(found: Rows) -> Answer:
+def rows(found: Rows) -> QueryResult:
     return 200, json.dumps(found).encode()
 
 
 @contextmanager
-def answering(answer: Callable[[Rows], Answer]) -> Iterator[Asked]:
+def answering(answer: Callable[[Rows], QueryResult]) -> Iterator[Asked]:
     """Runs the server during the block."""
     asked = Asked(answer)
 

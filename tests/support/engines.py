@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.cli.context import say
-from sessionlake.cli.engines.interface import Answer, EngineRefusalError
+from sessionlake.cli.context import print_to_stderr
+from sessionlake.cli.engines.interface import EngineRefusalError, QueryResult
 from sessionlake.cli.engines.sail import SailEngine
-from sessionlake.cli.query import SparkEngine, read_statement, show_answer
+from sessionlake.cli.query import SparkEngine, prepare_statement, print_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.errors import SessionlakeError
 from sessionlake.settings.model import Settings
@@ -47,7 +47,7 @@ class EnginePair:
             None if both give the same answer. Else why Sail does not run the statement, or `differs: ` and the
             difference.
         """
-        statement = read_statement(self.settings, sql, arguments)
+        statement = prepare_statement(self.settings, sql, arguments)
         try:
             fast = self.sail.run(statement)
         except EngineRefusalError as refusal:
@@ -68,10 +68,10 @@ class EnginePair:
 
 def write_files_with_spark(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
     """Writes what `query --engine spark` writes."""
-    show_answer(SparkEngine(spark, settings).run(read_statement(settings, sql)), form, say)
+    print_query_result(SparkEngine(spark, settings).run(prepare_statement(settings, sql)), form, print_to_stderr)
 
 
-def describe(answer: Answer) -> list[tuple[str, str]]:
+def describe(answer: QueryResult) -> list[tuple[str, str]]:
     """Returns the names and types of an answer's columns, without what neither a table nor JSON shows."""
     return [(field.name, _type_text(field.type)) for field in answer.rows.schema]
 

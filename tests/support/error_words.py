@@ -12,8 +12,10 @@ TEXTS = {
     "_suggest_known_name": "Write one of NAMES",
     "batches": "though LAYER has committed batches (FOLDER)",
     "remedy": "Run the command again with --start-over, which builds everything again",
-    "_build_recovery_hints": _RECOVERY_HINT,
-    "_describe_remedy": "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer",
+    "_build_recovery_hints_of_layers": _RECOVERY_HINT,
+    "_describe_remedy_for_offset_gaps": (
+        "Restore the tables and the checkpoint of LAYER from the same backup, or rebuild the layer"
+    ),
     "_describe_fix_of_columns": (
         "Declare the column as it is in the table, or rebuild the table: the error has the command"
     ),
@@ -113,6 +115,7 @@ WORDS = {
     "batch": "BATCH",
     "settings.location": "HOME",
     "place": "PLACE",
+    "location": "PLACE",
     "_settings.location": "HOME",
     "bootstrap_servers": "ADDRESS",
     "servers": "ADDRESS",

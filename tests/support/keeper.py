@@ -23,7 +23,7 @@ from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover_layer
 from sessionlake.cli.reshard import reshard_all_layers
-from sessionlake.cli.rules import apply_rules, load_rules
+from sessionlake.cli.rules import load_alert_rules, write_alert_rules
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
@@ -31,7 +31,7 @@ from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
-from sessionlake.operations.rebuild.processors import preview_rebuild
+from sessionlake.operations.rebuild.processors import preview_keyed_table_rebuild
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import Settings, load_settings
@@ -209,7 +209,7 @@ class Keeper:
         assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
         verified = verify_gold(self.spark, self.settings, list_declared_gold_tables(self.settings))
         assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []
-        assert [found for found in doctor._check_tables(self.settings) if found.level is CheckSeverity.FAIL] == []
+        assert [found for found in doctor._run_table_checks(self.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 COUNTED = """
@@ -321,7 +321,9 @@ class KeeperOfAll(Keeper):
         self.actions_taken[-1] += f" {chosen}"
         file = self.file.with_name("rules.yml")
         file.write_text(yaml.safe_dump({"rules": [{"name": name, **RULES[name]} for name in chosen]}))
-        apply_rules(self.spark, self.settings, load_rules(self.settings, file), self.actions_taken.append, only=True)
+        write_alert_rules(
+            self.spark, self.settings, load_alert_rules(self.settings, file), self.actions_taken.append, only=True
+        )
 
     def other_points(self) -> None:
         """Changes the number of points of the rolling averages."""
@@ -344,4 +346,4 @@ class KeeperOfAll(Keeper):
         """Compares all layers, the processor's table and the declared tables."""
         super().check()
         self.run_processor()
-        assert not (found := preview_rebuild(self.spark, self.settings, PROCESSOR)), found
+        assert not (found := preview_keyed_table_rebuild(self.spark, self.settings, PROCESSOR)), found

@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.cli.engines.sail import SailEngine
 from sessionlake.cli.query import fetch_query_result
-from sessionlake.cli.show import Rows, convert_to_cells
+from sessionlake.cli.show import Rows, convert_to_names_and_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER, VIEWS
 from sessionlake.gold.sql.views import create_views
@@ -70,7 +70,9 @@ def assert_views_are_the_truth(
 def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
     lake = Lake(settings)
     create_views(spark, lake, [view])
-    return _named(*convert_to_cells(spark.table(lake.storage.create_view_schema_and_get_name(spark, view)).toArrow()))
+    return _named(
+        *convert_to_names_and_rows(spark.table(lake.storage.create_view_schema_and_get_name(spark, view)).toArrow())
+    )
 
 
 def _named(names: list[str], rows: Rows) -> list[Row]:

@@ -11,9 +11,10 @@ import pytest
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.batch.rows import BatchRows, FoldResult
-from sessionlake.gold.fold import outputs
-from sessionlake.gold.fold.outputs import GoldReport, compute_product_rows, create_product_payloads
+from sessionlake.gold.batch.rows import BatchProductRows, GoldFoldResult
+from sessionlake.gold.fold import product_payloads
+from sessionlake.gold.fold.outputs import GoldFoldReport
+from sessionlake.gold.fold.product_payloads import compute_product_rows, create_product_payloads
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.streaming.folded import FoldedBatch
 
@@ -47,19 +48,19 @@ def rows_by_key(product: Product, rows: pa.Table) -> dict[tuple[Any, ...], dict[
 def test_every_change_of_a_batch_counts_once_whether_its_shard_has_few_or_many(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(outputs, "FEW_CHANGES", 10)
+    monkeypatch.setattr(product_payloads, "FEW_CHANGES", 10)
     rng = random.Random(1)
     shards = [make_changes(f"s{number}", count, rng) for number, count in enumerate(counts)]
     inline: dict[str, list[bytes | None]] = {}
-    report = GoldReport()
+    report = GoldFoldReport()
     for shard in shards:
         for payload in create_product_payloads(shard, DECLARED, STANDARD):
             inline.setdefault(payload.kind, []).append(encode_ipc(payload.rows))
-            report += GoldReport(spans={payload.kind: payload.row_range})
-    batch = BatchRows(NO_SPARK, FoldResult(FoldedBatch(NO_SPARK, inline), report), DECLARED, STANDARD)
+            report += GoldFoldReport(spans={payload.kind: payload.row_range})
+    batch = BatchProductRows(NO_SPARK, GoldFoldResult(FoldedBatch(NO_SPARK, inline), report), DECLARED, STANDARD)
     expected = compute_product_rows(pa.concat_tables(shards), DECLARED, STANDARD)
     for product in STANDARD:
         rows = batch.find_product_rows(product)
         assert isinstance(rows, pa.Table)
         assert rows_by_key(product, rows) == rows_by_key(product, expected[product.name])
-        assert rows_by_key(product, batch.collect_rows(product)) == rows_by_key(product, expected[product.name])
+        assert rows_by_key(product, batch.collect_product_rows(product)) == rows_by_key(product, expected[product.name])

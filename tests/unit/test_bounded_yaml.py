@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.databricks.bundle.files import FileError, read_document
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
+from sessionlake.gold.rules.rules_file import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.settings import bounded_yaml
 from sessionlake.settings.bounded_yaml import MAX_BYTES, MAX_DEPTH, BoundedLoader
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.cli.show import OutputFormat, convert_to_json_value, show_rows
-from sessionlake.cli.sql_names import find_names
+from sessionlake.cli.sql_names import find_table_and_function_names
 from sessionlake.errors import ClaimedByOtherProcessError, IntegrityViolationError, MachineSetupError, ProcessorError
 from sessionlake.local.home import claim_lock
 from sessionlake.local.signals import StopFlag
@@ -311,7 +311,7 @@ def test_nested_values_become_plain():
     ],
 )
 def test_the_names_of_tables_are_found_by_a_parser(sql, tables):
-    assert [str(one) for one in find_names(sql)] == tables
+    assert [str(one) for one in find_table_and_function_names(sql)] == tables
 
 
 def test_what_spark_says_of_a_statement_becomes_one_line():

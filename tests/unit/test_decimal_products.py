@@ -15,15 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.gold.aggregate.decimals import MOST_DIGITS, read_units
+from sessionlake.gold.aggregate.decimals import MOST_DIGITS, read_unscaled_integers
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DeclaredColumns, build_order_field_name
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.comments import build_product_comments
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_products
-from sessionlake.gold.fold.outputs import compute_product_rows
+from sessionlake.gold.declared.tables import (
+    build_declared_gold_schemas,
+    create_product_from_settings,
+    list_declared_products,
+)
+from sessionlake.gold.fold.product_payloads import compute_product_rows
 from sessionlake.settings.model import Settings
 from support.seeds import examples
 
@@ -130,14 +134,14 @@ def test_products_of_a_table_have_the_same_exact_results_of_its_rows_in_any_orde
     kind, events, _ = case
     own = {"name": "own", "source": "silver.orders", "value": "amount", "order": ["number"], "keys": ["customer"]}
     declared = Settings.model_validate({"gold": {"products": [own | {"aggregates": RESULTS | INEXACT}]}})
-    product = create_product(declared.gold.products[0], value_type="decimal({},{})".format(*kind))
+    product = create_product_from_settings(declared.gold.products[0], value_type="decimal({},{})".format(*kind))
     numbered = [*enumerate(events)]
     chance.shuffle(numbered)
     values = pa.array([value for _, (_, value) in numbered], pa.decimal128(*kind))
     doubles = pa.array([None if value is None else float(value) for _, (_, value) in numbered], pa.float64())
     number = pa.array([place for place, _ in numbered], pa.int64())
     keys = pa.table({"customer": pa.array([row for _, (row, _) in numbered], pa.string())})
-    rows = product.aggregate_rows(
+    rows = product.aggregate_source_table_rows(
         keys, pa.table({"value": values, VALUE_AS_DOUBLE: doubles, build_order_field_name(0): number})
     )
     found = {row["customer"]: tuple(row[name] for name in RESULTS) for row in rows.to_pylist()}
@@ -154,7 +158,7 @@ def test_a_table_s_product_depends_on_the_type_of_its_decimal_column() -> None:
     own = {"name": "own", "source": "silver.orders", "value": "amount", "order": ["n"], "keys": ["k"]}
     [declared] = Settings.model_validate({"gold": {"products": [own | {"aggregates": {"a": "first"}}]}}).gold.products
     kinds = (None, "double", "bigint", "decimal(20,4)", "decimal(20,5)")
-    logics = [create_product(declared, value_type=kind).logic_hash for kind in kinds]
+    logics = [create_product_from_settings(declared, value_type=kind).logic_hash for kind in kinds]
     assert logics[0] == logics[1] == logics[2]
     assert len({*logics}) == 3
 
@@ -192,9 +196,11 @@ def test_the_doubles_of_other_tables_and_columns_do_not_change_with_it() -> None
 def test_units_are_read_from_any_part_of_an_array() -> None:
     values = [Decimal(n) for n in (-(10**38) + 1, -1, 0, 1, 1 << 64, -(1 << 64), 10**38 - 1)]
     column = pa.array(values, pa.decimal128(38, 0))
-    assert read_units(column.slice(1, 5)).tolist() == [-1, 0, 1, 1 << 64, -(1 << 64)]
-    assert read_units(pa.chunked_array([column, column.slice(2)])).tolist() == [int(v) for v in values + values[2:]]
-    assert read_units(pa.chunked_array([], pa.decimal128(38, 0))).tolist() == []
+    assert read_unscaled_integers(column.slice(1, 5)).tolist() == [-1, 0, 1, 1 << 64, -(1 << 64)]
+    assert read_unscaled_integers(pa.chunked_array([column, column.slice(2)])).tolist() == [
+        int(v) for v in values + values[2:]
+    ]
+    assert read_unscaled_integers(pa.chunked_array([], pa.decimal128(38, 0))).tolist() == []
 
 
 def test_columns_and_comments_say_that_results_are_exact() -> None:

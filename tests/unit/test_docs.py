@@ -22,8 +22,8 @@ from sessionlake.cli import app as cli
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
-from sessionlake.gold.declared.tables import create_product
-from sessionlake.gold.rules.document import parse_rules_file
+from sessionlake.gold.declared.tables import create_product_from_settings
+from sessionlake.gold.rules.rules_file import parse_rules_file
 from sessionlake.gold.sql.views import DEFINITIONS
 from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.model import ENV_PREFIX, Settings, load_settings
@@ -217,16 +217,16 @@ def test_the_processor_of_the_docs_says_when_a_session_was_busy(tmp_path: Path, 
 def test_the_products_of_a_tables_rows_in_the_docs_say_how_busy_each_topic_was(plain_environment: Path):
     block = next(block for block in blocks("yaml") if "source: silver.busy_times" in block.text)
     (plain_environment / "sessionlake.yml").write_text(block.text, encoding="utf-8")
-    by_hour, by_day = map(create_product, load_settings().gold.products)
+    by_hour, by_day = map(create_product_from_settings, load_settings().gold.products)
     said = [("a", 0, 60_000), ("a", 3_599_999, 1_000), ("a", 3_600_000, 5_000), ("b", 0, None)]
     names = ("topic", "ts", "value", build_order_field_name(0), build_order_field_name(1))
     rows = pa.table(dict(zip(names, zip(*((*row, at, 0) for at, row in enumerate(said)), strict=True), strict=True)))
-    hours = by_hour.aggregate_rows(rows, rows)
+    hours = by_hour.aggregate_source_table_rows(rows, rows)
     figures = hours.select(["topic", "times", "busy", "longest", "latest"]).to_pylist()
     assert [(*row.values(),) for row in figures] == [("a", 2, 61_000, 60_000, 1_000), ("a", 1, 5_000, 5_000, 5_000)]
     starts = pc.divide(hours["window_start"].cast(pa.int64()), 1000)
     busy = pa.table({"topic": hours["topic"], "ts": starts, "value": hours["busy"]})
-    [day] = by_day.aggregate_rows(busy, busy).to_pylist()
+    [day] = by_day.aggregate_source_table_rows(busy, busy).to_pylist()
     assert (day["topic"], day["busy"], day["busiest"]) == ("a", 66_000, 61_000)
 
 

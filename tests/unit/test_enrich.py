@@ -26,15 +26,21 @@ from sessionlake.gold.enrich.reference import (
     TO,
     ReferenceDifference,
     ReferenceTable,
-    are_rows_in_spans,
-    find_changed_spans,
-    find_key_faults,
+    are_rows_in_time_spans,
+    find_changed_time_spans,
     find_reference_difference,
+    find_reference_key_faults,
 )
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, ReferenceJoin
-from sessionlake.gold.enrich.upsert import FIRST_MICROS, NewRow, RowVersion, insert_versions, plan_upsert
-from sessionlake.gold.references.applied import read_reference
-from sessionlake.gold.references.step import _find_batches_to_add, _unite_ranges
+from sessionlake.gold.enrich.upsert import (
+    FIRST_MICROS,
+    NewReferenceRow,
+    ReferenceRowVersion,
+    insert_reference_rows,
+    plan_reference_upsert,
+)
+from sessionlake.gold.references.applied import read_reference_rows
+from sessionlake.gold.references.step import _drop_batches_already_added, _unite_ranges
 from sessionlake.gold.references.writing import read_reference_rows_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import GoldSettings
@@ -152,7 +158,7 @@ def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_ch
     done = 0
     for last in sorted({*(rng.randint(0, len(changes)) for _ in range(2)), len(changes)}):
         now = {"sites": sites(rng), "flags": flags(rng)}
-        held |= told(TABLE.join_rows(as_table(changes[done:last]), taken))
+        held |= told(TABLE.join_changes_with_references(as_table(changes[done:last]), taken))
         done, written = last, as_table(changes[:last])
         for join in TABLE.joins:
             reference = join.reference
@@ -176,10 +182,10 @@ def corrected(
 ) -> dict[int, Any]:
     """Rows of changes in the spans that a slice touches, and no other, are other than before."""
     keys = [written[name] for name in join.on]
-    touched = are_rows_in_spans(
-        join.reference, find_changed_spans(join.reference, part), keys, written["_ts"].to_numpy()
+    touched = are_rows_in_time_spans(
+        join.reference, find_changed_time_spans(join.reference, part), keys, written["_ts"].to_numpy()
     )
-    return told(TABLE.join_rows(written.filter(pa.array(touched)), taken))
+    return told(TABLE.join_changes_with_references(written.filter(pa.array(touched)), taken))
 
 
 @examples(usual=30, in_all=300)
@@ -205,8 +211,8 @@ def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int)
     found, _ = find_reference_difference(SITES, old, new)
     join, none = TABLE.joins[0], FLAGS.arrow_schema().empty_table()
     keys = [changes[name] for name in join.on]
-    touched = are_rows_in_spans(SITES, find_changed_spans(SITES, found), keys, changes["_ts"].to_numpy())
-    a, b = (told(TABLE.join_rows(changes, {"sites": rows, "flags": none})) for rows in (old, new))
+    touched = are_rows_in_time_spans(SITES, find_changed_time_spans(SITES, found), keys, changes["_ts"].to_numpy())
+    a, b = (told(TABLE.join_changes_with_references(changes, {"sites": rows, "flags": none})) for rows in (old, new))
     assert {offset for offset in a if a[offset] != b[offset]} == {
         *changes["_offset"].filter(pa.array(touched)).to_pylist()
     }
@@ -236,7 +242,7 @@ def test_spans_that_meet_at_a_microsecond_are_no_fault():
     rows = rows_of(
         SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, 11, ("q", 1.0)), (("a", 1), 11, None, ("p", 1.0))]
     )
-    assert find_key_faults(SITES, rows)[1] == []
+    assert find_reference_key_faults(SITES, rows)[1] == []
 
 
 @examples(usual=120, in_all=1200)
@@ -245,10 +251,12 @@ def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_
     rng = random.Random(seed)
     bounds = sorted(rng.sample(range(20), rng.randint(0, 5)))
     pairs = zip(bounds, [*bounds[1:], OPEN_END], strict=False)
-    held = [RowVersion(begin, end, (rng.choice("ab"),)) for begin, end in pairs if rng.random() < 0.8]
+    held = [ReferenceRowVersion(begin, end, (rng.choice("ab"),)) for begin, end in pairs if rng.random() < 0.8]
     starts = rng.sample(range(20), rng.randint(1, 3))
-    given = [NewRow(begin, rng.choice([None, begin + rng.randint(1, 6)]), (rng.choice("abc"),)) for begin in starts]
-    found = insert_versions(held, rng.sample(given, len(given)), 0)
+    given = [
+        NewReferenceRow(begin, rng.choice([None, begin + rng.randint(1, 6)]), (rng.choice("abc"),)) for begin in starts
+    ]
+    found = insert_reference_rows(held, rng.sample(given, len(given)), 0)
     assert all(one.end <= two.begin for one, two in pairwise(found))
     begins = sorted({*starts, *(one.begin for one in held)})
     for moment in range(30):
@@ -258,17 +266,19 @@ def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_
         assert [one.values for one in found if one.begin <= moment < one.end] == wanted
 
 
-def ends_of(row: NewRow, begins: list[int]) -> int:
+def ends_of(row: NewReferenceRow, begins: list[int]) -> int:
     return min([b for b in begins if b > row.begin], default=OPEN_END) if row.end is None else row.end
 
 
 def test_a_row_without_a_moment_holds_since_ever_if_it_is_the_first_and_else_from_now_on_if_it_says_other_than_before():
-    assert insert_versions([], [NewRow(None, None, ("a",))], 7) == [RowVersion(FIRST_MICROS, OPEN_END, ("a",))]
-    held = [RowVersion(0, OPEN_END, ("a",))]
-    assert insert_versions(held, [NewRow(None, None, ("a",))], 7) == held
-    assert insert_versions(held, [NewRow(None, None, ("b",))], 7) == [
-        RowVersion(0, 7, ("a",)),
-        RowVersion(7, OPEN_END, ("b",)),
+    assert insert_reference_rows([], [NewReferenceRow(None, None, ("a",))], 7) == [
+        ReferenceRowVersion(FIRST_MICROS, OPEN_END, ("a",))
+    ]
+    held = [ReferenceRowVersion(0, OPEN_END, ("a",))]
+    assert insert_reference_rows(held, [NewReferenceRow(None, None, ("a",))], 7) == held
+    assert insert_reference_rows(held, [NewReferenceRow(None, None, ("b",))], 7) == [
+        ReferenceRowVersion(0, 7, ("a",)),
+        ReferenceRowVersion(7, OPEN_END, ("b",)),
     ]
 
 
@@ -283,7 +293,7 @@ def test_rows_of_a_key_that_cannot_be_put_in_are_refused_and_the_others_are_put_
         ((None, 1), 5, 9, ("p", 1.0)), (("rests", 1), 5, None, ("p", 1.0)), (("rests", 2), 5, None, ("p", 1.0)),
         (("sound", 1), 5, None, ("p", 1.0)),
     ]  # fmt: skip
-    found = plan_upsert(SITES, rows_of(SITES, held), rows_of(SITES, given), 0)
+    found = plan_reference_upsert(SITES, rows_of(SITES, held), rows_of(SITES, given), 0)
     assert found.written["site"].to_pylist() == ["sound"]
     assert {key: reason.partition(" (")[0] for key, reason in found.refused.items()} == {
         ("once", 1): "two rows start at the same moment",
@@ -302,17 +312,20 @@ def test_one_nan_is_like_another():
         == 0
     )
     assert (
-        plan_upsert(SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7).written.num_rows == 0
+        plan_reference_upsert(
+            SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7
+        ).written.num_rows
+        == 0
     )
 
 
 def test_moments_beyond_those_of_python_are_reported_and_put_in():
     far = 10**18  # the year 33658
-    (fault,) = find_key_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
+    (fault,) = find_reference_key_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
     assert fault.reason.startswith("valid_to is not after valid_from")
     dated = ReferenceTable("dated", (("site", "string"),), (("since", "timestamp"), ("day", "date")))
     held = rows_of(dated, [(("a",), 0, None, (far, 10**7))])
-    found = plan_upsert(dated, held, rows_of(dated, [(("a",), 5, None, (far, 10**7))]), 0)
+    found = plan_reference_upsert(dated, held, rows_of(dated, [(("a",), 5, None, (far, 10**7))]), 0)
     assert (found.written["since"].cast(pa.int64()).to_pylist(), found.removed.num_rows) == ([far, far], 0)
 
 
@@ -320,7 +333,7 @@ def test_what_is_written_and_removed_makes_the_table_what_its_versions_are():
     held = rows_of(
         SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, None, ("q", 1.0)), (("b", 1), 0, None, ("p", 1.0))]
     )
-    found = plan_upsert(SITES, held, rows_of(SITES, [(("a", 1), 5, 20, ("r", None))]), 0)
+    found = plan_reference_upsert(SITES, held, rows_of(SITES, [(("a", 1), 5, 20, ("r", None))]), 0)
     assert [(row["place"], row[FROM], row[TO]) for row in plain(found.written)] == [
         ("p", 0, 5), ("r", 5, 20), ("q", 20, None),
     ]  # fmt: skip
@@ -347,7 +360,7 @@ def test_a_reference_table_that_cannot_be_reported_as_it_is_declared_rests_as_a_
         find_table_folder(lake, FLAGS.table_name), rows.append_column(FROM, moments).append_column(TO, moments)
     )
     with pytest.raises(LakeError, match=r"reference\.flags (has|lacks)"):
-        read_reference(lake, lake.reader(), FLAGS)
+        read_reference_rows(lake, lake.reader(), FLAGS)
 
 
 @pytest.mark.parametrize("name", ["Valid_To", "a b", "_taken_by", "SITE", "__sl_x"])
@@ -380,10 +393,12 @@ def test_a_reference_table_joins_on_decimals_and_dates_and_has_times_without_zon
     (one,) = list_declared_references(Settings(gold=GoldSettings.model_validate({"references": [own]})))
     day, since = date(1, 1, 1), datetime.fromisoformat("2026-01-02T03:04:05.000006")
     rows = [{"day": day, "paid": Decimal(n), "rate": Decimal("1e-10"), "since": since} for n in (1, 2)]
-    made = plan_upsert(one, one.arrow_schema().empty_table(), pa.Table.from_pylist(rows, one.arrow_schema()), 0)
+    made = plan_reference_upsert(
+        one, one.arrow_schema().empty_table(), pa.Table.from_pylist(rows, one.arrow_schema()), 0
+    )
     assert made.refused == {}
     assert [{name: row[name] for name in rows[0]} for row in made.written.to_pylist()] == rows
-    first, second = one.number_keys(made.written, made.written.slice(1))
+    first, second = one.number_keys_of_rows(made.written, made.written.slice(1))
     assert second.tolist() == first[1:].tolist()
 
 
@@ -397,7 +412,7 @@ def test_silver_s_batches_are_all_added_and_none_that_a_batch_before_has_added_w
     added, seen = range(0), set[int]()
     for first, length in spans:
         read = range(first, first + length)
-        left = _find_batches_to_add(read, added)
+        left = _drop_batches_already_added(read, added)
         assert {*read} - {*added} <= {*left} <= {*read}
         assert bool(left) == bool({*read} - {*added})
         seen |= {*left}

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.fold.pack import ChangePacker, find_owner_columns
+from sessionlake.gold.fold.pack import ChangePacker, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import EXACT, RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
-from sessionlake.gold.fold.units import DecimalUnits, replace_decimals
+from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals, replace_decimal_columns_by_unscaled
 from support.seeds import examples
 from unit.test_points import _SCHEMA, HOUR, METRICS, SERIES, Change, Gold, change, left_sum
 
@@ -29,10 +29,10 @@ Kind = tuple[int, int]
 
 
 def gold_of(kind: Kind, shards: int, idle_ms: int) -> Gold:
-    packer = ChangePacker(DECLARED, find_owner_columns(SERIES))
+    packer = ChangePacker(DECLARED, list_owner_columns_of_averages(SERIES))
     schema = _SCHEMA.append(pa.field("decimal:0", pa.decimal128(*kind)))
     gold = Gold(shards, idle_ms, SERIES, packer=packer, schema=schema)
-    gold.fold = GoldFold(DECLARED, tuple(map(TrackedAverages, SERIES)), (), idle_ms, idle_ms)
+    gold.fold = GoldShardFold(DECLARED, tuple(map(TrackedAverageTable, SERIES)), (), idle_ms, idle_ms)
     return gold
 
 
@@ -130,29 +130,33 @@ def test_a_window_over_values_of_several_scales_is_exact(values: list[str]) -> N
     decimals = [Decimal(text) for text in values]
     scales = [-int(one.as_tuple().exponent) if one.as_tuple().exponent < 0 else 0 for one in decimals]
     parts = [
-        DecimalUnits.from_decimals(pa.array([one], pa.decimal128(38, s)))
+        UnscaledDecimals.from_decimals(pa.array([one], pa.decimal128(38, s)))
         for one, s in zip(decimals, scales, strict=True)
     ]
-    units = DecimalUnits.concat_points(*parts)
+    units = UnscaledDecimals.concat_points(*parts)
     sizes = np.arange(1, len(values) + 1)
-    found = units.replace_averages(np.full(len(values), np.nan), np.arange(len(values)), sizes)
+    found = units.replace_by_exact_averages(np.full(len(values), np.nan), np.arange(len(values)), sizes)
     means = [float(sum(map(Fraction, decimals[:n])) / n) for n in sizes.tolist()]
     assert found.tolist() == means
 
 
 def test_a_window_with_a_double_keeps_its_average_over_doubles() -> None:
-    one = DecimalUnits.from_decimals(pa.array([Decimal("0.1")]))
-    units = DecimalUnits.concat_points(DecimalUnits.create_nulls(1), one, one)
-    assert units.replace_averages(np.full(3, 7.0), np.arange(3), np.array([1, 2, 2])).tolist() == [7.0, 7.0, 0.1]
+    one = UnscaledDecimals.from_decimals(pa.array([Decimal("0.1")]))
+    units = UnscaledDecimals.concat_points(UnscaledDecimals.create_nulls(1), one, one)
+    assert units.replace_by_exact_averages(np.full(3, 7.0), np.arange(3), np.array([1, 2, 2])).tolist() == [
+        7.0,
+        7.0,
+        0.1,
+    ]
 
 
 @given(st.lists(st.none() | st.decimals(-(10**19), 10**19, places=2), max_size=8))
 def test_exact_values_are_the_same_after_they_were_stored(values: list[Decimal | None]) -> None:
     column = pa.chunked_array([pa.array(values, pa.decimal128(22, 2))])
-    stored = replace_decimals(pa.table({"d": column}), ["d"])
+    stored = replace_decimal_columns_by_unscaled(pa.table({"d": column}), ["d"])
     assert stored["_scale"].to_pylist() == [None if one is None else 2 for one in values]
     assert stored["_units"].to_pylist() == [None if one is None else one.scaleb(2) for one in values]
-    found = DecimalUnits.from_table(stored)
+    found = UnscaledDecimals.from_table(stored)
     if found is None:
         assert all(one is None for one in values)
     else:

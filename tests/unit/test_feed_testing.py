@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.errors import UsageError
-from sessionlake.feed_testing import check_feeds, read_test
+from sessionlake.feed_testing import check_feeds, read_feed_test_file
 from sessionlake.feeds.cases import equals_expected_value
 from sessionlake.feeds.numbers import Digits
 from support.feed_cases import BOOK, KRAKEN
@@ -166,10 +166,10 @@ def test_a_file_that_cannot_be_used_is_a_usage_error(call, text, said):
 
 def test_a_file_that_is_not_there_or_not_text_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_test(tmp_path / "none.yml")
+        read_feed_test_file(tmp_path / "none.yml")
     (tmp_path / "bytes.yml").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not valid YAML"):
-        read_test(tmp_path / "bytes.yml")
+        read_feed_test_file(tmp_path / "bytes.yml")
 
 
 def test_several_feeds_need_a_topic_or_a_name(call):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.feed_trial import JudgedTrial
+from sessionlake.cli.feed_trial import SilverTrialJudge
 from sessionlake.feeds.lines import MessageOfLine
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import Trial
@@ -33,9 +33,9 @@ def fold_one_by_one(messages: list[KafkaMessage], capture: CaptureSettings) -> t
     return folder, None
 
 
-def require_silver(messages: list[KafkaMessage], capture: CaptureSettings, block: int) -> JudgedTrial:
+def require_silver(messages: list[KafkaMessage], capture: CaptureSettings, block: int) -> SilverTrialJudge:
     folder, stopped_at = fold_one_by_one(messages, capture)
-    judged = JudgedTrial.create(capture, None, block=block)
+    judged = SilverTrialJudge.create(capture, None, block=block)
     tried = [
         MessageOfLine(number, KafkaRecord(m.topic, m.partition, m.offset, m.timestamp, m.key, m.value), is_bare=False)
         for number, m in enumerate(messages, 1)

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, find_final_table, select_newly_final_rows
+from sessionlake.gold.aggregate.final import FinalRowProgress, FinalTable, find_final_table, select_newly_final_rows
 from sessionlake.gold.aggregate.late import find_stream_times_by_partition, merge_latest_times
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.batch.final import _build_range_conditions
+from sessionlake.gold.batch.final import _build_bucket_range_conditions
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, list_declared_products
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
@@ -121,7 +121,7 @@ class Gold:
         """A process begins: all that it knows is in the tables, and what silver's version tells."""
         following = self.committed + 1
         earlier = [row for row in self.appended if row["_batch"] < following]
-        self.closing = AppendProgress(FINAL, self.limits(earlier), self.limits(self.appended))
+        self.closing = FinalRowProgress(FINAL, self.limits(earlier), self.limits(self.appended))
         self.times = dict(self.before)
 
     def limits(self, rows: Iterable[Row]) -> dict[Any, int]:
@@ -152,7 +152,7 @@ class Gold:
             merge_latest_times(self.times, find_stream_times_by_partition(batch)) if batch.num_rows else self.times
         )
         if whole:
-            until = self.closing.compute_append_limits(self.times)
+            until = self.closing.compute_times_to_append_until(self.times)
             table = pa.Table.from_pylist([*self.held.values()], OWN.arrow_schema())
             found = select_newly_final_rows(table, self.closing.appended_until, until).to_pylist() if until else []
             if self.appended_by < number and found:
@@ -222,10 +222,11 @@ def test_all_that_ever_was_is_read_of_topics_alone_with_a_topic_partition_that_i
     since = {("a", 0): 5_000, ("b", 0): 7_000, ("b", 1): 6_000}
     until = {("a", 0): 9_000, ("a", 2): 4_000, ("b", 0): 8_000, ("b", 1): 9_500}
     found = {
-        tuple(topics[2]): [_ms(one[2]) for one in times] for topics, _, *times in _build_range_conditions(since, until)
+        tuple(topics[2]): [_ms(one[2]) for one in times]
+        for topics, _, *times in _build_bucket_range_conditions(since, until)
     }
     assert found == {("b",): [6_000, 9_500], ("a",): [FIRST_MS, 9_000]}
-    assert [*_build_range_conditions(since, {})] == []
+    assert [*_build_bucket_range_conditions(since, {})] == []
 
 
 def _ms(moment: datetime) -> int:

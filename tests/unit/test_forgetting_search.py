@@ -24,7 +24,7 @@ from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import find_topics_of_session
 from sessionlake.operations.forgetting.search import SearchMatch, search_folder
 from sessionlake.operations.forgetting.states import remove_session_from_state
-from sessionlake.processors.memory import ProcessorMemory, SessionState
+from sessionlake.processors.shard_state import ProcessorShardState, SessionState
 from sessionlake.protocol.arrow import build_session_key
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.erased import ERASED_KEY
@@ -127,14 +127,14 @@ def test_parquet_is_searched_by_value_before_it_has_its_name_and_named_if_it_can
 
 def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were() -> None:
     kept = SessionState(1, b"s", 3, 0, 17)
-    memory = ProcessorMemory(
+    memory = ProcessorShardState(
         {("t", 0): 5}, {build_session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
     left = remove_session_from_state(
-        join_state_parts(ShardState().encode_shard_state(()), memory.encode_memory("p", 4)), (), ("t", "a")
+        join_state_parts(ShardState().encode_shard_state(()), memory.encode_processor_state("p", 4)), (), ("t", "a")
     )
     _, found = split_state_parts(left)
-    assert ProcessorMemory.decode_memory(found) == ProcessorMemory(
+    assert ProcessorShardState.decode_processor_state(found) == ProcessorShardState(
         {("t", 0): 5}, {build_session_key("t", number, "b"): kept for number in (0, 1)}
     )
 

@@ -22,11 +22,11 @@ from sessionlake.gold.aggregate.standard import (
     METRICS_1M,
     MINUTE,
     TIERS,
-    create_answer_product,
-    split_range_by_table,
+    create_product_of_metrics_answer,
+    split_time_range_by_metrics_table,
 )
 from sessionlake.gold.query import KEYS, metrics, read_metrics_answer
-from sessionlake.gold.tables.notes import LOGIC
+from sessionlake.gold.tables.table_properties import LOGIC
 from sessionlake.settings.model import Settings
 from support.seeds import examples
 
@@ -55,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     found = Settings(home=tmp_path_factory.mktemp("metrics") / "home")
     rows = METRICS_1M.aggregate_events(points())
     for tier in reversed(TIERS):
-        rows = tier.aggregate_finer_rows(rows) if tier.below else rows
+        rows = tier.aggregate_shorter_buckets(rows) if tier.below else rows
         day = pa.compute.floor_temporal(rows[START], unit="day")
         for one in pa.compute.unique(day):
             part = rows.filter(pa.compute.equal(day, one))
@@ -91,7 +91,7 @@ def test_a_range_is_read_from_the_coarsest_tiers_that_serve(
 ) -> None:
     found = [
         (span.table.name.removeprefix("metrics_"), span.begin, span.end)
-        for span in split_range_by_table(begin, end, step)
+        for span in split_time_range_by_metrics_table(begin, end, step)
     ]
     assert found == read
 
@@ -105,9 +105,11 @@ def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
     home: Settings, begin: int, end: int, step: int | None, by: tuple[str, ...]
 ) -> None:
     begin, end = min(begin, end), max(begin, end) + MINUTE
-    reader, answer = Lake(home).reader(), create_answer_product(by, step)
-    found = read_metrics_answer(reader, answer, [*split_range_by_table(begin, end, step)], [])
-    alone = read_metrics_answer(reader, answer, [*split_range_by_table(begin, end, step, [METRICS_1M])], [])
+    reader, answer = Lake(home).reader(), create_product_of_metrics_answer(by, step)
+    found = read_metrics_answer(reader, answer, [*split_time_range_by_metrics_table(begin, end, step)], [])
+    alone = read_metrics_answer(
+        reader, answer, [*split_time_range_by_metrics_table(begin, end, step, [METRICS_1M])], []
+    )
     assert found.rows.equals(alone.rows)
     assert found.rows.num_rows == 0 or sum(found.read.values()) <= sum(alone.read.values())
     every = points()

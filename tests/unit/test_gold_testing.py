@@ -57,7 +57,7 @@ class Newcomer(Aggregate):
     def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
         return {name: events["value"].to_numpy()}
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+    def combine_partial_results(self, name: str, left: Columns, right: Columns) -> Columns:
         del right
         return {name: left[name]}
 

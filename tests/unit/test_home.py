@@ -37,7 +37,9 @@ def test_a_home_is_made_for_its_owner_alone(tmp_path):
     settings = Settings(home=tmp_path / "a" / "home")
     create_home(settings, "logs")
     assert rights(settings.home) == 0o700
-    assert doctor._check_home(settings) == doctor.CheckResult(doctor.CheckSeverity.OK, "home", str(settings.home))
+    assert doctor._check_home_folder(settings) == doctor.CheckResult(
+        doctor.CheckSeverity.OK, "home", str(settings.home)
+    )
 
 
 def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
@@ -70,7 +72,7 @@ def test_a_home_that_others_can_read_keeps_its_rights_and_doctor_says_so(tmp_pat
     settings.home.chmod(mode)
     create_home(settings)
     assert rights(settings.home) == mode
-    found = doctor._check_home(settings)
+    found = doctor._check_home_folder(settings)
     assert found.level is doctor.CheckSeverity.WARN
     assert f"mode {mode:o}" in found.detail
     assert f"`chmod 700 '{settings.home}'`" in found.detail

@@ -22,8 +22,8 @@ from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
 from sessionlake.processors.by_class import _ERROR, _KeyRecordsFunction
 from sessionlake.processors.job import require_loadable_processor
-from sessionlake.processors.keyed import KeyedTable
-from sessionlake.processors.load import ClassReference, create_class_reference
+from sessionlake.processors.keyed import KeyedProcessorTable
+from sessionlake.processors.load import ProcessorClassReference, create_processor_class_reference
 from sessionlake.processors.testing import Sent, run, run_keyed
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings
 
@@ -77,8 +77,8 @@ def test_a_class_of_sessions_cannot_have_a_key_nor_one_with_a_key_be_without(tmp
     with pytest.raises(ConfigError, match=r"is not a subclass of sessionlake.processors.KeyedProcessor"):
         require_loadable_processor(Settings(home=tmp_path, processors=(own,)), "own")
     with pytest.raises(ConfigError, match=r"is not a subclass of sessionlake.processors.Processor"):
-        ClassReference("own", f"{__name__}:Pauses").load_processor()
-    assert ClassReference("own", f"{__name__}:Pauses").load_keyed_processor().output == Pauses.output
+        ProcessorClassReference("own", f"{__name__}:Pauses").load_processor()
+    assert ProcessorClassReference("own", f"{__name__}:Pauses").load_keyed_processor().output == Pauses.output
 
 
 ORDERED = ProcessorSettings(name="own", target=f"{__name__}:Pauses", key=("who",), order=("ts",))
@@ -157,7 +157,7 @@ def test_a_key_that_cannot_tell_rows_apart_is_refused(tmp_path: Path, key: tuple
     write_deltalake(tmp_path / "warehouse/silver/own_source", pa.table(rows))
     own = ProcessorSettings(name="own", target="a:B", key=key, source="silver.own_source", order=("ts",))
     with pytest.raises(ConfigError, match=said):
-        KeyedTable(None, settings, own)
+        KeyedProcessorTable(None, settings, own)
 
 
 @pytest.mark.parametrize("given", [{"key": ("who",), "topics": "a"}, {"order": ("ts",)}, {"source": "silver.own"}])
@@ -168,7 +168,7 @@ def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict
 
 
 def build_groups(own: ProcessorSettings) -> _KeyRecordsFunction:
-    return _KeyRecordsFunction(create_class_reference(own), own, (("who", "string"), ("ordinal", "int")))
+    return _KeyRecordsFunction(create_processor_class_reference(own), own, (("who", "string"), ("ordinal", "int")))
 
 
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):

@@ -23,7 +23,7 @@ from sessionlake.gold.aggregate.late import (
     LATE_KEYS,
     NEVER,
     are_changes_late,
-    compute_first_live_bucket,
+    compute_first_unexpired_bucket_start,
     find_latest_time_by_topic,
     find_stream_times_by_partition,
 )
@@ -160,7 +160,7 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
 
 @given(st.integers(-(10**14), 10**14), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(-3, 3))
 def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now: int, bucket: int, kept: int, by: int):
-    first = compute_first_live_bucket(now, bucket, kept)
+    first = compute_first_unexpired_bucket_start(now, bucket, kept)
     ts = first + by * bucket
     changes = pa.table({"ts": [ts], APPLIED: [now]})
     assert (ts < first) == are_changes_late(changes, bucket, kept)[0]

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from sessionlake.gold.references.lookup import HttpLookup, LookupFailedError
 from sessionlake.settings.references import LookupSettings
-from support.answers import Answer, Rows, answering, rows
+from support.answers import QueryResult, Rows, answering, rows
 
 KEYS = [{"device": "a"}, {"device": "b"}]
 
@@ -44,14 +44,14 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again():
         ((200, b'{"device": "a"}'), "answer", 1),
     ],
 )
-def test_what_is_no_answer_is_reported_by_its_kind(answer: Answer, kind: str, requests: int):
+def test_what_is_no_answer_is_reported_by_its_kind(answer: QueryResult, kind: str, requests: int):
     with answering(lambda _: answer) as asked:
         with pytest.raises(LookupFailedError) as error:
             lookup(asked.url).fetch(KEYS)
         assert (error.value.kind, len(asked.requests)) == (kind, requests)
 
 
-def silent(_: Rows) -> Answer:
+def silent(_: Rows) -> QueryResult:
     time.sleep(1)
     return rows([])
 

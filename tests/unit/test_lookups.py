@@ -60,19 +60,19 @@ class Asking:
 
     def rows(self, sessions: Sequence[str], batch: int, since: datetime | None = None) -> pa.Table:
         """Rows of the enriched table; `since`: of the version that was found."""
-        rows = [{"session_id": session, "_batch": batch, JOIN.version_column: since} for session in sessions]
+        rows = [{"session_id": session, "_batch": batch, JOIN.valid_from_column: since} for session in sessions]
         return pa.Table.from_pylist(rows, schema_of(TABLE.column_types))
 
     def add(self, sessions: Sequence[str], batch: int) -> None:
         """As gold adds a batch of silver's; no correction is made."""
         self.write(TABLE.table_name, self.rows(sessions, batch))
-        self.lookups.schedule_search(batch, batch)
+        self.lookups.schedule_search_of_batches(batch, batch)
 
     def run(self) -> list[str]:
         """Asks until there is no more to ask for; returns what was asked for."""
         self.asked.clear()
         for _ in range(50):
-            if not self.lookups.request_next_keys():
+            if not self.lookups.request_rows_of_next_keys():
                 return sorted(self.asked)
         raise AssertionError(f"asked without end: {self.asked}")
 

@@ -17,11 +17,17 @@ from hypothesis import strategies as st
 from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
-from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable, find_changed_spans, find_reference_difference
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product_from_settings
+from sessionlake.gold.enrich.reference import (
+    FROM,
+    TO,
+    ReferenceTable,
+    find_changed_time_spans,
+    find_reference_difference,
+)
 from sessionlake.gold.enrich.table import ReferenceJoin
-from sessionlake.gold.rules.parse import NameScope, parse_condition
-from sessionlake.gold.rules.tree import Selection, find_comparisons
+from sessionlake.gold.rules.condition_tree import Selection, find_comparisons
+from sessionlake.gold.rules.parse import ConditionNameScope, parse_condition
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
 from sessionlake.protocol.arrow import select_matching_rows, sort_rows
@@ -147,14 +153,16 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
     names: list[str], rnd: random.Random
 ) -> None:
     def made(keys: list[str], results: list[str], kinds: list[str]) -> list[tuple[Any, ...]]:
-        product = create_product(
+        product = create_product_from_settings(
             ProductSettings.model_validate(
                 {"name": "own", "source": "silver.fills", "keys": keys, "time": "at", "value": "price", "order": ["n"],
                  "bucket": "1 minute", "aggregates": dict(zip(results, kinds, strict=True))}
             )
         )  # fmt: skip
         told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
-        found = product.aggregate_rows(told, values).select([*keys, "window_start", *product.result_columns])
+        found = product.aggregate_source_table_rows(told, values).select(
+            [*keys, "window_start", *product.result_columns]
+        )
         return sorted(map(str, zip(*(column.to_pylist() for column in found.columns), strict=True)))
 
     count, kinds = 20, rnd.sample(KINDS, 4)
@@ -179,7 +187,9 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
         ]
         versions = pa.Table.from_pylist(rows, reference.arrow_schema())
         found = ReferenceJoin(reference, "r", ("on", "too"), ((taken, said),)).compute_added_columns(changes, versions)
-        spans = find_changed_spans(reference, find_reference_difference(reference, versions.slice(0, 0), versions)[0])
+        spans = find_changed_time_spans(
+            reference, find_reference_difference(reference, versions.slice(0, 0), versions)[0]
+        )
         return [*map(pa.ChunkedArray.to_pylist, found.values())], spans.rename_columns(list("abcd")).to_pylist()
 
     changes = pa.table({"on": ["a", "a", "b"], "too": [1, 1, 1], "ts": [1, 7, 1]})
@@ -190,7 +200,10 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
     found = output.create_declared_arrays(
-        [output.check_record({name: place for place, name in enumerate(names)}), output.check_record({})]
+        [
+            output.convert_record_to_struct({name: place for place, name in enumerate(names)}),
+            output.convert_record_to_struct({}),
+        ]
     )
     assert {name: column.to_pylist() for name, column in found.items()} == {
         name: [place, None] for place, name in enumerate(names)
@@ -247,7 +260,7 @@ def test_internal_names_are_no_user_s() -> None:
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))
 def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
-    scope = NameScope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
+    scope = ConditionNameScope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
     told = parse_condition(f"max(`{names[0]}`) over 5 min > 1 and every `{names[0]}` over 5 min > 2", scope)
     assert {window.metric for leaf in find_comparisons(told) for window in (leaf.left,)} == {names[0]}
     assert parse_condition(f"`{names[1]}` = 'x' then `{names[0]}` > 1 within 5 min", scope)

@@ -14,7 +14,7 @@ import pytest
 
 from sessionlake.cli.session import show_session_table
 from sessionlake.cli.show import OutputFormat, show_rows
-from sessionlake.cli.status import show_statuses
+from sessionlake.cli.status import show_layer_statuses
 from sessionlake.history.status import STATUS_COLUMNS, LayerStatus
 
 
@@ -57,7 +57,7 @@ def test_the_status_breaks_no_name_and_no_number_at_any_usual_width(width: int, 
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
     monkeypatch.setattr("sys.stdout", out)
-    show_statuses(LAYERS, OutputFormat.TABLE)
+    show_layer_statuses(LAYERS, OutputFormat.TABLE)
     plain = plain_text(out.getvalue())
     words = plain.split()
     assert max(map(len, plain.splitlines())) <= width

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.once import read_layer_entries, summarize_entries
+from sessionlake.cli.once import read_ledger_entries_of_layer, summarize_ledger_entries
 from sessionlake.delta.schemas.names import LEDGER
 from support.tables import Tables
 
@@ -34,7 +34,7 @@ ENTRIES = [
 
 def said(layer: str, entries: list[dict[str, Any]] = ENTRIES) -> str:
     reader = Tables({LEDGER: pa.Table.from_pylist(entries)})
-    return str(summarize_entries(layer, read_layer_entries(reader, layer, BEGUN)))
+    return str(summarize_ledger_entries(layer, read_ledger_entries_of_layer(reader, layer, BEGUN)))
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,7 @@ def test_messages_of_several_parts_are_reported_with_their_parts():
 
 
 def test_a_lake_without_a_ledger_has_nothing_new():
-    assert str(summarize_entries("gold", read_layer_entries(Tables({}), "gold", BEGUN))) == "gold: nothing new"
+    assert (
+        str(summarize_ledger_entries("gold", read_ledger_entries_of_layer(Tables({}), "gold", BEGUN)))
+        == "gold: nothing new"
+    )

@@ -18,14 +18,14 @@ from sessionlake.gold.aggregate.order import (
     SESSION_MARK,
     TURN,
     OnceTopics,
-    add_order_columns,
+    add_change_order_columns,
     add_session_hashes,
     hash_session_ids,
 )
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.fold.pack import ChangePacker, find_owner_columns
+from sessionlake.gold.fold.pack import ChangePacker, list_owner_columns_of_averages
 from sessionlake.gold.rules.patterns import MATCH, evaluate_pattern, list_pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.settings.capture import CaptureSettings
@@ -72,7 +72,7 @@ def cut(changes: Sequence[Change], rnd: random.Random) -> Iterable[Sequence[Chan
 
 def averages(changes: Sequence[Change], rnd: random.Random) -> dict[Any, Any]:
     """All three tables of averages, by what tells a point apart in whatever order it came."""
-    packer = ChangePacker(DECLARED, find_owner_columns(SERIES), ONCE)
+    packer = ChangePacker(DECLARED, list_owner_columns_of_averages(SERIES), ONCE)
     gold = Gold(rnd.randint(1, 3), series=SERIES, packer=packer, schema=SCHEMA)
     for batch in cut(changes, rnd):
         gold.batch(list(batch))
@@ -122,7 +122,9 @@ FIRST_AND_LAST = Product(
 def product_rows(product: Product, changes: Sequence[Change], rnd: random.Random) -> list[Change]:
     held = product.arrow_schema().empty_table()
     for batch in cut(changes, rnd):
-        part = product.aggregate_changes(add_order_columns(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
+        part = product.aggregate_changes(
+            add_change_order_columns(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED
+        )
         merged = {tuple(row[name] for name in product.row_keys): row for row in held.to_pylist()}
         merged |= {tuple(row[n] for n in product.row_keys): row for row in product.merge_rows(part, held).to_pylist()}
         held = pa.Table.from_pylist([*merged.values()], product.arrow_schema())
@@ -160,10 +162,10 @@ PATTERNS = [
 
 
 def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
-    table = add_order_columns(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
+    table = add_change_order_columns(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
     matches = pa.concat_tables(
-        [MATCH.empty_table(), *(one.find_matches(table, DECLARED) for one in list_pattern_events(rule))]
+        [MATCH.empty_table(), *(one.find_event_matches(table, DECLARED) for one in list_pattern_events(rule))]
     )
     return {*evaluate_pattern(rule, matches, 0, 10**9)}
 
@@ -185,12 +187,12 @@ def test_changes_of_other_classes_go_by_position(integrity: str) -> None:
     other = OnceTopics(CaptureSettings.model_validate({"integrity": integrity}))
     assert not other.is_once_configured
     rows = pa.Table.from_pylist([change("s", "r", 7, 0, price=1.0) | {LIFE: 5, SEQ: 3}], SCHEMA)
-    [row] = add_order_columns(rows, other).select([LIFE, TURN]).to_pylist()
+    [row] = add_change_order_columns(rows, other).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: NO_LIFE, TURN: 7}
-    assert add_session_hashes(add_order_columns(rows, other))[SESSION_MARK].to_pylist() == [None]
-    [row] = add_order_columns(rows, ONCE).select([LIFE, TURN]).to_pylist()
+    assert add_session_hashes(add_change_order_columns(rows, other))[SESSION_MARK].to_pylist() == [None]
+    [row] = add_change_order_columns(rows, ONCE).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: 5, TURN: 3}
     assert (
-        add_session_hashes(add_order_columns(rows, ONCE))[SESSION_MARK].to_pylist()
+        add_session_hashes(add_change_order_columns(rows, ONCE))[SESSION_MARK].to_pylist()
         == hash_session_ids(pa.array(["s"])).tolist()
     )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.errors import ConfigError, UsageError
-from sessionlake.history.content import decode_first_part
+from sessionlake.history.content import decode_first_message_part
 from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.operations.pipeline import Layer, require_runnable_settings
 from sessionlake.settings.model import Settings, load_settings
@@ -104,5 +104,5 @@ def test_tracing_a_message_reads_it_in_its_own_format(tmp_path):
     value = avro({"type": "update", "seq": 7, "ts": 5, "rows": [{"id": "a", "qty": 1}]})
     now = datetime.now(UTC)
     row = {"topic": "t", "partition": 0, "offset": 1, "timestamp": now, "key": b"s", "value": value, "ingested_at": now}
-    content = decode_first_part(row | {"headers": None}, found)
+    content = decode_first_message_part(row | {"headers": None}, found)
     assert (content.type, content.seq, content.ts, content.changes) == ("update", 7, 5, 1)

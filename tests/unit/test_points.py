@@ -20,34 +20,34 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
 from sessionlake.gold.fold import state
-from sessionlake.gold.fold.outputs import (
-    CHANGES,
-    LATE_POINTS,
-    AveragesOutput,
-    GoldReport,
-    compute_product_rows,
-    sum_reports,
-)
+from sessionlake.gold.fold.outputs import AveragesPayloadKind, GoldFoldReport, sum_encoded_reports
 from sessionlake.gold.fold.pack import (
     SEPARATOR,
     ChangePacker,
     DecodedChunks,
-    ReadChanges,
+    ReadChangesSummary,
     build_shard_field_name,
     combine_partition_and_offset,
-    find_owner_columns,
+    list_owner_columns_of_averages,
     split_into_partition_and_offset,
 )
+from sessionlake.gold.fold.point_changes import select_changes_with_points
+from sessionlake.gold.fold.product_payloads import CHANGES, LATE_POINTS, compute_product_rows
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import (
-    GoldFold,
-    TrackedAverages,
-    compute_tail_length,
+    GoldShardFold,
+    TrackedAverageTable,
+    count_kept_points_per_series,
     recompute_averages,
-    select_changes_with_points,
 )
-from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
-from sessionlake.gold.making import states
+from sessionlake.gold.fold.state import (
+    ForgottenSeriesOwners,
+    GoldShardState,
+    decode_states,
+    encode_states,
+    hash_owner_names,
+)
+from sessionlake.gold.rebuilding import states
 from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
@@ -92,9 +92,9 @@ class Gold:
         schema: pa.Schema = _SCHEMA,
     ) -> None:
         self.shards, self.series, self.schema = shards, series, schema
-        self.packer = packer or ChangePacker(DeclaredColumns(METRICS), find_owner_columns(series))
-        self.fold = GoldFold(
-            DeclaredColumns(METRICS), tuple(map(TrackedAverages, series)), (), idle_ms, resting_ms or idle_ms
+        self.packer = packer or ChangePacker(DeclaredColumns(METRICS), list_owner_columns_of_averages(series))
+        self.fold = GoldShardFold(
+            DeclaredColumns(METRICS), tuple(map(TrackedAverageTable, series)), (), idle_ms, resting_ms or idle_ms
         )
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
@@ -108,17 +108,17 @@ class Gold:
     def state(self) -> GoldShardState:
         return GoldShardState.decode_state(decode_states(self.states[0])[BY_SESSION.name])
 
-    def batch(self, changes: list[Change]) -> GoldReport:
+    def batch(self, changes: list[Change]) -> GoldFoldReport:
         reports = []
         for shard, chunks in self._packed(changes).items():
             state, out = self.fold(shard, self.states.get(shard), chunks)
             if state is not None:
                 self.states[shard] = state
             content = by_kind(out)
-            reports.append(content.pop(AveragesOutput.REPORT))
+            reports.append(content.pop(AveragesPayloadKind.REPORT))
             for series in self.series:
                 self._write(series, content)
-        return sum_reports(reports)
+        return sum_encoded_reports(reports)
 
     def _packed(self, changes: list[Change]) -> dict[int, list[bytes]]:
         rows = [c | self._shard_of(c) for c in changes]
@@ -132,7 +132,7 @@ class Gold:
         return chunks
 
     def _shard_of(self, c: Change) -> Change:
-        names = ([name for name in owner if name != PARTITION] for owner in find_owner_columns(self.series))
+        names = ([name for name in owner if name != PARTITION] for owner in list_owner_columns_of_averages(self.series))
         owners = ["".join(c[name] or "" for name in owner) for owner in names]
         return {build_shard_field_name(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
@@ -140,22 +140,22 @@ class Gold:
         table = self.tables[series.name]
         beyond = (
             decode_dictionaries(content[kind])
-            if (kind := AveragesOutput.BEYOND.build_payload_kind(series)) in content
+            if (kind := AveragesPayloadKind.BEYOND.build_payload_kind(series)) in content
             else None
         )
-        for kind in (AveragesOutput.RESTATED, AveragesOutput.NEW, AveragesOutput.CHANGED):
+        for kind in (AveragesPayloadKind.RESTATED, AveragesPayloadKind.NEW, AveragesPayloadKind.CHANGED):
             rows = (
                 decode_dictionaries(content[kind.build_payload_kind(series)]).to_pylist()
                 if kind.build_payload_kind(series) in content
                 else []
             )
-            if kind is AveragesOutput.RESTATED:
+            if kind is AveragesPayloadKind.RESTATED:
                 self.restated += rows
                 continue
             assert all(list(row) == [name for name, _ in series.column_types] for row in rows)
             for row in rows:
                 key = tuple(row[n] for n in series.row_keys)
-                assert (key in table) == (kind is AveragesOutput.CHANGED)
+                assert (key in table) == (kind is AveragesPayloadKind.CHANGED)
                 table[key] = row
         if beyond is not None:
             found = recompute_averages(self._with_history(series, beyond), series)
@@ -292,11 +292,11 @@ def test_a_table_that_was_made_again_begins_with_no_state_and_looks_up_what_it_h
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
     known = {
-        shard: pa.table({"mark": hash_names([SEPARATOR.join(owner)]), "newest": [newest]})
+        shard: pa.table({"mark": hash_owner_names([SEPARATOR.join(owner)]), "newest": [newest]})
         for shard, owner, newest in ((0, ("capture.a", "s", "0"), 4000), (1, ("capture.a", "t", "1"), 9000))
     }
-    gold.fold = GoldFold(
-        DeclaredColumns(METRICS), (TrackedAverages(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR
+    gold.fold = GoldShardFold(
+        DeclaredColumns(METRICS), (TrackedAverageTable(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR
     )
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
     new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
@@ -316,11 +316,11 @@ def test_of_what_a_table_was_made_again_each_shard_reads_its_own(tmp_path: Path,
     marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
-        states._write_owner_files(settings, BY_SESSION, made, rows)
+        states._write_files_of_owners_at_rebuild(settings, BY_SESSION, made, rows)
     (folder,) = states.get_owners_at_rebuild_folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
-        found = states._StoredOwners(str(folder))(shard)
+        found = states._OwnersAtRebuildReader(str(folder))(shard)
         own = [i for i in np.argsort(marks) if shards[i] == shard]
         assert (found["mark"].to_pylist(), found["newest"].to_pylist()) == (marks[own].tolist(), own)
 
@@ -382,21 +382,21 @@ def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
 
 def test_a_batch_without_points_still_says_what_was_read():
     report = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
-    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {}, {("capture.a", 0): 0})
+    assert report == GoldFoldReport(ReadChangesSummary(2, 7, 9), 0, {}, {("capture.a", 0): 0})
 
 
 def test_the_account_of_what_was_read_is_not_repeated_by_every_shard():
     changes = [change(f"s{i}", "r", i, 0, price=1.0) for i in range(20)]
-    assert Gold(5).batch(changes).read == ReadChanges(20, 0, 19)
+    assert Gold(5).batch(changes).read == ReadChangesSummary(20, 0, 19)
 
 
 def test_a_new_metric_finds_the_state_of_the_others():
     gold = Gold(1)
     first = [change("s", "r", i, i, price=float(i)) for i in range(4)]
     gold.batch(first)
-    state = gold.state().renumber_for_metrics(("extra", "price", "qty"))
+    state = gold.state().renumber_series_for_metrics(("extra", "price", "qty"))
     assert set((state.tail.key % 3).tolist()) == {1}
-    assert state.renumber_for_metrics(("extra", "price", "qty")) is state
+    assert state.renumber_series_for_metrics(("extra", "price", "qty")) is state
     assert len(state.older) == 3
 
 
@@ -404,11 +404,11 @@ def test_a_metric_that_is_no_longer_declared_is_refused():
     gold = Gold(1)
     gold.batch([change("s", "r", 0, 0, qty=1.0)])
     assert (
-        gold.state().renumber_for_metrics(("qty",)).renumber_for_metrics(METRICS).encode_state()
+        gold.state().renumber_series_for_metrics(("qty",)).renumber_series_for_metrics(METRICS).encode_state()
         == gold.state().encode_state()
     )
     with pytest.raises(LakeError, match="points of qty, which"):
-        gold.state().renumber_for_metrics(("price",))
+        gold.state().renumber_series_for_metrics(("price",))
 
 
 def test_state_of_another_format_is_refused():
@@ -418,16 +418,18 @@ def test_state_of_another_format_is_refused():
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
-    none = ForgottenOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
+    none = ForgottenSeriesOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
     forgotten = none.add_owners(["a", "b"], np.array([5, 7])).add_owners(["a"], np.array([3]))
-    found, newest = forgotten.find_owners(["b", "c", "a"])
+    found, newest = forgotten.find_forgotten_owners(["b", "c", "a"])
     assert found.tolist() == [True, False, True]
     assert newest.tolist() == [7, 0, 5]
 
 
 @pytest.mark.parametrize("keys", [BY_SESSION.keys, BY_SENSOR.keys])
 def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
-    assert all(compute_tail_length(RollingAverage("own", keys, window_points=n)) >= n - 1 for n in range(1, 1025))
+    assert all(
+        count_kept_points_per_series(RollingAverage("own", keys, window_points=n)) >= n - 1 for n in range(1, 1025)
+    )
 
 
 OWNER = SEPARATOR.join(("capture.a", "s", "0"))
@@ -441,10 +443,10 @@ def owner_of(session: str) -> str:
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
     shards = {build_shard_field_name(0): 4, build_shard_field_name(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
-    packed = next(ChangePacker(DeclaredColumns(METRICS), find_owner_columns(SERIES[:2]))([batch]))
+    packed = next(ChangePacker(DeclaredColumns(METRICS), list_owner_columns_of_averages(SERIES[:2]))([batch]))
     assert packed["shard"].to_pylist() == [4, 5]
     found = DecodedChunks.decode_chunks(packed["chunk"].to_pylist())
-    assert found.read == ReadChanges(1, 0, 0)
+    assert found.read == ReadChangesSummary(1, 0, 0)
     points = {
         one.name: select_changes_with_points(found.changes[one.owner_columns], DeclaredColumns(METRICS), one)
         for one in SERIES[:2]
@@ -460,21 +462,21 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {build_shard_field_name(0): 0}], _SCHEMA).select(names)
-    packed = next(ChangePacker(DeclaredColumns(()), find_owner_columns([BY_SESSION]))([batch]))
-    state, out = GoldFold(DeclaredColumns(()), (TrackedAverages(BY_SESSION),), (), HOUR, HOUR)(
+    packed = next(ChangePacker(DeclaredColumns(()), list_owner_columns_of_averages([BY_SESSION]))([batch]))
+    state, out = GoldShardFold(DeclaredColumns(()), (TrackedAverageTable(BY_SESSION),), (), HOUR, HOUR)(
         0, None, packed["chunk"].to_pylist()
     )
     assert state is None
-    assert [kind for kind, _ in out] == [AveragesOutput.REPORT]
-    assert sum_reports([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {("capture.a", 0): 0})
+    assert [kind for kind, _ in out] == [AveragesPayloadKind.REPORT]
+    assert sum_encoded_reports([out[0][1]]) == GoldFoldReport(ReadChangesSummary(1, 0, 0), 0, {}, {("capture.a", 0): 0})
 
 
 @pytest.mark.parametrize("few", [0, 8, 1_000_000])
 def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", few)
+    monkeypatch.setattr("sessionlake.gold.fold.product_payloads.FEW_CHANGES", few)
     monkeypatch.setattr("sessionlake.gold.fold.outputs._PAYLOAD_ROWS", 3)
     declared, gold = DeclaredColumns(METRICS), Gold(4)
-    fold = GoldFold(declared, (), STANDARD, HOUR, HOUR)
+    fold = GoldShardFold(declared, (), STANDARD, HOUR, HOUR)
     changes = [
         change(f"s{i % 5}", f"r{i % 3}", i, i * 7_000_000, price=float(i), **({"qty": 1.0} if i % 2 else {}))
         for i in range(40)
@@ -500,7 +502,7 @@ def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pyte
         assert whole.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
 
 
-@pytest.mark.parametrize("kind", [CHANGES, LATE_POINTS, AveragesOutput.REPORT])
+@pytest.mark.parametrize("kind", [CHANGES, LATE_POINTS, AveragesPayloadKind.REPORT])
 def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
     given = {"keys": ["topic", "metric"], "aggregates": {"points": "count"}}
     ProductSettings.model_validate({"name": kind.removeprefix("/"), **given})

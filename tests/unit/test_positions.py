@@ -180,7 +180,7 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     """All that is asked of a ledger but what single entries tell."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "read_kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_end_offsets", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
     found: list[Any] = [
         read_layer_offsets(reader),
@@ -208,7 +208,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     """All that anyone asks of a ledger."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "read_kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_end_offsets", lambda _: None)
     rows = reader.tables[LEDGER].to_pylist()
     layers = sorted({row["layer"] for row in rows})
     last = read_last_batch_number(reader, "silver") or -1

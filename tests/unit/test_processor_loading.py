@@ -9,14 +9,14 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from sessionlake.cli.run import choose_processor
+from sessionlake.cli.run import keep_only_named_processor
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
 from sessionlake.operations.pipeline import Layer, Pipeline, list_layers_to_run
 from sessionlake.processors import Row
 from sessionlake.processors.job import find_processor_settings, load_processor
-from sessionlake.processors.load import ClassReference
+from sessionlake.processors.load import ProcessorClassReference
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
@@ -56,7 +56,7 @@ def test_a_class_that_cannot_be_used_is_reported_by_its_key(tmp_path: Path, requ
     module = f"made_{request.node.callspec.id}"
     (tmp_path / f"{module}.py").write_text(GOOD + "\n" + more)
     with pytest.raises(ConfigError, match=rf"processors\.mine\.class: .*{said}"):
-        ClassReference("mine", f"{module}:{name}", {}, str(tmp_path)).load_processor()
+        ProcessorClassReference("mine", f"{module}:{name}", {}, str(tmp_path)).load_processor()
 
 
 def test_a_class_of_a_module_in_the_working_folder_is_found(tmp_path, monkeypatch):
@@ -72,9 +72,9 @@ def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(f"[sessionlake.processors]\ntheir-logins = {LOGINS}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert isinstance(ClassReference("mine", "their-logins").load_processor(), Logins)
+    assert isinstance(ProcessorClassReference("mine", "their-logins").load_processor(), Logins)
     with pytest.raises(ConfigError, match=r"no installed package has an entry point 'other' .*their-logins"):
-        ClassReference("mine", "other").load_processor()
+        ProcessorClassReference("mine", "other").load_processor()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
 )
 def test_options_that_do_not_fit_are_reported_with_those_that_do(options, said):
     with pytest.raises(ConfigError, match=rf"processors\.mine\.options: .*{said}"):
-        ClassReference("mine", LOGINS, options).load_processor()
+        ProcessorClassReference("mine", LOGINS, options).load_processor()
 
 
 def test_a_module_that_is_not_there_is_reported_with_where_it_was_looked_for():
     with pytest.raises(ConfigError, match=r"module no_such cannot be imported .*not installed, nor in /nowhere"):
-        ClassReference("mine", "no_such:Class", {}, "/nowhere").load_processor()
+        ProcessorClassReference("mine", "no_such:Class", {}, "/nowhere").load_processor()
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,11 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
     settings = settings_of("one", "two")
     assert list_layers_to_run(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
     assert list_layers_to_run(settings, Layer.SILVER) == ("silver",)
-    assert list_layers_to_run(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+    assert list_layers_to_run(keep_only_named_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == (
+        "processor-two",
+    )
     everyone = ("processor-one", "processor-two")
-    assert list_layers_to_run(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
+    assert list_layers_to_run(keep_only_named_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
 
 
 @pytest.mark.parametrize(
@@ -141,12 +143,12 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
 )
 def test_a_name_that_does_not_fit_is_reported(layer, name, error, said):
     with pytest.raises(error, match=said):
-        choose_processor(settings_of("one", "two"), layer, name)
+        keep_only_named_processor(settings_of("one", "two"), layer, name)
 
 
 def test_where_no_processor_is_configured_none_can_run():
     with pytest.raises(UsageError, match="no processor is configured"):
-        choose_processor(Settings(), Layer.PROCESSOR, None)
+        keep_only_named_processor(Settings(), Layer.PROCESSOR, None)
 
 
 class Ended:
@@ -173,7 +175,7 @@ def test_a_processor_that_fails_among_all_is_reported_once_and_a_layer_stops_the
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
-    settings = choose_processor(settings_of("one"), Layer.PROCESSOR, "one")
+    settings = keep_only_named_processor(settings_of("one"), Layer.PROCESSOR, "one")
     pipeline = Pipeline(None, settings, Layer.PROCESSOR)
     pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):
@@ -191,16 +193,18 @@ def test_every_declared_type_has_a_column():
     values = (True, -128, 1, 2, 2**63 - 1, 0.5, 1, "ü", 1_700_000_000_000)
     output = OutputColumns({f"c{i}": sql for i, sql in enumerate(types)})
     assert [sql for name, sql in output.column_types if name[1:].isdigit()] == list(types)
-    output.check_record({f"c{i}": value for i, value in enumerate(values)})
+    output.convert_record_to_struct({f"c{i}": value for i, value in enumerate(values)})
     with pytest.raises(ValueError, match=r"Expected `int` >= -128 - at `\$.c1`"):
-        output.check_record({"c1": -129})
+        output.convert_record_to_struct({"c1": -129})
 
 
 def test_records_have_exact_decimals_dates_and_bytes():
     types = {"total": "decimal(5, 2)", "day": "date", "raw": "binary"}
     output = OutputColumns(types)
     record = {"total": Decimal("1.5"), "day": date(2026, 1, 2), "raw": b"\xff"}
-    columns = output.create_declared_arrays([output.check_record(one) for one in (record, {"total": -3}, {})])
+    columns = output.create_declared_arrays(
+        [output.convert_record_to_struct(one) for one in (record, {"total": -3}, {})]
+    )
     assert {name: column.to_pylist() for name, column in columns.items()} == {
         "total": [Decimal("1.50"), Decimal("-3.00"), None],
         "day": [date(2026, 1, 2), None, None],
@@ -209,7 +213,7 @@ def test_records_have_exact_decimals_dates_and_bytes():
     assert [str(column.type) for column in columns.values()] == ["decimal128(5, 2)", "date32[day]", "binary"]
     for wrong, why in (({"total": Decimal("0.001")}, "more than 2 decimals"), ({"total": 1000}, "more than 5 digits")):
         with pytest.raises(ValueError, match=why):
-            output.check_record(wrong)
+            output.convert_record_to_struct(wrong)
     with pytest.raises(ValueError, match=r"column 'many': type 'array<int>' is not one of .*date, binary, decimal"):
         OutputColumns({"many": "array<int>"})
 

@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.memory import FORMAT, ProcessorMemory, SessionState, StateCodec
+from sessionlake.processors.shard_state import FORMAT, ProcessorShardState, SessionState, SessionStateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
 from sessionlake.protocol.arrow import build_session_key
 from sessionlake.settings.model import CaptureSettings
@@ -382,13 +382,13 @@ class Migrating(Processor[Newer]):
 
 
 def test_a_state_is_what_it_was_before_it_was_stored():
-    codec = StateCodec("p", Migrating())
-    assert codec.decode_stored(codec.encode_state(Newer(7, "ü\x00")), 3, "s") == Newer(7, "ü\x00")
+    codec = SessionStateCodec("p", Migrating())
+    assert codec.decode_and_migrate_state(codec.encode_state(Newer(7, "ü\x00")), 3, "s") == Newer(7, "ü\x00")
 
 
 def test_an_old_state_is_migrated_on_read():
     old = msgspec.msgpack.encode(Notes(5, "t"))
-    assert StateCodec("p", Migrating()).decode_stored(old, 1, "s") == Newer(5, "one")
+    assert SessionStateCodec("p", Migrating()).decode_and_migrate_state(old, 1, "s") == Newer(5, "one")
 
 
 @pytest.mark.parametrize(
@@ -410,16 +410,16 @@ def test_an_old_state_is_migrated_on_read():
 )
 def test_a_state_that_cannot_be_read_is_reported_with_session_version_and_remedy(state, version, said):
     with pytest.raises(LakeError, match=said):
-        StateCodec("p", Migrating()).decode_stored(msgspec.msgpack.encode(state), version, "s")
+        SessionStateCodec("p", Migrating()).decode_and_migrate_state(msgspec.msgpack.encode(state), version, "s")
 
 
 KEY = build_session_key("t", 0, "s")
 
 
 def test_a_memory_of_another_format_is_refused_by_name():
-    stored = ProcessorMemory(sessions={KEY: SessionState(1, b"", 0, 0, 0)}).encode_memory("p", 4)
-    assert ProcessorMemory.decode_memory(stored).sessions[KEY].life == 0
+    stored = ProcessorShardState(sessions={KEY: SessionState(1, b"", 0, 0, 0)}).encode_processor_state("p", 4)
+    assert ProcessorShardState.decode_processor_state(stored).sessions[KEY].life == 0
     with pytest.raises(LakeError, match=r"processor p: its stored state has the format 'sessionlake.processor/9'"):
-        ProcessorMemory.decode_memory(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
+        ProcessorShardState.decode_processor_state(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
     with pytest.raises(LakeError, match="cannot be read"):
-        ProcessorMemory.decode_memory(b"\x81")
+        ProcessorShardState.decode_processor_state(b"\x81")

@@ -69,7 +69,7 @@ def incremental(batches: Iterable[pa.Table]) -> dict[str, pa.Table]:
         parts: dict[str, pa.Table] = {}
         for product in STANDARD:
             below = product.below
-            found = product.aggregate_finer_rows(parts[below.name]) if below else product.aggregate_events(
+            found = product.aggregate_shorter_buckets(parts[below.name]) if below else product.aggregate_events(
                 product.source.extract_events(batch, DECLARED)
             )  # fmt: skip
             parts[product.name] = found
@@ -177,7 +177,7 @@ def test_groups_are_reduced_whatever_their_sizes(pairs: list[tuple[int, int]]) -
         {"key": pa.array([k for k, _ in pairs], pa.int64()), "n": pa.array([n for _, n in pairs], pa.int64())}
     )
     groups = RowGroups.group_rows(rows, ["key"])
-    reduced = groups.merge_rows({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
+    reduced = groups.merge_rows_of_each_group({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
     found = dict(zip(rows["key"].to_numpy()[groups.first_rows].tolist(), reduced["n"].tolist(), strict=True))
     assert found == {key: sum(n for k, n in pairs if k == key) for key, _ in pairs}
 

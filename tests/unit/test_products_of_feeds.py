@@ -19,9 +19,9 @@ from sessionlake.gold.aggregate.sources import POINTS, DeclaredColumns, FeedEven
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.tables import list_declared_averages, list_declared_products
+from sessionlake.gold.fold.point_changes import select_changes_with_points
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import select_changes_with_points
-from sessionlake.gold.rules.document import StoredRule, parse_rules_file
+from sessionlake.gold.rules.rules_file import StoredRule, parse_rules_file
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.settings.model import Settings
 from support.seeds import examples

@@ -21,7 +21,11 @@ from yaml import safe_dump
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import build_order_field_name
-from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_gold_tables
+from sessionlake.gold.declared.tables import (
+    build_declared_gold_schemas,
+    create_product_from_settings,
+    list_declared_gold_tables,
+)
 from sessionlake.history.explain import explain
 from sessionlake.operations.maintenance import list_table_readers
 from sessionlake.processors.job import require_loadable_processor
@@ -51,7 +55,7 @@ def settings_of(*products: dict[str, Any], **more: Any) -> Settings:
 
 
 def product(**changed: Any) -> Product:
-    return create_product(settings_of(FILLS | changed).gold.products[0])
+    return create_product_from_settings(settings_of(FILLS | changed).gold.products[0])
 
 
 class Fill(NamedTuple):
@@ -78,7 +82,7 @@ def figures(one: Product, fills: list[Fill]) -> dict[Any, dict[str, Any]]:
     columns += [[value_of(fill) for fill in fills], [fill.number for fill in fills]]
     typed = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     made = (
-        one.aggregate_rows(*[pa.table(typed, schema=SCHEMA)] * 2)
+        one.aggregate_source_table_rows(*[pa.table(typed, schema=SCHEMA)] * 2)
         .select([*one.row_keys, *one.result_columns])
         .to_pylist()
     )
@@ -159,11 +163,11 @@ def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_co
 def test_texts_are_reported_apart_and_rows_without_time_or_value_need_none() -> None:
     rows = {"venue": [1, 1, 1, 2, None], "value": ["x", "x", "y", None, "z"]}
     texts = {"keys": ["venue"], "time": None, "bucket": None, "order": [], "of": "texts"}
-    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).aggregate_rows(
+    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).aggregate_source_table_rows(
         *[pa.table(rows)] * 2
     )
     assert found.select(["venue", "n", "kinds"]).to_pylist() == [{"venue": 1, "n": 3, "kinds": 2}]
-    counted = product(**texts, value=None, aggregates={"n": "count"}).aggregate_rows(
+    counted = product(**texts, value=None, aggregates={"n": "count"}).aggregate_source_table_rows(
         *[pa.table({"venue": rows["venue"]})] * 2
     )
     assert counted.to_pylist() == [{"venue": 1, "n": 3}, {"venue": 2, "n": 1}]
@@ -189,7 +193,7 @@ def test_keys_and_orders_are_of_any_type_whose_values_are_reported_apart(kind: p
         build_order_field_name(0): values[:1] + values[1:] * 2,
     }
     typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), (build_order_field_name(0), kind)]))
-    found = one.aggregate_rows(typed, typed)
+    found = one.aggregate_source_table_rows(typed, typed)
     assert found.schema.field("customer").type == kind
     made = {row["customer"]: (row["n"], row["end"]) for row in found.to_pylist()}
     assert made == {values[0]: (2, 3.0 if values[1] < values[0] else 1.0), values[1]: (1, 2.0)}
@@ -259,7 +263,7 @@ OWN = Product("own", ("customer",), {{"n": Count(), "paid": Sum("price")}}, sour
         mine = settings_of(own | changed)
         if said is None:
             require_loadable_processor(mine, "own")
-            assert create_product(mine.gold.products[0]).source_columns == ("price",)
+            assert create_product_from_settings(mine.gold.products[0]).source_columns == ("price",)
         else:
             with pytest.raises(ConfigError, match=said):
                 require_loadable_processor(mine, "own")

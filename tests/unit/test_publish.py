@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import list_declared_gold_tables
-from sessionlake.gold.tables.notes import set_change_feeds
+from sessionlake.gold.tables.table_properties import set_change_feeds
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
 from sessionlake.publish.job import Publication, require_change_feed
 from sessionlake.publish.publishable import list_publishable_tables
@@ -209,8 +209,11 @@ def test_what_a_figure_is_kept_up_by_is_not_sent():
     own = next(one for one in list_declared_gold_tables(gold()) if one.table_name == "gold.own")
     names = [name for name, _ in own.column_types]
     assert "__sl_buckets" in names
-    assert list_publishable_tables(gold())["gold.own"].select_columns(names) == ["topic", "mean", "usual"]
-    assert list_publishable_tables(gold())[ROWS_TABLE].select_columns(["row_id", "_offset"]) == ["row_id", "_offset"]
+    assert list_publishable_tables(gold())["gold.own"].list_columns_to_send(names) == ["topic", "mean", "usual"]
+    assert list_publishable_tables(gold())[ROWS_TABLE].list_columns_to_send(["row_id", "_offset"]) == [
+        "row_id",
+        "_offset",
+    ]
 
 
 def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
@@ -223,9 +226,9 @@ def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
 def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_it_on(tmp_path):
     out = Publication("gold.own", "out")
     with pytest.raises(UsageError, match=r"Set `gold: \{change_feed: \[metrics_1h, own\]\}`"):
-        out.require_allowed_by(gold(change_feed=["metrics_1h"]))
+        out.require_allowed_by_settings(gold(change_feed=["metrics_1h"]))
     ours = gold(change_feed=["own"]).model_copy(update={"home": tmp_path})
-    out.require_allowed_by(ours)
+    out.require_allowed_by_settings(ours)
     lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
     write_deltalake(find_table_folder(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own records no changes yet .* Run `sessionlake run gold --once`"):
@@ -257,12 +260,12 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
 )
 def test_a_table_without_a_key_and_a_topic_that_cannot_serve_are_refused(table, topic, text):
     with pytest.raises(UsageError, match=text):
-        Publication(table, topic).require_allowed_by(Settings())
+        Publication(table, topic).require_allowed_by_settings(Settings())
 
 
 def test_a_pattern_refuses_whole_names_only():
     ours = Settings(kafka=KafkaSettings(topic_pattern="rows"))
-    Publication("silver.session_rows", "rows.out").require_allowed_by(ours)
+    Publication("silver.session_rows", "rows.out").require_allowed_by_settings(ours)
 
 
 def test_publishing_before_there_is_a_table_names_the_way_to_it(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sessionlake.cli.query import remove_silver_schema
-from sessionlake.cli.session import parse_moment
+from sessionlake.cli.session import parse_session_moment
 from sessionlake.errors import UsageError
 from sessionlake.silver.tables.as_of import SessionMoment
 
@@ -65,4 +65,4 @@ def test_any_other_table_is_refused(sql: str, named: str) -> None:
     ],
 )
 def test_a_time_is_iso_8601_in_utc_or_milliseconds(ts: str, milliseconds: int) -> None:
-    assert parse_moment(ts, None, None) == SessionMoment(ts=milliseconds)
+    assert parse_session_moment(ts, None, None) == SessionMoment(ts=milliseconds)

@@ -15,16 +15,25 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.cli.engines.choice import run_statement
-from sessionlake.cli.engines.coverage import FUNCTIONS, NODES, explain_why_not_covered
-from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, Statement
-from sessionlake.cli.engines.kinds import COUNT, DECIMAL, DOUBLE, INTEGER, SMALL, TEXT, TIME, find_kinds_of_fields
+from sessionlake.cli.engines.choice import run_statement_on_chosen_engine
+from sessionlake.cli.engines.coverage import FUNCTIONS, NODES, explain_why_sail_cannot_run
+from sessionlake.cli.engines.interface import EngineName, EngineRefusalError, QueryResult, SqlStatement
 from sessionlake.cli.engines.sail import RESULT_BYTES, SailEngine
-from sessionlake.cli.engines.sail_process import encode_statement
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_latest_versions
-from sessionlake.cli.query import read_statement
+from sessionlake.cli.engines.sail_process import encode_flight_sql_request
+from sessionlake.cli.engines.value_kinds import (
+    COUNT,
+    DECIMAL,
+    DOUBLE,
+    INTEGER,
+    SMALL,
+    TEXT,
+    TIME,
+    map_columns_to_value_kinds,
+)
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_version_clauses, read_latest_table_versions
+from sessionlake.cli.query import prepare_statement
 from sessionlake.cli.sql import _parse_param_options
-from sessionlake.cli.sql_names import find_parameters, insert_arguments
+from sessionlake.cli.sql_names import find_sql_parameters, insert_sql_arguments
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SESSIONS
 from sessionlake.errors import UsageError
@@ -54,12 +63,12 @@ def run(lake: Lake, engine: EngineName, sql: str = SQL) -> tuple[list[str], list
     """Runs a statement, and returns what ran it and the lines that the user reads. Nothing starts Spark."""
     ran, lines = [], list[str]()
 
-    def run_with_spark(statement: Statement) -> Answer:
+    def run_with_spark(statement: SqlStatement) -> QueryResult:
         ran.append(f"spark: {statement.sql}")
-        return Answer(pa.table({}), [])
+        return QueryResult(pa.table({}), [])
 
-    answer = run_statement(
-        lake.settings, lambda: read_statement(lake.settings, sql), engine, run_with_spark, lines.append
+    answer = run_statement_on_chosen_engine(
+        lake.settings, lambda: prepare_statement(lake.settings, sql), engine, run_with_spark, lines.append
     )
     return ran or [str(row) for row in answer.rows.to_pylist()], lines
 
@@ -152,20 +161,20 @@ def test_a_process_that_dies_is_a_refusal(lake: Lake):
     with SailEngine(lake.settings) as sail:
         sail._process.kill()
         with pytest.raises(EngineRefusalError, match="Sail"):
-            sail.run(read_statement(lake.settings, SQL))
+            sail.run(prepare_statement(lake.settings, SQL))
 
 
 def test_all_tables_are_read_at_the_versions_chosen_before(lake: Lake):
-    old = Statement(SQL, versions={SESSIONS: 0})
+    old = SqlStatement(SQL, versions={SESSIONS: 0})
     with SailEngine(lake.settings) as sail:
         assert sail.run(old).rows.to_pylist() == [{"topic": "a", "n": 1}]
-    assert read_latest_versions(lake, [SESSIONS, "silver.quarantine"]) == {SESSIONS: 1}
+    assert read_latest_table_versions(lake, [SESSIONS, "silver.quarantine"]) == {SESSIONS: 1}
 
 
 def test_versions_are_read_again_until_none_has_changed(lake: Lake, monkeypatch):
     found = iter([1, 2, 2])
     monkeypatch.setattr(Lake, "latest_version", lambda *_: next(found))
-    assert read_latest_versions(lake, [SESSIONS]) == {SESSIONS: 2}
+    assert read_latest_table_versions(lake, [SESSIONS]) == {SESSIONS: 2}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ def test_versions_are_read_again_until_none_has_changed(lake: Lake, monkeypatch)
     ],
 )
 def test_a_version_is_inserted_where_a_table_is_read(sql: str, expected: str | None):
-    assert insert_versions(sql, {SESSIONS: 7}) == (expected or sql)
+    assert insert_version_clauses(sql, {SESSIONS: 7}) == (expected or sql)
 
 
 def test_views_read_tables_at_their_versions(settings: Settings):
@@ -201,28 +210,28 @@ def test_views_read_tables_at_their_versions(settings: Settings):
     ],
 )
 def test_parameters_are_found(sql: str, names: Sequence[str]):
-    assert [name for name, _, _ in find_parameters(sql)] == names
+    assert [name for name, _, _ in find_sql_parameters(sql)] == names
 
 
 def test_plain_texts_are_inserted_and_others_are_not():
-    assert insert_arguments("SELECT * FROM t WHERE a = :a", {"a": "orders.eu-1"}) == (
+    assert insert_sql_arguments("SELECT * FROM t WHERE a = :a", {"a": "orders.eu-1"}) == (
         "SELECT * FROM t WHERE a = 'orders.eu-1'"
     )
     for text in ("it's", "a\\", "'; DROP", "Ä"):
-        assert insert_arguments("SELECT :a", {"a": text}) is None
-    assert insert_arguments("SELECT :a", {}) is None
+        assert insert_sql_arguments("SELECT :a", {"a": text}) is None
+    assert insert_sql_arguments("SELECT :a", {}) is None
 
 
 def test_the_bundle_s_queries_need_no_argument_for_their_prefix(lake: Lake):
     sql = "-- why\nSELECT topic FROM IDENTIFIER(:prefix || 'silver.sessions')"
     for arguments in ({}, {"prefix": ""}):
-        statement = read_statement(lake.settings, sql, arguments)
-        assert statement == Statement("-- why\nSELECT topic FROM silver.sessions", {}, {SESSIONS: 1})
+        statement = prepare_statement(lake.settings, sql, arguments)
+        assert statement == SqlStatement("-- why\nSELECT topic FROM silver.sessions", {}, {SESSIONS: 1})
 
 
 def test_an_argument_without_a_parameter_is_refused(lake: Lake):
     with pytest.raises(UsageError, match="has no parameter :topic"):
-        read_statement(lake.settings, SQL, {"topic": "a"})
+        prepare_statement(lake.settings, SQL, {"topic": "a"})
 
 
 def test_a_parameter_is_given_as_name_and_value():
@@ -255,7 +264,7 @@ def test_a_parameter_is_given_as_name_and_value():
     ],
 )
 def test_what_sail_computes_differently_is_not_covered(sql: str, why: str):
-    assert why in (explain_why_not_covered(sql, [], KINDS) or "")
+    assert why in (explain_why_sail_cannot_run(sql, [], KINDS) or "")
 
 
 @pytest.mark.parametrize(
@@ -268,12 +277,12 @@ def test_what_sail_computes_differently_is_not_covered(sql: str, why: str):
     ],
 )
 def test_what_sail_computes_like_spark_is_covered(sql: str):
-    assert explain_why_not_covered(sql, [], KINDS) is None
+    assert explain_why_sail_cannot_run(sql, [], KINDS) is None
 
 
 def test_fields_inside_columns_have_kinds_too():
     inside = {"type": "struct", "fields": [{"name": "N", "type": "long"}, {"name": "e", "type": "decimal(10,2)"}]}
-    kinds = find_kinds_of_fields([{"name": "a", "type": {"type": "array", "elementType": inside}}], ["n"])
+    kinds = map_columns_to_value_kinds([{"name": "a", "type": {"type": "array", "elementType": inside}}], ["n"])
     assert (kinds["n"], kinds["e"]) == (frozenset({COUNT}), frozenset({DECIMAL}))
 
 
@@ -284,13 +293,13 @@ def test_every_covered_function_is_one_that_only_computes():
 
 def test_a_statement_is_encoded_as_flight_sql():
     long = "x" * 200
-    assert encode_statement(long).endswith(b"\x0a\xc8\x01" + long.encode())
+    assert encode_flight_sql_request(long).endswith(b"\x0a\xc8\x01" + long.encode())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has network namespaces")
 def test_no_other_process_can_connect_to_sail(lake: Lake):
     with SailEngine(lake.settings) as sail:
-        sail.run(read_statement(lake.settings, SQL))
+        sail.run(prepare_statement(lake.settings, SQL))
         inside, outside = (Path(f"/proc/{pid}/ns/net").readlink() for pid in (sail._process.pid, os.getpid()))
     if inside == outside:
         pytest.skip("this system does not let a process leave its network")

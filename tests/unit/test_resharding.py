@@ -14,20 +14,26 @@ from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.resharding import GoldResharder, ShardsByHash
-from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
+from sessionlake.gold.fold.resharding import GoldResharder, NewShardsByOwnerHash
+from sessionlake.gold.fold.shard import TrackedAverageTable
+from sessionlake.gold.fold.state import (
+    ForgottenSeriesOwners,
+    GoldShardState,
+    decode_states,
+    encode_states,
+    hash_owner_names,
+)
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_state_difference
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _ReshardPlan
-from sessionlake.processors.load import ClassReference
-from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
+from sessionlake.processors.load import ProcessorClassReference
 from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _add_results, _fold_batches
+from sessionlake.processors.shard_state import ProcessorShardState, read_stored_shard_count
+from sessionlake.processors.testing import Result, _add_fold_results, _fold_batches
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.fold.pack import Packer
@@ -88,7 +94,7 @@ class Processing:
     def batch(self, messages: list[KafkaMessage]) -> None:
         shards, recorder = len(self.states), test_processor_law.Recorder()
         each = MessageProcessor(
-            ClassReference("test", "Recorder"),
+            ProcessorClassReference("test", "Recorder"),
             self._rules.declared_columns,
             self._rules,
             ProcessorLimits(1 << 20, 1_000),
@@ -100,7 +106,7 @@ class Processing:
             raw_table(messages, shards)
         )
         fold = SilverFold(self._rules.declared_columns, self._rules, processor=each)
-        reports = _add_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
+        reports = _add_fold_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
         self._times = self._times.add_stream_times(
             list_stream_times_after_batch(sum_partition_counts([*reports]), reports)
         )
@@ -108,13 +114,13 @@ class Processing:
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(JudgingRuleLookup(self._rules), shards), self.states))
 
-    def remembered(self) -> list[tuple[ProcessorMemory, dict[tuple[str, int], int]]]:
+    def remembered(self) -> list[tuple[ProcessorShardState, dict[tuple[str, int], int]]]:
         found = []
         for state in self.states.values():
             judging, memory = split_state_parts(state)
             assert memory is None or read_stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode_shard_state(judging, self._rules.declared_columns).clock
-            found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
+            found.append((ProcessorShardState.decode_processor_state(memory), clock.stream_times_by_partition))
         return found
 
 
@@ -146,8 +152,10 @@ def reshard_gold(gold: Gold, shards: int, *, known: bool) -> None:
         owners = {tuple(row[name] for name in series.owner_columns) for row in rows}
         names = [owner[:2] if series.is_per_session else owner for owner in owners]
         shard = [shard_of(name[0], "".join(name[1:]).encode(), shards) for name in names]
-        mark = pa.array(hash_names([SEPARATOR.join(map(str, owner)) for owner in owners]), pa.uint64())
-        marked[series.name] = ShardsByHash.from_table(pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark}))
+        mark = pa.array(hash_owner_names([SEPARATOR.join(map(str, owner)) for owner in owners]), pa.uint64())
+        marked[series.name] = NewShardsByOwnerHash.from_table(
+            pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark})
+        )
     resharder = GoldResharder(METRICS, gold.fold.tracked, marked, shards)
     states = {shard: gold.states.get(shard) for shard in range(gold.shards)}
     gold.states, gold.shards = dict(resharded(resharder, states)), shards
@@ -203,12 +211,12 @@ def told(stored: bytes) -> tuple[object, ...]:
 
 def test_what_a_table_was_made_again_of_goes_to_the_new_shard_of_each_though_its_shard_has_no_state() -> None:
     series, names = SERIES[0], [f"capture.a{SEPARATOR}{name}" for name in "abcdefgh"]
-    marks = hash_names(names)
+    marks = hash_owner_names(names)
     former, new = [[shard_of("capture.a", name[-1:].encode(), n) for name in names] for n in (3, 4)]
     rows = pa.table({"shard": pa.array(former, pa.int32()), "newest": range(8), "mark": pa.array(marks, pa.uint64())})
     rows = rows.sort_by("mark")
-    kept = TrackedAverages(series, "made", lambda shard: rows.filter(pc.field("shard") == shard))
-    marked = ShardsByHash.from_table(
+    kept = TrackedAverageTable(series, "made", lambda shard: rows.filter(pc.field("shard") == shard))
+    marked = NewShardsByOwnerHash.from_table(
         pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())})
     )
     # One shard has a state, of a making before.
@@ -217,14 +225,14 @@ def test_what_a_table_was_made_again_of_goes_to_the_new_shard_of_each_though_its
     for shard, stored in states.items():
         state = GoldShardState.decode_state(decode_states(stored)[series.name])
         mine = [number for number, target in enumerate(new) if target == shard]
-        found, newest = state.forgotten.find_owners([names[number] for number in mine])
+        found, newest = state.forgotten.find_forgotten_owners([names[number] for number in mine])
         assert (state.rebuild_id, len(state.forgotten.mark)) == ("made", len(mine))
         assert (found.all(), newest.tolist()) == (True, mine)
 
 
 def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_all_have() -> None:
-    forgotten = ForgottenOwners(np.array([3, 5, 9], np.uint64), np.array([30, 50, 90]))
-    marked = ShardsByHash.from_table(
+    forgotten = ForgottenSeriesOwners(np.array([3, 5, 9], np.uint64), np.array([30, 50, 90]))
+    marked = NewShardsByOwnerHash.from_table(
         pa.table({"shard": pa.array([1, 0, 2], pa.int32()), "mark": pa.array([5, 3, 5], pa.uint64())})
     )
     found = marked.split_by_shard(forgotten, 4)

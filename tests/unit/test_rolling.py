@@ -21,7 +21,9 @@ Row = tuple[int | float | bool, ...]
 
 def points(rows: list[Point]) -> PointSet:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
-    return PointSet.create_unpublished(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
+    return PointSet.create_unpublished_points(
+        *(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64)
+    )
 
 
 def rows_of(found: PointSet) -> list[Point]:
@@ -58,7 +60,7 @@ class Tables:
     def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
         self.keys, self.keep = keys, keep
         self.series = RollingAverage("own", window_points=window, **series)
-        self.tail, self.older = PointSet.create_empty(), OlderPoints.create_none_for(keys)
+        self.tail, self.older = PointSet.create_empty(), OlderPoints.create_without_older_points(keys)
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
         self.restated: set[Row] = set()
@@ -79,10 +81,14 @@ class Tables:
     def _recompute(self, new: PointSet, history: dict[Row, Row]) -> None:
         self.needs_history += len(new)
         base = points([(*key, row[0]) for key, row in history.items()])
-        base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).drop_points(new)
+        base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).without_points(new)
         base = base.select_points(np.isin(base.key, new.key))
         found = fold_points(
-            base, OlderPoints.create_none_for(self.keys), new, series=self.series, kept_points=len(base) + len(new)
+            base,
+            OlderPoints.create_without_older_points(self.keys),
+            new,
+            series=self.series,
+            kept_points=len(base) + len(new),
         )
         assert not found.needs_history.any()
         self.write(found, new)
@@ -97,7 +103,7 @@ class Tables:
                 a.figures.is_published.tolist(),
                 a.is_new.tolist(),
             ),
-            *(a.points.revision.tolist(), a.pane.tolist(), a.is_restated.tolist(), a.figures_before.average.tolist()),
+            *(a.points.revision.tolist(), a.pane.tolist(), a.is_restated.tolist(), a.averages_before.average.tolist()),
             *(a.cause_ranges[0].tolist(), a.cause_ranges[1].tolist(), a.late_ms.tolist()),
             strict=True,
         )
@@ -296,7 +302,10 @@ def test_sums_beyond_the_range_of_doubles_are_infinite_and_silent():
 
 def test_a_replayed_batch_does_not_count_its_own_points_twice():
     history = points(seconds(1, 2, 3))
-    assert rows_of(history.drop_points(points(seconds(1, 2, 3)[1:2]))) == [(0, 1000, 0, 0, 1.0), (0, 3000, 2, 0, 3.0)]
+    assert rows_of(history.without_points(points(seconds(1, 2, 3)[1:2]))) == [
+        (0, 1000, 0, 0, 1.0),
+        (0, 3000, 2, 0, 3.0),
+    ]
 
 
 def test_a_row_that_was_restated_through_the_table_is_revised_once_more():

@@ -18,14 +18,8 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, find_logged_alerts
-from sessionlake.gold.rules.batch import LogRow, RuleBatch
-from sessionlake.gold.rules.buckets import MetricBuckets, build_buckets_from_rows
-from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
-from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
-from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.alerts import KEY, Alert, AlertLogCause, find_logged_alerts
+from sessionlake.gold.rules.condition_tree import (
     AllOf,
     AnyOf,
     Compared,
@@ -37,6 +31,12 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Window,
 )
+from sessionlake.gold.rules.log_rows import AlertLogRow, RuleBatchData
+from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
+from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
+from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
+from sessionlake.gold.rules.rules_file import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 
@@ -109,23 +109,23 @@ class Memory(RuleInputs):
         self.tiers = {product.name: product.arrow_schema().empty_table() for product in TIERS.values()}
         self.changes = SCHEMA.empty_table()
         self.events = MATCH.empty_table()
-        self.rows: list[LogRow] = []
+        self.rows: list[AlertLogRow] = []
         self.times: dict[str, int] = {}
         self.known: list[Rule] = []
         self.reached_back: int | None = None
 
-    def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[LogRow]:
+    def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[AlertLogRow]:
         table = pa.Table.from_pylist(changes, SCHEMA)
         part = METRICS_1M.aggregate_changes(table, DECLARED)
         for product in TIERS.values():
-            rows = part if product.below is None else product.aggregate_finer_rows(part)
+            rows = part if product.below is None else product.aggregate_shorter_buckets(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
         events = {event for one in rules if isinstance(one.tree, Pattern) for event in list_pattern_events(one)}
-        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_matches(table, DECLARED) for e in events)])
+        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_event_matches(table, DECLARED) for e in events)])
         self.changes = pa.concat_tables([self.changes, table])
         # What a batch has read may come to the next one, too.
         self.events = pa.concat_tables(
-            [MATCH.empty_table(), matches, *(e.find_matches(self.changes, DECLARED) for e in events)]
+            [MATCH.empty_table(), matches, *(e.find_event_matches(self.changes, DECLARED) for e in events)]
         )
         before, self.times = dict(self.times), dict(self.times)
         for change in changes:
@@ -135,7 +135,7 @@ class Memory(RuleInputs):
         touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
         new = [one for one in rules if one not in self.known]
         known = [one for one in rules if one in self.known]
-        rows = batches.compute_log_rows(known, new, RuleBatch(before, self.times, touched, matches), self)
+        rows = batches.compute_alert_log_rows(known, new, RuleBatchData(before, self.times, touched, matches), self)
         self.known = list(rules)
         self.rows += rows
         return rows
@@ -152,9 +152,9 @@ class Memory(RuleInputs):
                 for low, high in query.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
-        return build_buckets_from_rows(parts(), query.columns, query.keys)
+        return build_metric_buckets_from_rows(parts(), query.columns, query.keys)
 
-    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_pattern_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         self.reached_back = since_ms
         kept = [
             row
@@ -163,7 +163,7 @@ class Memory(RuleInputs):
         ]
         return pa.Table.from_pylist(kept, MATCH)
 
-    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
+    def read_alert_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         for row in self.rows:
             if row.change.alert.rule in rule_names and first_ms <= row.change.alert.at_ms <= last_ms:
                 yield row.change.alert, row.change.retracted
@@ -189,7 +189,7 @@ def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
     for change in changes:
         if any(change[name] is not None for name in SCHEMA.names[6:10]):
             times[change["topic"]] = max(change["ts"], times.get(change["topic"], change["ts"]))
-    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.read_selections)}
+    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.all_selections)}
     found = patterns_by_hand if isinstance(rule.tree, Pattern) else conditions_by_hand
     return {one for one in found(rule, changes, read) if rule.since_ms is None or one[1] >= rule.since_ms}
 
@@ -308,7 +308,7 @@ def about(tree: Any, change: Change) -> bool:
     return tree.of.includes_topic(change["topic"])
 
 
-def logged(rows: list[LogRow], rule: Rule) -> set[tuple[Any, ...]]:
+def logged(rows: list[AlertLogRow], rule: Rule) -> set[tuple[Any, ...]]:
     alerts = find_logged_alerts(
         ((row.change.alert, row.change.retracted) for row in rows), lambda alert: alert.rule == rule.name
     )
@@ -496,7 +496,7 @@ def point(ts: int, price: float, position: int = 0) -> Change:
     return dict(zip(SCHEMA.names, ("a", "s", "r", ts, position, 0, price, None, None, None, False, 0), strict=True))
 
 
-def said(rows: list[LogRow]) -> list[tuple[Any, ...]]:
+def said(rows: list[AlertLogRow]) -> list[tuple[Any, ...]]:
     return [
         (
             row.change.alert.at_ms // MINUTE,
@@ -515,9 +515,9 @@ def test_a_late_point_raises_and_retracts_and_says_which_it_was() -> None:
     assert said(memory.take_in([point(0, 9.0)], low)) == []  # its minute is not over
     assert said(memory.take_in([point(4 * MINUTE, 1.0)], low)) == []  # the window is empty at once: nothing holds
     assert said(memory.take_in([point(6 * MINUTE, 1.0)], low)) == [
-        (5, "raised", False, False, LogRowCause.ON_TIME, None)
+        (5, "raised", False, False, AlertLogCause.ON_TIME, None)
     ]
-    late = LogRowCause.LATE_DATA
+    late = AlertLogCause.LATE_DATA
     assert said(memory.take_in([point(150_000, 1.0)], low)) == [
         (4, "raised", False, True, late, 150_000),
         (5, "raised", True, True, late, 150_000),
@@ -533,8 +533,8 @@ def test_a_changed_rule_keeps_the_alerts_that_both_bear() -> None:
     memory.take_in([point(i * MINUTE, float(i)) for i in range(6)], [rule("high", "max(price) over 1 min > 1")])
     rows = memory.take_in([], [rule("high", "max(price) over 1 min > 3")])
     assert said(rows) == [
-        (3, "raised", True, True, LogRowCause.RULE_CHANGE, None),
-        (5, "raised", False, True, LogRowCause.RULE_CHANGE, None),
+        (3, "raised", True, True, AlertLogCause.RULE_CHANGE, None),
+        (5, "raised", False, True, AlertLogCause.RULE_CHANGE, None),
     ]
 
 
@@ -554,7 +554,7 @@ def test_what_a_former_version_said_of_other_topics_and_keys_is_retracted(other:
     memory.take_in(later, [present])
     assert logged(memory.rows, present) == by_hand(present, changes + later)
     retracted = [row for row in memory.rows if row.change.retracted]
-    assert {(row.late, row.cause) for row in retracted} == {(True, LogRowCause.RULE_CHANGE)}
+    assert {(row.late, row.cause) for row in retracted} == {(True, AlertLogCause.RULE_CHANGE)}
     assert len(retracted) == 2
 
 

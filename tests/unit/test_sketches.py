@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, SketchAggregate, unpack_entries
+from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, SketchAggregate, unpack_sketch_entries
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.settings.gold import GoldSettings, ProductSettings
@@ -65,7 +65,7 @@ def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, c
         if isinstance(kept, SketchAggregate):
             column = {name: to_contiguous(whole[name])}
             twice = own.merge_rows(pa.concat_tables([whole, whole]))[name]
-            assert kept.combine(name, column, column)[name].equals(to_contiguous(twice))
+            assert kept.combine_partial_results(name, column, column)[name].equals(to_contiguous(twice))
 
 
 @examples(usual=60, in_all=600)
@@ -101,7 +101,7 @@ def test_what_is_stored_means_the_same_for_good() -> None:
     [row] = DISTINCT.aggregate_events(events(["on", "off", ""], ["a"] * 3, pa.string())).to_pylist()
     assert row["__sl_registers"].hex() == "ee1b012c2d01473a01"
     [row] = NUMERIC.aggregate_events(events([0.0, -1.5, 3.25, math.inf], ["a"] * 4, pa.float64())).to_pylist()
-    assert unpack_entries(pa.array([row["__sl_buckets"]]), Buckets.entry_type)[0].tolist() == [
+    assert unpack_sketch_entries(pa.array([row["__sl_buckets"]]), Buckets.entry_type)[0].tolist() == [
         (65_567, 1), (131_072, 1), (196_648, 1), (262_080, 1),
     ]  # fmt: skip
 

@@ -50,7 +50,7 @@ class Lake:
 
 @pytest.fixture
 def lake(monkeypatch: pytest.MonkeyPatch) -> Lake:
-    monkeypatch.setattr(status, "read_kafka_ends", lambda _: None)
+    monkeypatch.setattr(status, "read_kafka_end_offsets", lambda _: None)
     made = Lake()
     made.silver(0, 5)
     made.silver(1, 3)

@@ -20,10 +20,10 @@ CONSTANTS = {value: name for name, value in vars(names).items() if isinstance(va
 # Modules that commit to several tables by a parameter that has the table's definition.
 BY_PARAMETER = {"gold.batch.averages": "series.table_name", "gold.batch.products": "product.table_name"}
 DECLARED_PARAMETERS = BY_PARAMETER | {
-    "gold.batch.final": "final.table_name",
+    "gold.batch.final": "final_table.table_name",
     "gold.references.step": "table.table_name",
     "gold.references.writing": "reference.table_name",
-    "gold.references.applied": "reference.applied_table",
+    "gold.references.applied": "reference.applied_table_name",
 }
 
 

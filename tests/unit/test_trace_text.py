@@ -11,15 +11,15 @@ import pytest
 
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.trace import show_trace
-from sessionlake.history.fate import Fate
-from sessionlake.history.traced import BatchCommit, Judgement, Trace, TracedMessage
+from sessionlake.history.fate import MessageFate
+from sessionlake.history.traced import BatchCommit, MessageJudgement, MessageTrace, TracedMessage
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, 12, 0, 1, tzinfo=UTC)
-HELD = Judgement(Fate.HELD, None, None, None, "window")
-RELEASED = Judgement(Fate.APPLIED, None, 9, LATER, "window")
+HELD = MessageJudgement(MessageFate.HELD, None, None, None, "window")
+RELEASED = MessageJudgement(MessageFate.APPLIED, None, 9, LATER, "window")
 LATE_EVENT = {"event": "late", "action": "quarantined", "expected_seq": 9, "actual_seq": 5}
-LATE = Judgement(Fate.LATE, "late", 7, NOON, "window", [LATE_EVENT])
+LATE = MessageJudgement(MessageFate.LATE, "late", 7, NOON, "window", [LATE_EVENT])
 
 
 def change(number: int) -> dict[str, Any]:
@@ -27,14 +27,14 @@ def change(number: int) -> dict[str, Any]:
     return {"change": "upsert", "row_id": f"r{number}", "set": {"price": float(number)}, **marks}
 
 
-def trace(judgement: Judgement, changes: int = 0) -> Trace:
+def trace(judgement: MessageJudgement, changes: int = 0) -> MessageTrace:
     message = TracedMessage(b"s", "s", "update", 5, 10, NOON, 33, NOON)
     bronze, silver = (BatchCommit(batch, "q", NOON, {}, recovered=False) for batch in (1, 7))
     rows = [change(number) for number in range(changes)]
-    return Trace("capture.a", 0, 4, bronze, message, silver, judgement, None, rows, None)
+    return MessageTrace("capture.a", 0, 4, bronze, message, silver, judgement, None, rows, None)
 
 
-def text(found: Trace) -> str:
+def text(found: MessageTrace) -> str:
     out = io.StringIO()
     show_trace(found, OutputFormat.TABLE, out)
     return out.getvalue()

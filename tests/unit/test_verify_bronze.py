@@ -16,7 +16,7 @@ from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison
 from sessionlake.bronze.overlap import KafkaBronzeOverlap, find_offsets_in_kafka_and_bronze
 from sessionlake.bronze.topic_rules import KafkaTopic
 from sessionlake.bronze.verify import BronzeVerification, _exclude_messages_removed_by_retention
-from sessionlake.cli.verify_bronze import describe_comparison
+from sessionlake.cli.verify_bronze import describe_bronze_comparison
 from sessionlake.delta.storage.offset_ranges import slice_ranges
 from sessionlake.ledger.progress import LayerReadOffsets
 from sessionlake.ledger.retained import BronzePartitionStart
@@ -199,13 +199,13 @@ def test_what_retention_has_removed_is_not_compared():
 
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
     exact = BronzeVerification(MessageComparison(12, 0, None), KafkaBronzeOverlap({("t", 0): (0, 11)}, 0, (), ()), 0)
-    assert list(describe_comparison(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
+    assert list(describe_bronze_comparison(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
     wrong = BronzeVerification(
         MessageComparison(12, 2, MessageDifference("t", 0, 3, "is …")),
         KafkaBronzeOverlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)),
         5,
     )
-    assert list(describe_comparison(wrong)) == [
+    assert list(describe_bronze_comparison(wrong)) == [
         "2 of 12 messages differ from Kafka's; the first difference:\n  topic t, partition 0, offset 3: is …",
         "not compared: 5 messages in bronze that Kafka no longer holds",
         "  of topics that were deleted: a, b",
@@ -215,8 +215,11 @@ def test_the_answer_says_what_was_compared_and_what_could_not_be():
     cut = BronzeVerification(
         MessageComparison(12, 0, None), KafkaBronzeOverlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3
     )
-    assert list(describe_comparison(cut))[1:] == [
+    assert list(describe_bronze_comparison(cut))[1:] == [
         "not compared: 3 messages that maintain.retention has removed from bronze"
     ]
     nothing = BronzeVerification(MessageComparison(0, 0, None), KafkaBronzeOverlap({}, 0, ("a",), ()), 5)
-    assert next(describe_comparison(nothing)) == "nothing to compare: Kafka no longer holds any message that bronze has"
+    assert (
+        next(describe_bronze_comparison(nothing))
+        == "nothing to compare: Kafka no longer holds any message that bronze has"
+    )

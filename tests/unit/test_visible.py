@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import sessionlake
 import sessionlake_lab
-from sessionlake.cli.context import say
+from sessionlake.cli.context import print_to_stderr
 from sessionlake.cli.show import (
     OutputFormat,
     create_console,
+    create_escaped_rich_text,
     create_terminal_table,
-    create_visible_text,
     show_rows,
     write_line,
     write_text,
@@ -109,7 +109,7 @@ def test_brackets_and_colons_of_the_data_are_no_markup():
     assert "[bold]n[/]" in out.getvalue()
     assert "[red]x[/red] :smile: [link=http://x]y[/link]" in out.getvalue()
     create_console(out).print(
-        "[red]y[/red]", create_terminal_table(["a"], [["b"]], title="[t]"), create_visible_text("[z]", "bold")
+        "[red]y[/red]", create_terminal_table(["a"], [["b"]], title="[t]"), create_escaped_rich_text("[z]", "bold")
     )
     assert all(kept in out.getvalue() for kept in ("[red]y[/red]", "[t]", "[z]"))
 
@@ -139,7 +139,7 @@ def test_lines_for_people_are_visible_and_lines_for_programs_unless_a_terminal_r
 def test_whatever_is_written_to_standard_error_is_visible(text, monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", create_escaping_stream(out))
-    say(text)
+    print_to_stderr(text)
     sys.stderr.writelines([text, text])
     assert harmless(out.getvalue())
 

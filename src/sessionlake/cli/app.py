@@ -26,13 +26,13 @@ from sessionlake.cli.context import (
     INT64_MAX,
     Config,
     Form,
+    call_with_spark,
+    call_with_spark_if_needed,
+    call_with_table_reader,
     load_config,
+    open_spark_session,
+    print_to_stderr,
     read_config_before_command,
-    say,
-    start_spark_for_block,
-    with_reader,
-    with_spark,
-    with_spark_if_needed,
 )
 from sessionlake.cli.export import export
 from sessionlake.cli.failures import INTERRUPTED, call_with_readable_errors
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _COMMANDS = "sessionlake.commands"
 
 
-class _CommandGroup(TyperGroup):
+class _RootCommandGroup(TyperGroup):
     """The group of all commands. It prints the text of an error that a command raises, and exits with its code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -74,7 +74,7 @@ class _CommandGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_CommandGroup,
+    cls=_RootCommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -94,7 +94,7 @@ def main() -> None:
         with record_interrupts():
             app()
     except KeyboardInterrupt:  # before the command's own work, or after it
-        say("interrupted")
+        print_to_stderr("interrupted")
         sys.exit(INTERRUPTED)
     except SystemExit as end:
         if end.code:  # Databricks counts a job that raises SystemExit as failed, even with code 0
@@ -103,16 +103,16 @@ def main() -> None:
 
 def job_main() -> None:
     """Runs the command line inside a Databricks job. Exits with code 2 if jobs may not run this command."""
-    from sessionlake.cli.job import explain_refusal
+    from sessionlake.cli.job import explain_why_job_may_not_run
 
-    if why := explain_refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
-        say(f"error: {why}")
+    if why := explain_why_job_may_not_run(typer.main.get_command(app), sys.argv[1:], os.environ):
+        print_to_stderr(f"error: {why}")
         sys.exit(UsageError.exit_code)
     main()
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version_and_exit(is_requested: bool) -> None:
+    if is_requested:
         from sessionlake import __version__
 
         write_text(__version__)
@@ -123,7 +123,8 @@ def _print_version(wanted: bool) -> None:
 def read_options_before_command(
     config: Config = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version_and_exit, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Reads the options that are given before the command."""
@@ -148,31 +149,31 @@ def run(
     """
     begun, settings = time.monotonic(), load_config(config)
     from sessionlake.cli.once import run_once_and_report
-    from sessionlake.cli.run import choose_processor, report_failure
+    from sessionlake.cli.run import keep_only_named_processor, print_processor_error
     from sessionlake.local.signals import StopFlag
     from sessionlake.operations import pipeline
 
     layer = pipeline.Layer(layers)
-    settings = choose_processor(settings, layer, name)
+    settings = keep_only_named_processor(settings, layer, name)
     pipeline.require_runnable_settings(settings, layer)
-    with StopFlag() as stop, start_spark_for_block(settings, stop=stop, lasting=True) as spark:
+    with StopFlag() as stop, open_spark_session(settings, stop=stop, long_running=True) as spark:
         if once:
             run_once_and_report(spark, settings, layer, stop, begun)
             return
         parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
-        say(f"running {parts} into {settings.location}; Ctrl-C stops")
-        pipeline.run_until_stopped(spark, settings, layer, stop, report_failure, on_wait=say)
-        say("stopped")
+        print_to_stderr(f"running {parts} into {settings.location}; Ctrl-C stops")
+        pipeline.run_until_stopped(spark, settings, layer, stop, print_processor_error, on_wait=print_to_stderr)
+        print_to_stderr("stopped")
 
 
 @app.command()
 def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """Show each layer's progress, and how far behind it is."""
     settings = load_config(config)
-    from sessionlake.cli.status import show_statuses
+    from sessionlake.cli.status import show_layer_statuses
     from sessionlake.history.status import layer_statuses
 
-    show_statuses(with_reader(settings, lambda reader: layer_statuses(reader, settings)), form)
+    show_layer_statuses(call_with_table_reader(settings, lambda reader: layer_statuses(reader, settings)), form)
 
 
 @app.command()
@@ -192,14 +193,14 @@ def report(
     from sessionlake.local.paths import convert_path_to_uri
 
     try:
-        written = with_reader(settings, lambda reader: write_report(reader, settings, output))
+        written = call_with_table_reader(settings, lambda reader: write_report(reader, settings, output))
     except OSError as error:
         raise MachineSetupError(
             f"report: the file {error.filename or output} cannot be written: {error.strerror}",
             fix="Make the folder writable, or name another file with --output",
         ) from error
     if show and not webbrowser.open(convert_path_to_uri(written)):
-        say("no browser can be opened on this machine")
+        print_to_stderr("no browser can be opened on this machine")
     write_line(str(written))
 
 
@@ -219,7 +220,7 @@ def trace(
     from sessionlake.cli.trace import show_trace
     from sessionlake.history.trace import trace as find
 
-    show_trace(with_reader(settings, lambda reader: find(reader, settings, topic, partition, offset)), form)
+    show_trace(call_with_table_reader(settings, lambda reader: find(reader, settings, topic, partition, offset)), form)
 
 
 @app.command()
@@ -234,14 +235,14 @@ def doctor(
 
     Each check that fails says what to do. For the tables it checks that every message is accounted for.
     """
-    from sessionlake.cli.doctor import CheckSeverity, run_bundle_checks, run_checks
+    from sessionlake.cli.doctor import CheckSeverity, check_databricks_bundle, run_doctor_checks
     from sessionlake.spark.session import stop_spark
 
     try:
         if bundle:
-            findings = run_bundle_checks(typer.main.get_command(app))
+            findings = check_databricks_bundle(typer.main.get_command(app))
         else:
-            findings = run_checks(config or read_config_before_command())
+            findings = run_doctor_checks(config or read_config_before_command())
     finally:
         stop_spark()
     show_rows(("level", "check", "found"), [(item.level, item.check, item.detail) for item in findings], form)
@@ -264,7 +265,9 @@ def recover(
     from sessionlake.delta.lake import create_storage
 
     create_storage(settings).require_writable_storage()
-    with_spark(settings, lambda spark: command.recover_layer(spark, settings, lost, say, shorten=shorten_gold))
+    call_with_spark(
+        settings, lambda spark: command.recover_layer(spark, settings, lost, print_to_stderr, shorten=shorten_gold)
+    )
 
 
 @app.command()
@@ -284,7 +287,7 @@ def explain(
     from sessionlake.cli.explain import show_explained_rows
 
     message = None if offset is None else (partition, offset)
-    with_spark(settings, lambda spark: show_explained_rows(spark, settings, table, where, message, form))
+    call_with_spark(settings, lambda spark: show_explained_rows(spark, settings, table, where, message, form))
 
 
 @app.command()
@@ -304,9 +307,9 @@ def publish(
     from sessionlake.publish.job import Publication
 
     publication = Publication(table, topic)
-    command.check_before_spark(settings, publication)
-    with StopFlag() as stop, start_spark_for_block(settings, app="publish", stop=stop, lasting=not once) as spark:
-        command.publish_changes(spark, settings, publication, stop, once=once, say=say)
+    command.require_publishable_table(settings, publication)
+    with StopFlag() as stop, open_spark_session(settings, app="publish", stop=stop, long_running=not once) as spark:
+        command.publish_changes(spark, settings, publication, stop, once=once, say=print_to_stderr)
 
 
 @app.command()
@@ -329,13 +332,13 @@ def maintain(
 
     create_storage(settings).require_writable_storage()
     if purge_vectors is not None:
-        command.purge_vectors(settings, purge_vectors, form)
+        command.rewrite_files_with_deletion_vectors(settings, purge_vectors, form)
         return
     if once:
-        with_spark(settings, lambda spark: command.maintain_once(spark, settings, table, form))
+        call_with_spark(settings, lambda spark: command.maintain_once(spark, settings, table, form))
         return
-    with StopFlag() as stop, start_spark_for_block(settings, app="maintain", stop=stop) as spark:
-        command.maintain_until_stopped(spark, settings, table, stop, say)
+    with StopFlag() as stop, open_spark_session(settings, app="maintain", stop=stop) as spark:
+        command.maintain_until_stopped(spark, settings, table, stop, print_to_stderr)
 
 
 @app.command()
@@ -346,19 +349,19 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
     Silver stops at an integrity violation under `on_violation: fail`. Your decision lets it continue past that message.
     """
     settings = load_config(config)
-    from sessionlake.cli.resolve import choose_decision, record_or_withdraw_decision
+    from sessionlake.cli.resolve import parse_chosen_decision, record_or_withdraw_decision
 
-    decision = choose_decision(chosen)
+    decision = parse_chosen_decision(chosen)
     place = chosen.offset if chosen.skip_message is None else chosen.skip_message
 
-    def record_chosen_decision(spark: SparkSession | None) -> str:
+    def record_and_describe_decision(spark: SparkSession | None) -> str:
         decided = record_or_withdraw_decision(
             spark, settings, chosen.session, decision,
             offset=place, topic=chosen.topic, partition=chosen.partition, why=chosen.why,
         )  # fmt: skip
         return str(decided)
 
-    say(with_spark_if_needed(settings, record_chosen_decision))
+    print_to_stderr(call_with_spark_if_needed(settings, record_and_describe_decision))
 
 
 if __name__ == "__main__":

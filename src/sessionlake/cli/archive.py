@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, load_config, say, with_spark
-from sessionlake.cli.export import parse_size
+from sessionlake.cli.context import Config, call_with_spark, load_config, print_to_stderr
+from sessionlake.cli.export import parse_number_of_bytes
 from sessionlake.cli.show import write_line
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError, UsageError
@@ -46,7 +46,7 @@ def archive(
 
     `bronze.source: archive` reads them again. If anything fails, no files are left.
     """
-    settings, limit = load_config(config), parse_size(max_file_size)
+    settings, limit = load_config(config), parse_number_of_bytes(max_file_size)
     from sessionlake.bronze.archive.writer import write_archives
     from sessionlake.delta.lake import Lake
 
@@ -62,11 +62,11 @@ def archive(
             fix="Fill it with `sessionlake run bronze`, or name another home with SESSIONLAKE_HOME",
         )
 
-    def write_messages(spark: SparkSession) -> WrittenArchiveCounts:
+    def write_messages_to_archive(spark: SparkSession) -> WrittenArchiveCounts:
         return write_archives(folder, iterate_bronze_messages(spark, settings, where), f".{form}", limit)
 
-    made = with_spark(settings, write_messages)
-    say(f"{made.messages:,} messages in {made.members:,} members")
+    made = call_with_spark(settings, write_messages_to_archive)
+    print_to_stderr(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
@@ -105,9 +105,12 @@ def iterate_bronze_messages(
     except PySparkException as error:
         raise explain_sql_error("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in messages:
-        decoded = None if headers is None else tuple((name, _to_bytes(held)) for name, held in headers)
-        yield (topic, partition), ArchivedMessage(offset, at, _to_bytes(key), _to_bytes(value), kind or 0, decoded)
+        decoded = None if headers is None else tuple((name, _convert_to_bytes(held)) for name, held in headers)
+        yield (
+            (topic, partition),
+            ArchivedMessage(offset, at, _convert_to_bytes(key), _convert_to_bytes(value), kind or 0, decoded),
+        )
 
 
-def _to_bytes(value: bytearray | None) -> bytes | None:
+def _convert_to_bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)

@@ -21,8 +21,8 @@ _AGAIN_SECONDS = 1.0
 
 
 @contextmanager
-def claim_all_layers(
-    spark: SparkSession, settings: Settings, seconds: float, doing: str, *more_claims: str
+def lock_all_layers_for_block(
+    spark: SparkSession, settings: Settings, wait_seconds: float, doing: str, *other_locks: str
 ) -> Iterator[None]:
     """Claims all layers, retention and maintenance during the block, so that no other process works on the tables.
 
@@ -31,20 +31,20 @@ def claim_all_layers(
     Args:
         spark: The Spark session.
         settings: The configuration.
-        seconds: How long to wait until the running layers have paused.
+        wait_seconds: How long to wait until the running layers have paused.
         doing: What this process does, for example "reshards". Processes that are refused meanwhile show it in their
             error.
-        more_claims: Names of further claims to hold.
+        other_locks: Names of further locks to hold.
 
     Raises:
         ClaimedByOtherProcessError: Another process has not released its claim in that time.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + wait_seconds
     with ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(
-                    claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *more_claims)
+                    claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *other_locks)
                 )
                 break
             except ClaimedByOtherProcessError:

@@ -33,7 +33,7 @@ Config = Annotated[
 Form = Annotated[OutputFormat, typer.Option("--format", help="The format of the output.")]
 
 
-def say(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Writes one message for the user to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -62,8 +62,8 @@ BEFORE_COMMAND: dict[str, Path] = {}
 
 
 @contextmanager
-def start_spark_for_block(
-    settings: Settings, *, app: str = "sessionlake", stop: StopFlag | None = None, lasting: bool = False
+def open_spark_session(
+    settings: Settings, *, app: str = "sessionlake", stop: StopFlag | None = None, long_running: bool = False
 ) -> Iterator[SparkSession]:
     """Starts a Spark session for a block, and stops it at the end of the block.
 
@@ -73,7 +73,7 @@ def start_spark_for_block(
         settings: The configuration.
         app: Names the log files in the home.
         stop: Set by signals. A signal that arrives while Spark starts interrupts the start.
-        lasting: True if the session works for many minutes.
+        long_running: True if the session works for many minutes.
 
     Raises:
         SessionlakeError: Spark, its JVM or the operating system raised an error inside the block.
@@ -84,7 +84,7 @@ def start_spark_for_block(
     try:
         with explain_errors():
             with stop.raise_on_signal() if stop else nullcontext():
-                spark = spark_session(settings, app=app, long_running=lasting)
+                spark = spark_session(settings, app=app, long_running=long_running)
                 if stop:
                     stop.install_handlers()
             yield spark
@@ -92,21 +92,21 @@ def start_spark_for_block(
         stop_spark()
 
 
-def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+def call_with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
     """Starts Spark, calls a function with the session, stops Spark, and returns the function's result."""
-    with start_spark_for_block(settings) as spark:
+    with open_spark_session(settings) as spark:
         return work(spark)
 
 
-def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
+def call_with_table_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
     """Calls a function with a reader of the tables, returns its result. Starts Spark only for tables in a catalog."""
     from sessionlake.delta.lake import Lake
 
-    return with_spark_if_needed(settings, lambda spark: work(Lake(settings).reader(spark)))
+    return call_with_spark_if_needed(settings, lambda spark: work(Lake(settings).reader(spark)))
 
 
-def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
+def call_with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
     """Calls a function with a Spark session, or with None if tables can be read without it, and returns its result."""
     from sessionlake.delta.lake import create_storage
 
-    return with_spark(settings, work) if create_storage(settings).needs_spark else work(None)
+    return call_with_spark(settings, work) if create_storage(settings).needs_spark else work(None)

@@ -57,6 +57,9 @@ _APPENDED = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
 # How many names a finding lists.
 _SHOWN_NAMES = 10
 
+CheckDetail = str
+"""What a check has found, as a text for the user, if nothing is wrong."""
+
 
 class CheckSeverity(StrEnum):
     """How bad the result of a check is."""
@@ -81,7 +84,7 @@ class CheckResult:
     detail: str
 
 
-def run_checks(file: Path | None = None) -> list[CheckResult]:
+def run_doctor_checks(file: Path | None = None) -> list[CheckResult]:
     """Checks the machine, Kafka and the tables, and returns the results. Skips tables if the machine fails a check.
 
     Args:
@@ -98,21 +101,25 @@ def run_checks(file: Path | None = None) -> list[CheckResult]:
     machine = (
         []
         if on_databricks()
-        else [_run_check("java", _check_java), _run_check("jars", _check_jars), _check_home(settings)]
+        else [
+            _run_doctor_check("java", _check_java),
+            _run_doctor_check("jars", _check_spark_and_broker_jars),
+            _check_home_folder(settings),
+        ]
     )
     findings = [
         CheckResult(CheckSeverity.OK, "config", summary),
         *machine,
-        _run_check("broker", lambda: _check_broker(settings)),
+        _run_doctor_check("broker", lambda: _check_message_source(settings)),
     ]
-    findings.append(_run_check("operations", lambda: _check_operations(settings)))
-    findings.append(_run_check("checkpoints", lambda: _check_checkpoints(settings)))
+    findings.append(_run_doctor_check("operations", lambda: _check_interrupted_operations(settings)))
+    findings.append(_run_doctor_check("checkpoints", lambda: _check_checkpoints_match_tables(settings)))
     if any(item.level is CheckSeverity.FAIL for item in machine):
         return findings
-    return [*findings, *_check_tables(settings)]
+    return [*findings, *_run_table_checks(settings)]
 
 
-def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]:
+def check_databricks_bundle(commands: Any, folder: Path = Path()) -> list[CheckResult]:
     """Checks the Databricks bundle in a folder, and its settings file, for every target. Returns the faults.
 
     The name of each result is the file and line of the fault.
@@ -121,17 +128,17 @@ def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]
         commands: The command line, by which the words in the jobs' definitions are checked.
         folder: The folder with `databricks.yml`.
     """
-    from sessionlake.cli.job import explain_refusal
+    from sessionlake.cli.job import explain_why_job_may_not_run
     from sessionlake.databricks.bundle.rules import find_bundle_faults
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    faults = find_bundle_faults(folder, given, partial(explain_refusal, commands))
+    faults = find_bundle_faults(folder, given, partial(explain_why_job_may_not_run, commands))
     findings = [CheckResult(CheckSeverity.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     return findings or [CheckResult(CheckSeverity.OK, "bundle", "no fault found. A workspace may find more")]
 
 
-def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
+def _run_doctor_check(name: str, check: Callable[[], CheckDetail]) -> CheckResult:
     try:
         return CheckResult(CheckSeverity.OK, name, check())
     except BrokerError as error:  # a warning only, because only bronze needs the broker
@@ -144,22 +151,22 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
         return CheckResult(CheckSeverity.FAIL, name, str(readable_error))
 
 
-def _check_java() -> str:
+def _check_java() -> CheckDetail:
     from sessionlake.local.java import require_java
 
     return str(require_java())
 
 
-def _check_jars() -> str:
+def _check_spark_and_broker_jars() -> CheckDetail:
     from sessionlake.local.jars import fetch_broker_jars, fetch_spark_jars
 
     return f"{len(fetch_spark_jars())} for Spark and {len(fetch_broker_jars())} for the broker, cached"
 
 
-def _check_home(settings: Settings) -> CheckResult:
+def _check_home_folder(settings: Settings) -> CheckResult:
     from sessionlake.local.home import create_home, read_rights_of_other_users
 
-    finding = _run_check("home", lambda: str(create_home(settings)))
+    finding = _run_doctor_check("home", lambda: str(create_home(settings)))
     rights = None if finding.level is CheckSeverity.FAIL else read_rights_of_other_users(settings)
     if rights is None:
         return finding
@@ -168,7 +175,7 @@ def _check_home(settings: Settings) -> CheckResult:
     return CheckResult(CheckSeverity.WARN, "home", text)
 
 
-def _check_broker(settings: Settings) -> str:
+def _check_message_source(settings: Settings) -> CheckDetail:
     from sessionlake.bronze.sources import require_readable_source
 
     require_readable_source(settings)
@@ -178,12 +185,12 @@ def _check_broker(settings: Settings) -> str:
     )
 
 
-def _check_operations(settings: Settings) -> str:
+def _check_interrupted_operations(settings: Settings) -> CheckDetail:
     require_checks_of_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
-def _check_checkpoints(settings: Settings) -> str:
+def _check_checkpoints_match_tables(settings: Settings) -> CheckDetail:
     require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
     return (
         ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_path(layer)).is_dir())
@@ -191,7 +198,7 @@ def _check_checkpoints(settings: Settings) -> str:
     )
 
 
-def _check_tables(settings: Settings) -> list[CheckResult]:
+def _run_table_checks(settings: Settings) -> list[CheckResult]:
     from sessionlake.history.status import may_have_ledger
     from sessionlake.spark.session import spark_session
 
@@ -201,27 +208,29 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
         return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [
-        _run_check("states", lambda: _check_states(settings)),
-        _run_check("files", lambda: _check_files(spark, lake)),
+        _run_doctor_check("states", lambda: _check_layer_states(settings)),
+        _run_doctor_check("files", lambda: _check_table_files_exist(spark, lake)),
     ]
-    ledger = _run_check("ledger", lambda: _check_ledger_exists(spark, settings, ran))
+    ledger = _run_doctor_check("ledger", lambda: _check_ledger_exists(spark, settings, ran))
     if ledger.level is CheckSeverity.FAIL:
         return [*stored, ledger]
     return [
         *stored,
-        _run_check("ledger", lambda: _check_balance(lake.reader(spark), settings)),
-        _run_check("sums", lambda: _check_copied_sums(lake.reader(spark))),
-        _run_check("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
-        _run_check("tables", lambda: _check_row_counts(spark, lake)),
-        _run_check("versions", lambda: _check_versions(spark, lake)),
-        _run_check("layers", lambda: _check_layers(lake.reader(spark), settings)),
-        _run_check("messages", lambda: _check_member_messages(settings)),
-        _check_topics(spark, lake),
-        _check_session_ids(lake.reader(spark)),
+        _run_doctor_check("ledger", lambda: _check_message_counts_match(lake.reader(spark), settings)),
+        _run_doctor_check("sums", lambda: _check_ledger_sums(lake.reader(spark))),
+        _run_doctor_check(
+            "offsets", lambda: _check_offsets_are_contiguous(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)
+        ),
+        _run_doctor_check("tables", lambda: _check_table_row_counts(spark, lake)),
+        _run_doctor_check("versions", lambda: _check_no_table_was_restored(spark, lake)),
+        _run_doctor_check("layers", lambda: _check_checkpoints_exist(lake.reader(spark), settings)),
+        _run_doctor_check("messages", lambda: _check_unreadable_messages(settings)),
+        _check_topic_states(spark, lake),
+        _check_session_ids_in_one_partition(lake.reader(spark)),
     ]
 
 
-def _check_member_messages(settings: Settings) -> str:
+def _check_unreadable_messages(settings: Settings) -> CheckDetail:
     from sessionlake.bronze.unreadable import read_stopping_message
 
     if stopped := read_stopping_message(settings):
@@ -229,24 +238,24 @@ def _check_member_messages(settings: Settings) -> str:
     return "bronze has not stopped at a message that it cannot read"
 
 
-def _check_states(settings: Settings) -> str:
+def _check_layer_states(settings: Settings) -> CheckDetail:
     require_checks_of_subject(None, settings, CheckSubject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
-def _check_files(spark: SparkSession | None, lake: Lake) -> str:
+def _check_table_files_exist(spark: SparkSession | None, lake: Lake) -> CheckDetail:
     known = [table for table in TABLES if lake.exists(spark, table)]
     for table in known:
         refuse_lost_files(spark, lake, table)
     return f"all files of {len(known)} tables exist"
 
 
-def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
+def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> CheckDetail:
     require_checks_of_subject(spark, settings, CheckSubject.LEDGER, ran)
     return "exists"
 
 
-def _check_balance(reader: TableReader, settings: Settings) -> str:
+def _check_message_counts_match(reader: TableReader, settings: Settings) -> CheckDetail:
     from sessionlake.history.status import layer_statuses
 
     layers = layer_statuses(reader, settings)
@@ -262,12 +271,12 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
     return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
 
 
-def _check_copied_sums(reader: TableReader) -> str:
+def _check_ledger_sums(reader: TableReader) -> CheckDetail:
     used = verify_ledger_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 
-def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
+def _check_offsets_are_contiguous(reader: TableReader, *, allow_gaps: bool) -> CheckDetail:
     missing_by_span = missing_offsets(reader)
     for span, missing in missing_by_span.items():
         if missing < 0 or (missing and not allow_gaps):
@@ -275,22 +284,22 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
             raise LakeError(
                 f"{span.layer}: topic {span.topic}, partition {span.partition}, offsets {span.first} to "
                 f"{span.last}: {what}",
-                fix=_describe_remedy(span.layer),
+                fix=_describe_remedy_for_offset_gaps(span.layer),
             )
     return f"contiguous in {len({(span.topic, span.partition) for span in missing_by_span})} topic-partitions"
 
 
-def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
+def _check_table_row_counts(spark: SparkSession | None, lake: Lake) -> CheckDetail:
     gone = refuse_lost_rows(spark, lake, _APPENDED)
     return f"hold what the ledger says was written{describe_removed_rows(sum(gone[table] for table in _APPENDED))}"
 
 
-def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
+def _check_no_table_was_restored(spark: SparkSession | None, lake: Lake) -> CheckDetail:
     require_newest_tables(spark, lake.settings, list_layers(lake.settings))
     return "are the newest: no table was restored to an older version"
 
 
-def _describe_remedy(layer: str) -> str:
+def _describe_remedy_for_offset_gaps(layer: str) -> str:
     """Returns what the operator should do about a layer in which offsets are missing or repeated."""
     if layer == SILVER:
         return (
@@ -300,31 +309,35 @@ def _describe_remedy(layer: str) -> str:
     return f"Restore its tables and its checkpoint from the same backup. {LAST_RESORT}"
 
 
-def _read_query_id(settings: Settings, layer: str) -> str | None:
+def _read_query_id_of_checkpoint(settings: Settings, layer: str) -> str | None:
     return CheckpointGenerations(settings.checkpoint_path(layer), layer).current_generation.app_id
 
 
-def _check_layers(reader: TableReader, settings: Settings) -> str:
+def _check_checkpoints_exist(reader: TableReader, settings: Settings) -> CheckDetail:
     ran = {
         row["layer"]
         for row in iterate_rows_as_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
-    lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
+    lost = [
+        layer
+        for layer in list_layers(settings)
+        if layer in ran and _read_query_id_of_checkpoint(settings, layer) is None
+    ]
     if lost:
         places = ", ".join(map(settings.checkpoint_path, lost))
         raise LakeError(
             f"the checkpoint {places} is gone, though the tables hold data of the layer",
-            fix=_build_recovery_hints(lost),
+            fix=_build_recovery_hints_of_layers(lost),
         )
     return "every layer that has run has its checkpoint"
 
 
-def _build_recovery_hints(layers: Sequence[str]) -> str:
+def _build_recovery_hints_of_layers(layers: Sequence[str]) -> str:
     return " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in layers)
 
 
-def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
+def _check_topic_states(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
     if settings.bronze.source is SourceKind.KAFKA and has_committed_batch(settings, BRONZE):
         try:
@@ -345,7 +358,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     return CheckResult(CheckSeverity.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
 
 
-def _check_session_ids(reader: TableReader) -> CheckResult:
+def _check_session_ids_in_one_partition(reader: TableReader) -> CheckResult:
     """Returns a warning if session ids occur in several partitions of a topic."""
     recorded: Condition = ("event", eq, str(IntegrityEventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}

@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, convert_to_json_value, create_console, create_visible_text, show_rows
-from sessionlake.history.explain import ExplainedRow, explain
+from sessionlake.cli.context import print_to_stderr
+from sessionlake.cli.show import (
+    OutputFormat,
+    convert_to_json_value,
+    create_console,
+    create_escaped_rich_text,
+    show_rows,
+)
+from sessionlake.history.explain import ExplainedGoldRow, explain
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +40,9 @@ def show_explained_rows(
     """
     figures, more = explain(spark, settings, table, where, message=message)
     if more:
-        say(f"these are the first; more rows of {table} meet the condition: select them by their keys in --where")
+        print_to_stderr(
+            f"these are the first; more rows of {table} meet the condition: select them by their keys in --where"
+        )
     if form is not OutputFormat.TABLE:
         rows = [asdict(figure) for figure in figures]
         show_rows(list(rows[0]), [list(row.values()) for row in rows], form)
@@ -44,16 +52,18 @@ def show_explained_rows(
     console = create_console(sys.stdout)
     for figure in figures:
         console.print(
-            create_visible_text(f"{figure.table}: ").append_text(create_visible_text(_join_pairs(figure.key), "bold"))
+            create_escaped_rich_text(f"{figure.table}: ").append_text(
+                create_escaped_rich_text(_join_names_and_values(figure.key), "bold")
+            )
         )
         grid = Table.grid(padding=(0, 2))
-        for name, text in _describe_row(figure, has_message=message is not None):
-            grid.add_row(create_visible_text(f"  {name}", "dim"), create_visible_text(text))
+        for name, text in _describe_explained_row(figure, has_message=message is not None):
+            grid.add_row(create_escaped_rich_text(f"  {name}", "dim"), create_escaped_rich_text(text))
         console.print(grid)
 
 
-def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
-    yield "figures", _join_pairs(figure.figures)
+def _describe_explained_row(figure: ExplainedGoldRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
+    yield "figures", _join_names_and_values(figure.figures)
     yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
     if figure.gone_before:
         removed = f"maintain.retention has removed changes from before {convert_to_json_value(figure.gone_before)}"
@@ -78,5 +88,5 @@ def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[
         yield "message", "is part of the figure" if figure.holds else "is not part of the figure"
 
 
-def _join_pairs(values: Any) -> str:
+def _join_names_and_values(values: Any) -> str:
     return ", ".join(f"{name} {convert_to_json_value(value)}" for name, value in values.items() if value is not None)

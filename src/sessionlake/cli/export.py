@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, load_config, say, with_spark
+from sessionlake.cli.context import Config, call_with_spark, load_config, print_to_stderr
 from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import write_line
 from sessionlake.errors import LakeError, UsageError
@@ -52,7 +52,7 @@ def export(
     If anything fails, no files are left.
     """
     settings = load_config(config)
-    limit, point = parse_size(max_file_size), create_time_travel_option(version, as_of)
+    limit, point = parse_number_of_bytes(max_file_size), create_time_travel_option(version, as_of)
     require_exportable_table(settings, table, point)
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export_frame as write
@@ -70,12 +70,12 @@ def export(
             refusal = explain_sql_error("export", error)
             raise (LakeError(str(refusal)) if isinstance(refusal, UsageError) else refusal) from error
 
-    exported = with_spark(settings, export_rows)
-    say(f"{exported.rows:,} rows of {table} in {exported.files:,} files of {exported.bytes:,} bytes")
+    exported = call_with_spark(settings, export_rows)
+    print_to_stderr(f"{exported.rows:,} rows of {table} in {exported.files:,} files of {exported.bytes:,} bytes")
     write_line(path)
 
 
-def parse_size(text: str) -> int:
+def parse_number_of_bytes(text: str) -> int:
     """Returns the number of bytes of a size in words, such as `128MB` or `1GiB`.
 
     Raises:
@@ -179,7 +179,7 @@ def select_exported_rows(
         require_own_columns_only(spark, "export: --where", where)
     try:
         if table in list_view_sources(settings):
-            rows = _read_view(spark, lake, table)
+            rows = _read_view_as_stored_rows(spark, lake, table)
         else:
             rows = lake.storage.read(
                 spark, table, time_travel_option or {"versionAsOf": lake.latest_version(spark, table)}
@@ -189,7 +189,7 @@ def select_exported_rows(
         raise explain_sql_error("export", error) from error
 
 
-def _read_view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
+def _read_view_as_stored_rows(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
     """Returns the rows of a view, which are stored on disk when first computed.
 
     A view has no versions, so it could not be read a second time with the same result.

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from sessionlake.cli.context import say
+from sessionlake.cli.context import print_to_stderr
 from sessionlake.errors import SessionlakeError
 from sessionlake.local.signals import was_interrupted
 
@@ -29,7 +29,7 @@ def call_with_readable_errors(command: Callable[[], Any]) -> Any:
     try:
         return command()
     except KeyboardInterrupt:
-        say("interrupted")
+        print_to_stderr("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of the answer, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -41,7 +41,7 @@ def call_with_readable_errors(command: Callable[[], Any]) -> Any:
             raise
         if was_interrupted():
             _print_traceback_if_wanted(error)
-            say("interrupted")
+            print_to_stderr("interrupted")
             raise typer.Exit(INTERRUPTED) from error
         raise typer.Exit(_print_error(error)) from error
 
@@ -53,9 +53,11 @@ def _print_error(error: Exception) -> int:
     _print_traceback_if_wanted(error)
     readable = error if isinstance(error, SessionlakeError) else build_operator_error(error)
     if readable is None:
-        say(f"error: unexpected {type(error).__name__}: {_get_first_line(error)} ({DEBUG}=1 shows where)")
+        print_to_stderr(
+            f"error: unexpected {type(error).__name__}: {_get_first_line_of_error(error)} ({DEBUG}=1 shows where)"
+        )
         return SessionlakeError.exit_code
-    say(f"error: {readable}")
+    print_to_stderr(f"error: {readable}")
     return readable.exit_code
 
 
@@ -70,5 +72,5 @@ def _is_usage_error(error: Exception) -> bool:
     return hasattr(error, "format_message")  # Typer prints its own errors, and exits with 2
 
 
-def _get_first_line(error: Exception) -> str:
+def _get_first_line_of_error(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:400]

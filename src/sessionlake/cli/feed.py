@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from sessionlake.cli.context import Config, load_config, say
+from sessionlake.cli.context import Config, load_config, print_to_stderr
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import write_text
 from sessionlake.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from sessionlake.cli.feed_trial import JudgedTrial
+    from sessionlake.cli.feed_trial import SilverTrialJudge
     from sessionlake.feeds.feed import Feed
     from sessionlake.feeds.lines import MessageOfLine
     from sessionlake.feeds.payload import PayloadReader
@@ -64,10 +64,10 @@ def feed_try(
     Exits with 1 if a message is refused, or a checksum or `expect` fails.
     """
     settings = load_config(config)
-    from sessionlake.cli.feed_text import show_trial
+    from sessionlake.cli.feed_text import print_feed_trial
 
     feeds = require_configured_feeds(settings)
-    only = None if name is None else _require_feed(feeds, name)
+    only = None if name is None else _require_feed_with_name(feeds, name)
     if file is None:
         if topic is None:
             raise UsageError(
@@ -76,45 +76,50 @@ def feed_try(
             )
         _require_matching_feed(feeds, only, topic)
         lines = _read_last_messages(settings, topic, last)
-        trial, judged = _create_trial(settings, feeds, only)
-        show_trial(trial, judged, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
+        trial, judged = _create_feed_trial_and_judge(settings, feeds, only)
+        print_feed_trial(trial, judged, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
     else:
         if topic is not None:
             _require_matching_feed(feeds, only, topic)
-        bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
-        trial, judged = _create_trial(settings, feeds, only, bare, is_live=file == _STDIN)
+        feed_of_bare_lines = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
+        trial, judged = _create_feed_trial_and_judge(settings, feeds, only, feed_of_bare_lines, is_live=file == _STDIN)
         with open_messages_file(file) as content:
-            lines = _read_messages_file(content, topic, bare, settings.capture.max_message_bytes)
-            show_trial(trial, judged, lines, shown, form, f"sessionlake feed try {file}")
+            lines = _read_messages_file(content, topic, feed_of_bare_lines, settings.capture.max_message_bytes)
+            print_feed_trial(trial, judged, lines, shown, form, f"sessionlake feed try {file}")
     if trial.totals.failed:
         raise typer.Exit(1)
 
 
-def _create_trial(
-    settings: Settings, feeds: Sequence[Feed], only: Feed | None, bare: Feed | None = None, *, is_live: bool = False
-) -> tuple[Trial, JudgedTrial]:
+def _create_feed_trial_and_judge(
+    settings: Settings,
+    feeds: Sequence[Feed],
+    only_feed: Feed | None,
+    feed_of_bare_lines: Feed | None = None,
+    *,
+    is_live: bool = False,
+) -> tuple[Trial, SilverTrialJudge]:
     """Returns what reads the messages by the feeds, and what judges them as silver does.
 
     Args:
         settings: The settings.
         feeds: The configured feeds.
-        only: The feed that reads all messages; None to choose by topic.
-        bare: The feed of messages whose line names no topic; None to choose by topic.
+        only_feed: The feed that reads all messages; None to choose by topic.
+        feed_of_bare_lines: The feed of messages whose line names no topic; None to choose by topic.
         is_live: True to judge each message as soon as it is read.
     """
-    from sessionlake.cli.feed_trial import BLOCK, JudgedTrial
+    from sessionlake.cli.feed_trial import BLOCK, SilverTrialJudge
     from sessionlake.feeds.trial import Trial
 
     trial = Trial(
         feeds,
-        only=only,
-        bare=bare,
+        only=only_feed,
+        bare=feed_of_bare_lines,
         unbound={feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"},
         max_bytes=settings.capture.max_message_bytes,
         payload=_create_payload_reader(settings, feeds),
     )
-    chosen = only or bare
-    return trial, JudgedTrial.create(
+    chosen = only_feed or feed_of_bare_lines
+    return trial, SilverTrialJudge.create(
         settings.capture, None if chosen is None else chosen.name, block=1 if is_live else BLOCK
     )
 
@@ -131,13 +136,13 @@ def feed_test(
     messages" describes the files.
     """
     settings = load_config(config)
-    from sessionlake.cli.feed_text import show_test_results
-    from sessionlake.feed_testing import read_test, run_test
+    from sessionlake.cli.feed_text import print_feed_test_results
+    from sessionlake.feed_testing import read_feed_test_file, run_feed_test_file
 
     feeds = require_configured_feeds(settings)
-    tests = [(file, read_test(file)) for file in files]
-    results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
-    show_test_results(results, form)
+    tests = [(file, read_feed_test_file(file)) for file in files]
+    results = [(str(file), len(test.frames), run_feed_test_file(feeds, test, str(file))) for file, test in tests]
+    print_feed_test_results(results, form)
     if any(differences for _, _, differences in results):
         raise typer.Exit(1)
 
@@ -194,16 +199,16 @@ def feed_send(
     from sessionlake.kafka.send_messages import send_messages
 
     feeds = [feed.build() for feed in settings.capture.feeds]
-    bare = feeds[0] if len(feeds) == 1 and topic is None else None
+    feed_of_bare_lines = feeds[0] if len(feeds) == 1 and topic is None else None
     max_bytes = settings.capture.max_message_bytes
     if file != _STDIN:
         with open_messages_file(file) as content:  # a line without a topic is found before anything is sent
-            for _ in _read_messages_file(content, topic, bare, max_bytes):
+            for _ in _read_messages_file(content, topic, feed_of_bare_lines, max_bytes):
                 pass
     with open_messages_file(file) as content:
-        lines = _read_messages_file(content, topic, bare, max_bytes)
+        lines = _read_messages_file(content, topic, feed_of_bare_lines, max_bytes)
         sent = send_messages(settings, (line.record for line in lines))
-    say(f"messages sent: {sent:,}")
+    print_to_stderr(f"messages sent: {sent:,}")
 
 
 def require_configured_feeds(settings: Settings) -> list[Feed]:
@@ -234,7 +239,7 @@ def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> Payload
     return None if payload is None else PayloadReader(payload)
 
 
-def _require_feed(feeds: Sequence[Feed], name: str) -> Feed:
+def _require_feed_with_name(feeds: Sequence[Feed], name: str) -> Feed:
     found = next((feed for feed in feeds if feed.name == name), None)
     if found is None:
         names = [feed.name for feed in feeds]
@@ -257,7 +262,7 @@ def _require_matching_feed(feeds: Sequence[Feed], chosen_feed: Feed | None, topi
     )
 
 
-def _choose_topic_of_bare_lines(feed: Feed) -> str:
+def _choose_topic_of_lines_without_one(feed: Feed) -> str:
     """Returns the topic for messages whose line names none: the only topic that the feed reads, or the feed's name."""
     pattern = feed.topics.pattern
     return re.sub(r"\\(.)", r"\1", pattern) if _LITERAL.fullmatch(pattern) else feed.name
@@ -269,7 +274,7 @@ def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[M
 
     found = read_last_messages(settings, topic, last)
     if not found:
-        say(f"topic {topic} has no messages")
+        print_to_stderr(f"topic {topic} has no messages")
     return (MessageOfLine(0, record, is_bare=False) for record in found)
 
 
@@ -289,7 +294,11 @@ def _read_messages_file(
     """
     from sessionlake.feeds.lines import MAX_LINE, parse_message_lines, read_lines
 
-    name = topic if topic is not None or feed_of_bare_lines is None else _choose_topic_of_bare_lines(feed_of_bare_lines)
+    name = (
+        topic
+        if topic is not None or feed_of_bare_lines is None
+        else _choose_topic_of_lines_without_one(feed_of_bare_lines)
+    )
     for line in parse_message_lines(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(

@@ -43,21 +43,21 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
         sample: The messages, taken apart.
         records: The messages.
     """
-    paths = _list_checksums(sample)
-    settings = _add_text_columns(proposal.settings) if paths else None
+    paths = _list_fields_that_may_be_checksums(sample)
+    settings = _add_columns_with_sent_digits(proposal.settings) if paths else None
     if settings is None:
         return proposal
     columns = [*settings["columns"]][-2:]
-    sides = [settings["keep"]["descending"][0], *_list_sides(settings["messages"], "ask")]
+    sides = [settings["keep"]["descending"][0], *_list_words_for_side(settings["messages"], "ask")]
     notes = []
     for path in paths:
-        widest = _build_check_setting(path, _ROWS[-1], Crc32Checksum((*sides,), (*columns,)))
-        compared = _collect_rows(settings | {"check": widest}, records)
+        widest = _build_crc32_check_setting(path, _ROWS[-1], Crc32Checksum((*sides,), (*columns,)))
+        compared = _collect_best_rows_and_checksums(settings | {"check": widest}, records)
         why = f"but only {len(compared)} of them are in messages that change these rows"
         if len(compared) >= _FEWEST:
-            if forms := _find_forms(compared, sides, columns):
+            if forms := _find_matching_crc32_forms(compared, sides, columns):
                 messages = settings.pop("messages")
-                settings |= {"check": _build_check_setting(path, *forms[0]), "messages": messages}
+                settings |= {"check": _build_crc32_check_setting(path, *forms[0]), "messages": messages}
                 counts = ", ".join(str(rows) for rows, _ in forms)
                 note = f"the checksums fit with check.rows {counts} alike; set the number that their sender documents"
                 return replace(proposal, settings=settings, notes=[*proposal.notes, *[note] * (len(forms) > 1)])
@@ -67,7 +67,7 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
     return replace(proposal, notes=[*proposal.notes, *notes[:1]])
 
 
-def _find_forms(
+def _find_matching_crc32_forms(
     compared: Sequence[tuple[Groups, Any]], sides: Sequence[str], columns: Sequence[str]
 ) -> list[tuple[int, Crc32Checksum]]:
     """Returns the first usual form of a text whose CRC32 is each checksum, with each number of rows that fits.
@@ -80,7 +80,7 @@ def _find_forms(
         columns: Columns whose values may be in the text.
     """
     fitting: list[tuple[int, Crc32Checksum]] = []
-    for rows, crc32 in _list_forms(sides, columns):
+    for rows, crc32 in _list_usual_crc32_forms(sides, columns):
         if (not fitting or crc32 == fitting[0][1]) and all(
             crc32.matches_sent_checksum({group: found[:rows] for group, found in groups.items()}, sent)
             for groups, sent in compared
@@ -89,17 +89,17 @@ def _find_forms(
     return fitting
 
 
-def _list_checksums(sample: Sample) -> list[str]:
+def _list_fields_that_may_be_checksums(sample: Sample) -> list[str]:
     """Returns paths of fields that may be checksums: numbers of 32 bits that neither repeat nor rise.
 
     Those with a usual name come first. The form of the checksum decides whether a field is one.
     """
     values: defaultdict[str, list[str]] = defaultdict(list)
     for one in sample.messages:
-        for path, value in {**one.scalars, **_list_values_from_end(one.value)}.items():
+        for path, value in {**one.scalars, **_list_fields_by_index_from_end(one.value)}.items():
             if type(value) is int or isinstance(value, str):
                 values[path].append(str(value))
-    found = [path for path, texts in values.items() if len(texts) >= _FEWEST and _may_be_checksums(path, texts)]
+    found = [path for path, texts in values.items() if len(texts) >= _FEWEST and _may_be_checksum_values(path, texts)]
     return sorted(found, key=lambda path: (not _is_named_as_checksum(path), -len(values[path])))[:_TRIED]
 
 
@@ -107,7 +107,7 @@ def _is_named_as_checksum(path: str) -> bool:
     return get_field_name(path).lower() in CHECKSUMS
 
 
-def _may_be_checksums(path: str, texts: Sequence[str]) -> bool:
+def _may_be_checksum_values(path: str, texts: Sequence[str]) -> bool:
     """Returns True if the values at a path, as texts, can be checksums by their size, order and name."""
     is_number = all(len(text) <= len(str(-_MODULO)) and text.removeprefix("-").isdecimal() for text in texts)
     if not is_number or len({*texts}) <= len(texts) // 2:
@@ -117,7 +117,7 @@ def _may_be_checksums(path: str, texts: Sequence[str]) -> bool:
     return _is_named_as_checksum(path) or is_mixed
 
 
-def _list_values_from_end(value: Any) -> dict[str, Any]:
+def _list_fields_by_index_from_end(value: Any) -> dict[str, Any]:
     """Returns the fields of objects in a message that is an array, by paths such as `[-1].c`. Empty for others."""
     if not isinstance(value, list):
         return {}
@@ -130,13 +130,13 @@ def _list_values_from_end(value: Any) -> dict[str, Any]:
     }
 
 
-def _add_text_columns(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _add_columns_with_sent_digits(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the settings with `keep`, and columns with the digits as they were sent; None if it is no order book."""
     found = deepcopy(dict(settings))
     if "uses" in found:
         return None
     columns, parts = found["columns"], [part for rule in found["messages"] for part in rule.get("rows", ())]
-    bids, asks = _list_sides(found["messages"], "bid"), _list_sides(found["messages"], "ask")
+    bids, asks = _list_words_for_side(found["messages"], "bid"), _list_words_for_side(found["messages"], "ask")
     quantity = next((name for name in columns if OF_QUANTITY.search(name)), None)
     if found["key"][:1] != ["side"] or len(found["key"]) != len(("side", "price")) or quantity is None:
         return None
@@ -154,18 +154,20 @@ def _add_text_columns(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return found | {"keep": keep, "messages": messages}
 
 
-def _list_sides(rules: Sequence[Mapping[str, Any]], side: str) -> list[str]:
+def _list_words_for_side(rules: Sequence[Mapping[str, Any]], side: str) -> list[str]:
     """Returns the words that rules write for a side, `bid` or `ask`."""
     words = {str(part["row"].get("side", ""))[1:] for rule in rules for part in rule.get("rows", ())
              if isinstance(part["row"], dict)}  # fmt: skip
     return sorted(word for word in words if SIDES.get(word.lower()) == side)
 
 
-def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> list[tuple[Groups, Any]]:
+def _collect_best_rows_and_checksums(
+    settings: dict[str, Any], records: Sequence[KafkaRecord]
+) -> list[tuple[Groups, Any]]:
     """Returns the best rows of the table after each message with a checksum, and the checksum."""
     compared: list[tuple[Groups, Any]] = []
 
-    def compare(groups: Groups, sent: Any) -> bool:
+    def record_rows_and_checksum(groups: Groups, sent: Any) -> bool:
         if len(compared) < _COMPARED:
             compared.append(({group: [dict(row) for row in rows] for group, rows in groups.items()}, sent))
         return True
@@ -173,7 +175,7 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
     feed = FeedSettings.model_validate(settings).build()
     if feed.check is None:
         return []
-    feed = replace(feed, check=replace(feed.check, load=lambda: compare))
+    feed = replace(feed, check=replace(feed.check, load=lambda: record_rows_and_checksum))
     trial = Trial([feed], only=feed)
     for record in records:
         trial.read(record)
@@ -182,7 +184,7 @@ def _collect_rows(settings: dict[str, Any], records: Sequence[KafkaRecord]) -> l
     return compared
 
 
-def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32Checksum]]:
+def _list_usual_crc32_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[int, Crc32Checksum]]:
     """Yields usual forms of a text whose CRC32 is a checksum, each with the number of rows of a side in it."""
     for groups, is_mixed, between, digits_only, rows in product(
         (sides, sides[::-1]), (True, False), _SEPARATORS, (False, True), _ROWS
@@ -192,7 +194,7 @@ def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[
         yield rows, Crc32Checksum((*groups,), (*columns,), between_values=":", between_rows=",", between_groups="|")
 
 
-def _build_check_setting(path: str, rows: int, crc32: Crc32Checksum) -> dict[str, Any]:
+def _build_crc32_check_setting(path: str, rows: int, crc32: Crc32Checksum) -> dict[str, Any]:
     """Returns the value of the setting `check`, as YAML has it.
 
     Args:

@@ -17,14 +17,14 @@ from sessionlake.feeds.trial import Trial
 from sessionlake.settings.feeds import FeedSettings
 
 
-def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str, again: str) -> str:
+def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str, next_command: str) -> str:
     """Returns a configuration file with a feed for messages. Comments say what it does with them.
 
     Args:
         records: The messages.
         name: Name of their topic or file, from which the feed's name is made.
         source: The file or topic, for the comments.
-        again: The command that tries the feed on the messages.
+        next_command: The command that tries the feed on the messages.
 
     Raises:
         UsageError: No feed can be proposed for the messages.
@@ -37,7 +37,7 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
     sample = take_sample(records)
     proposal = propose_feed(sample, name, topics)
     if proposal is None or "uses" not in proposal.settings:
-        proposal = _choose_split(propose_split_feeds(sample, name, topics), proposal, records)
+        proposal = _choose_proposal_with_message_parts(propose_split_feeds(sample, name, topics), proposal, records)
     if proposal is None:
         raise UsageError(
             f"{source}: no rows were found in {len(records):,} messages, of which "
@@ -58,26 +58,26 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
         ) from error
     proposal = propose_checksum(proposal, proposal.parts or sample, records)
     settings = FeedSettings.model_validate(proposal.settings)
-    return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
+    return write_feed(proposal, _build_comment_lines(proposal, settings, records, source, next_command))
 
 
-def _choose_split(
+def _choose_proposal_with_message_parts(
     proposals: Iterable[Proposal], other: Proposal | None, records: Sequence[KafkaRecord]
 ) -> Proposal | None:
     """Returns the first feed that reads messages part by part, and as many of them as the other feed; else the other.
 
     A feed whose order refuses messages is tried without its order.
     """
-    least = _count_read(other, records)
+    least = _count_refused_and_read_messages(other, records)
     for proposal in proposals:
-        for one in (proposal, _remove_order(proposal)):
-            refused, read = _count_read(one, records)
+        for one in (proposal, _remove_order_settings(proposal)):
+            refused, read = _count_refused_and_read_messages(one, records)
             if refused <= least[0] and read >= max(1, least[1]):
                 return one
     return other
 
 
-def _count_read(proposal: Proposal | None, records: Sequence[KafkaRecord]) -> tuple[int, int]:
+def _count_refused_and_read_messages(proposal: Proposal | None, records: Sequence[KafkaRecord]) -> tuple[int, int]:
     """Returns how many messages a feed refuses, and how many it reads; all are refused if there is no valid feed."""
     try:
         settings = None if proposal is None else FeedSettings.model_validate(proposal.settings)
@@ -85,12 +85,12 @@ def _count_read(proposal: Proposal | None, records: Sequence[KafkaRecord]) -> tu
         settings = None
     if settings is None:
         return len(records), 0
-    totals = _try_feed(settings, records).totals
+    totals = _try_feed_on_messages(settings, records).totals
     refused = totals.refused.total()
     return refused, totals.messages - refused - totals.ignored
 
 
-def _remove_order(proposal: Proposal) -> Proposal:
+def _remove_order_settings(proposal: Proposal) -> Proposal:
     """Returns a feed without its order, so that messages apply as they arrive."""
     rules = [
         {key: value for key, value in rule.items() if key not in ("restart", "order")}
@@ -102,7 +102,7 @@ def _remove_order(proposal: Proposal) -> Proposal:
     )
 
 
-def _try_feed(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
+def _try_feed_on_messages(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
     """Returns the trial of a feed on all messages."""
     feed = settings.build()
     trial = Trial([feed], only=feed)
@@ -111,11 +111,11 @@ def _try_feed(settings: FeedSettings, records: Sequence[KafkaRecord]) -> Trial:
     return trial
 
 
-def _write_comments(
-    proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
+def _build_comment_lines(
+    proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, next_command: str
 ) -> list[str]:
     """Returns lines of comments: what the feed does with the messages, and what a reader should know."""
-    trial = _try_feed(settings, records)
+    trial = _try_feed_on_messages(settings, records)
     totals, tables = trial.totals, trial.tables
     checks = f" Checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}."
     refused = totals.refused.total()
@@ -129,4 +129,4 @@ def _write_comments(
     ]
     lines += [f"Refused as {reason}: {count:,}." for (_, reason), count in sorted(totals.refused.items())]
     lines += [f"{note[0].upper()}{note[1:]}." for note in proposal.notes]
-    return [*lines, f"Next: check each line, copy it into the configuration, then run `{again}`."]
+    return [*lines, f"Next: check each line, copy it into the configuration, then run `{next_command}`."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sessionlake.cli.feed_trial import JudgedTrial
+from sessionlake.cli.feed_trial import SilverTrialJudge
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import convert_to_json_value, write_text
 from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
@@ -22,9 +22,9 @@ _SHOWN_VALUE = 300
 _RESCUED = "_rescued"
 
 
-def show_trial(
+def print_feed_trial(
     trial: Trial,
-    judged: JudgedTrial,
+    judged: SilverTrialJudge,
     lines: Iterable[MessageOfLine],
     shown: ShownMessages,
     form: FeedFormat,
@@ -44,18 +44,18 @@ def show_trial(
         is_faulty = outcome.is_refused or bool(outcome.findings)
         if shown is ShownMessages.ALL or (shown is ShownMessages.REFUSED and is_faulty):
             if form is FeedFormat.JSON:
-                write_text(to_json_line(convert_to_json_value(_create_outcome_object(line, outcome))))
+                write_text(to_json_line(convert_to_json_value(_create_json_object_of_outcome(line, outcome))))
             else:
                 for text in _format_outcome_lines(line, outcome):
                     write_text(text)
     if form is FeedFormat.JSON:
-        write_text(to_json_line({"summary": _create_summary_object(trial, judged)}))
+        write_text(to_json_line({"summary": _create_json_object_of_summary(trial, judged)}))
     else:
         for text in _format_summary_lines(trial, judged, try_command):
             write_text(text)
 
 
-def show_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDifference]]], form: FeedFormat) -> None:
+def print_feed_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDifference]]], form: FeedFormat) -> None:
     """Prints the results of tests: for each file its differences, and a line with counts.
 
     Args:
@@ -80,7 +80,7 @@ def show_test_results(results: Sequence[tuple[str, int, Sequence[FeedTestDiffere
 # -- one message
 
 
-def _describe_origin(line: MessageOfLine) -> str:
+def _describe_place_of_message(line: MessageOfLine) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
@@ -88,7 +88,7 @@ def _describe_origin(line: MessageOfLine) -> str:
 
 
 def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str]:
-    place, found = _describe_origin(line), outcome.found
+    place, found = _describe_place_of_message(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
@@ -96,7 +96,7 @@ def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str
         at = f" at {found.path}" if found.path else ""
         yield f"{place}: refused by feed {outcome.feed.name}: {found.reason}{at}"
         yield f"  why      {found.why}"
-        yield f"  message  {_format_message_start(outcome.record.value)}"
+        yield f"  message  {_format_first_bytes_of_message(outcome.record.value)}"
         return
     rules = " and ".join(f"rule {number}" for number in found.rules) or "decoder"
     ignored = ": ignored" if all(event.kind is EventKind.IGNORE for event in found.events) else ""
@@ -104,13 +104,13 @@ def _format_outcome_lines(line: MessageOfLine, outcome: Outcome) -> Iterator[str
     for event in found.events:
         if event.kind is not EventKind.IGNORE:
             reason = outcome.quarantined.get(event.session)
-            yield f"  {_format_event(event)}{f'; in quarantine: {reason}' if reason else ''}"
+            yield f"  {_format_feed_event(event)}{f'; in quarantine: {reason}' if reason else ''}"
             yield from () if reason else _format_row_lines(event.rows)
     for text in outcome.findings:
         yield f"  {text}"
 
 
-def _format_event(event: SessionEvent) -> str:
+def _format_feed_event(event: SessionEvent) -> str:
     parts = [f"{event.kind} of session {event.session}"]
     if event.seq is not None:
         after = "any" if event.after is None else event.after
@@ -132,10 +132,10 @@ def _format_row_lines(rows: Sequence[RowUpsert | RowDelete]) -> Iterator[str]:
     shown = rows[:_SHOWN_ROWS]
     if not shown:
         return
-    names = list(dict.fromkeys(name for row in shown for name in _read_row_values(row)))
+    names = list(dict.fromkeys(name for row in shown for name in _get_values_set_by_row(row)))
     table = [["change", "row_id", *names]]
     for row in shown:
-        values = _read_row_values(row)
+        values = _get_values_set_by_row(row)
         change = "delete" if isinstance(row, RowDelete) else "upsert"
         table.append([change, row.row_id, *(_format_cell(values[name]) if name in values else "" for name in names)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -146,7 +146,7 @@ def _format_row_lines(rows: Sequence[RowUpsert | RowDelete]) -> Iterator[str]:
         yield f"    and {len(rows) - len(shown):,} more: --format json lists all"
 
 
-def _read_row_values(row: RowUpsert | RowDelete) -> dict[str, Any]:
+def _get_values_set_by_row(row: RowUpsert | RowDelete) -> dict[str, Any]:
     if isinstance(row, RowDelete):
         return {}
     return row.values if row.rescued is None else {**row.values, _RESCUED: row.rescued}
@@ -159,32 +159,32 @@ def _format_cell(value: Any) -> str:
     return escape_invisible(simple if isinstance(simple, str) else to_json_line(simple)).replace("\n", "\\n")
 
 
-def _format_message_start(value: bytes | None) -> str:
+def _format_first_bytes_of_message(value: bytes | None) -> str:
     if value is None:
         return "a tombstone: it has no value"
     text = value[: _SHOWN_VALUE * 4].decode(errors="replace").replace("\n", "\\n")
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}… ({len(value):,} bytes)"
 
 
-def _create_outcome_object(line: MessageOfLine, outcome: Outcome) -> dict[str, Any]:
+def _create_json_object_of_outcome(line: MessageOfLine, outcome: Outcome) -> dict[str, Any]:
     record, found = outcome.record, outcome.found
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     place["feed"] = None if outcome.feed is None else outcome.feed.name
     if isinstance(found, MessageRefusal):
         refused = {"reason": found.reason, "path": found.path, "why": found.why}
-        return place | {"refused": refused | {"message": _format_message_start(record.value)}}
+        return place | {"refused": refused | {"message": _format_first_bytes_of_message(record.value)}}
     if found is None:
         return place | {"refused": {"reason": "no_feed", "path": "", "why": "no feed matches this topic"}}
     events = [
-        _create_event_object(event) | {"quarantine": outcome.quarantined.get(event.session)}
+        _create_json_object_of_event(event) | {"quarantine": outcome.quarantined.get(event.session)}
         for event in found.events
         if event.kind is not EventKind.IGNORE
     ]
     return place | {"rules": list(found.rules), "events": events, "findings": list(outcome.findings)}
 
 
-def _create_event_object(event: SessionEvent) -> dict[str, Any]:
+def _create_json_object_of_event(event: SessionEvent) -> dict[str, Any]:
     rows = [
         {"change": "delete", "row_id": row.row_id, "key": list(row.key)}
         if isinstance(row, RowDelete)
@@ -200,7 +200,7 @@ def _create_event_object(event: SessionEvent) -> dict[str, Any]:
 # -- the summary
 
 
-def _create_summary_object(trial: Trial, judged: JudgedTrial) -> dict[str, Any]:
+def _create_json_object_of_summary(trial: Trial, judged: SilverTrialJudge) -> dict[str, Any]:
     totals = trial.totals
     return {
         "messages": totals.messages,
@@ -225,19 +225,19 @@ def _create_summary_object(trial: Trial, judged: JudgedTrial) -> dict[str, Any]:
     }
 
 
-def _format_summary_lines(trial: Trial, judged: JudgedTrial, try_command: str) -> Iterator[str]:
+def _format_summary_lines(trial: Trial, judged: SilverTrialJudge, try_command: str) -> Iterator[str]:
     totals, silver = trial.totals, judged.silver
     refused = totals.refused.total() + totals.unmatched.total()
     read = totals.messages - refused - totals.ignored
     yield f"{totals.messages:,} messages: {read:,} read, {totals.ignored:,} ignored, {refused:,} refused"
     for (feed, number), count in sorted(totals.rules.items()):
-        yield f"  feed {feed}, rule {number}{_describe_rule_kind(trial, feed, number)}: {count:,}"
+        yield f"  feed {feed}, rule {number}{_describe_message_kind_of_rule(trial, feed, number)}: {count:,}"
     for (feed, reason), count in sorted(totals.refused.items()):
         yield f"  feed {feed}, refused as {reason}: {count:,}"
     for topic, count in sorted(totals.unmatched.items()):
         yield f"  topic {topic}, which no feed matches: {count:,}"
     rows = sum(map(len, silver.rows.values()))
-    yield f"  tables: sessions {len(silver.sessions):,}, rows {rows:,}{_describe_limit_of_followed_messages(totals)}"
+    yield f"  tables: sessions {len(silver.sessions):,}, rows {rows:,}{_describe_last_message_in_tables(totals)}"
     yield from _format_judgement_lines(judged)
     yield f"  order: gaps {totals.gaps:,}, duplicates {totals.duplicates:,}"
     if totals.checks:
@@ -251,43 +251,43 @@ def _format_summary_lines(trial: Trial, judged: JudgedTrial, try_command: str) -
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
             "the feed has `starts_with: anything`, or holds more of them"
         )
-    yield f"next: {_describe_next_step(totals, try_command)}"
+    yield f"next: {_describe_next_command(totals, try_command)}"
 
 
-def _format_judgement_lines(judged: JudgedTrial) -> Iterator[str]:
+def _format_judgement_lines(judged: SilverTrialJudge) -> Iterator[str]:
     """Yields which messages are in quarantine, which sessions are broken, and where silver stops."""
     for reason, count in sorted(judged.silver.reasons.items()):
         yield f"  quarantine, {reason}: {count:,}"
     broken = judged.list_broken_sessions()
     for one in broken[:_SHOWN_ROWS]:
-        yield f"  broken: {_describe_break(one)}"
+        yield f"  broken: {_describe_session_break(one)}"
     if len(broken) > _SHOWN_ROWS:
         yield f"  and {len(broken) - _SHOWN_ROWS:,} more broken sessions: --format json lists all"
     if judged.stopped is not None:
         yield (
-            f"  silver stops, as `on_violation: fail` says: {_describe_break(judged.stopped)}. The tables are as "
-            "before this message, until `sessionlake resolve` decides about it"
+            f"  silver stops, as `on_violation: fail` says: {_describe_session_break(judged.stopped)}. The tables are "
+            "as before this message, until `sessionlake resolve` decides about it"
         )
 
 
-def _describe_break(found: Mapping[str, Any]) -> str:
+def _describe_session_break(found: Mapping[str, Any]) -> str:
     where = f"topic {found['topic']}, partition {found['partition']}, offset {found['offset']}"
     seqs = [f"{name} seq {found[key]}" for name, key in (("expected", "expected_seq"), ("found", "actual_seq"))
             if found[key] is not None]  # fmt: skip
     return ", ".join([f"session {found['session_id']} at {where}: {found['event']}", *seqs])
 
 
-def _describe_rule_kind(trial: Trial, name: str, number: int) -> str:
+def _describe_message_kind_of_rule(trial: Trial, name: str, number: int) -> str:
     feed = trial.feed(name)
     kind = next((rule.kind for rule in feed.rules if rule.number == number), None)
     return "" if kind is None else f" ({kind})"
 
 
-def _describe_limit_of_followed_messages(totals: Totals) -> str:
+def _describe_last_message_in_tables(totals: Totals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 
-def _describe_next_step(totals: Totals, try_command: str) -> str:
+def _describe_next_command(totals: Totals, try_command: str) -> str:
     if not totals.messages:
         return "send messages, or name another file; there were none"
     if totals.unmatched.total() == totals.messages:

@@ -25,7 +25,7 @@ _SHOWN = ("topic", "partition", "offset", "session_id", "event", "expected_seq",
 
 
 @dataclass
-class JudgedTrial:
+class SilverTrialJudge:
     """Judges tried messages as silver does.
 
     Attributes:
@@ -41,7 +41,7 @@ class JudgedTrial:
     last_offsets: dict[TopicPartition, int] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, capture: CaptureSettings, only: str | None, *, block: int) -> JudgedTrial:
+    def create(cls, capture: CaptureSettings, only: str | None, *, block: int) -> SilverTrialJudge:
         """Returns a trial of no messages yet.
 
         Args:
@@ -68,8 +68,8 @@ class JudgedTrial:
         while block := list(islice(source, self.block)):
             outcomes = [trial.read(line.record, is_bare=line.is_bare) for line in block]
             is_followed = trial.totals.followed is None
-            read = [one.record for one in outcomes if one.feed is not None and self._is_next(one.record)]
-            found = self._judge(read) if is_followed and self.stopped is None else _NOTHING
+            read = [one.record for one in outcomes if one.feed is not None and self._is_above_last_offset(one.record)]
+            found = self._judge_records(read) if is_followed and self.stopped is None else _NOTHING
             reasons: dict[tuple[str, int, int], dict[str, str]] = {}
             for row in found.quarantine:
                 if row["session_id"] is not None:
@@ -80,7 +80,7 @@ class JudgedTrial:
                 own = reasons.get((record.topic, record.partition, record.offset), {})
                 yield line, replace(outcome, quarantined=own if isinstance(outcome.found, DecodedMessage) else {})
 
-    def _is_next(self, record: KafkaRecord) -> bool:
+    def _is_above_last_offset(self, record: KafkaRecord) -> bool:
         """Returns False for a message whose offset is not above those before. Kafka has no such message."""
         place = record.topic, record.partition
         is_next = record.offset > self.last_offsets.get(place, -1)
@@ -92,18 +92,18 @@ class JudgedTrial:
         """Returns the event at which each broken session broke, in the order in which they broke."""
         return [{name: row[name] for name in _SHOWN} for row in self.silver.breaks.values()]
 
-    def _judge(self, records: Sequence[KafkaRecord]) -> Judgements:
+    def _judge_records(self, records: Sequence[KafkaRecord]) -> Judgements:
         """Judges messages. If silver stops at one of them, judges only those before it."""
         while records:
             try:
                 return self.silver.judge(records)
             except ViolationError as error:
-                self.stopped = _describe_violation(error.violation)
+                self.stopped = _list_shown_fields_of_violation(error.violation)
                 at = error.violation.topic, error.violation.partition, error.violation.offset
                 places = [(one.topic, one.partition, one.offset) for one in records]
                 records = records[: places.index(at) if at in places else -1]  # time alone can cause a violation
         return _NOTHING
 
 
-def _describe_violation(found: Violation) -> dict[str, Any]:
+def _list_shown_fields_of_violation(found: Violation) -> dict[str, Any]:
     return {name: getattr(found, name) for name in _SHOWN}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sessionlake.cli.context import Config, load_config, say, with_spark
+from sessionlake.cli.context import Config, call_with_spark, load_config, print_to_stderr
 from sessionlake.cli.options import OfTopic, ShortenGold
 from sessionlake.cli.show import write_line
 from sessionlake.errors import UsageError
@@ -57,18 +57,18 @@ def forget(
         )
     create_storage(settings).require_writable_storage()
     if cancel:
-        receipt_name = with_spark(settings, lambda spark: cancel_forgetting(spark, settings, wait))
-        say(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")
+        receipt_name = call_with_spark(settings, lambda spark: cancel_forgetting(spark, settings, wait))
+        print_to_stderr(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")
         return
-    erasure = with_spark(
+    erasure = call_with_spark(
         settings, lambda spark: forget_session(spark, settings, session, topic, wait, shorten=shorten_gold)
     )
-    write_line(to_json_line(create_receipt(erasure), indent=2))
+    write_line(to_json_line(create_erasure_receipt(erasure), indent=2))
     remaining, unread = erasure.report["search"]["found"], erasure.report["search"]["unread"]
     for place in remaining:
-        say(f"the id is still in {place}")
+        print_to_stderr(f"the id is still in {place}")
     for place in unread:
-        say(f"the id may still be in {place}, which cannot be read: remove it if nobody needs it")
+        print_to_stderr(f"the id may still be in {place}, which cannot be read: remove it if nobody needs it")
     if remaining or unread:
         raise typer.Exit(1)
 
@@ -95,8 +95,8 @@ def forget_session(
     from sessionlake.operations.forgetting.forget import Forgetting
     from sessionlake.streaming.pause_requests import request_pause
 
-    with request_pause(settings, "a session is being forgotten"), _claim_all(spark, settings, wait):
-        work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=say)
+    with request_pause(settings, "a session is being forgotten"), _lock_all_layers_to_forget(spark, settings, wait):
+        work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=print_to_stderr)
         return work.resume_forgetting() if session is None else work.forget_session(session, topic)
 
 
@@ -107,11 +107,11 @@ def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> s
     """
     from sessionlake.operations.forgetting.forget import Forgetting
 
-    with _claim_all(spark, settings, wait):
+    with _lock_all_layers_to_forget(spark, settings, wait):
         return Forgetting(spark, settings).cancel_forgetting()
 
 
-def create_receipt(erasure: ErasureReceipt) -> dict[str, Any]:
+def create_erasure_receipt(erasure: ErasureReceipt) -> dict[str, Any]:
     """Returns the receipt of an erasure: the values of a row of `bronze.erasures`, and of its report, by name."""
     row = asdict(erasure)
     times = {name: row[name].isoformat() for name in ("begun_at", "done_at")}
@@ -119,8 +119,8 @@ def create_receipt(erasure: ErasureReceipt) -> dict[str, Any]:
     return row | times | report
 
 
-def _claim_all(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
-    from sessionlake.cli.claims import claim_all_layers
+def _lock_all_layers_to_forget(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
+    from sessionlake.cli.claims import lock_all_layers_for_block
     from sessionlake.ledger.erasures import CLAIM
 
-    return claim_all_layers(spark, settings, seconds, "forgets a session", CLAIM)
+    return lock_all_layers_for_block(spark, settings, seconds, "forgets a session", CLAIM)

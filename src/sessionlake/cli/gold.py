@@ -11,11 +11,11 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
-from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, list_declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import find_complete_tables
+from sessionlake.gold.tables.table_properties import find_complete_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import Settings
@@ -36,7 +36,7 @@ def verify_gold_tables(spark: SparkSession, settings: Settings, say: Say) -> boo
         products = list_declared_gold_tables(settings)
         complete = find_complete_tables(spark, Lake(settings), products)
         comparisons = verify_gold(spark, settings, complete)
-        begins = read_expiry_times(Lake(settings).reader(spark), _list_tables(complete))
+        begins = read_expiry_times(Lake(settings).reader(spark), _list_table_names_of_products(complete))
     for comparison in comparisons:
         say(str(comparison))
     for table, floors in begins.items():
@@ -77,17 +77,17 @@ def rebuild_gold_tables(
         )
         raise UsageError(f"{table} is not a table of gold", fix=f"Name one of the tables of gold: {names}")
     if chosen:
-        _rebuild_from_silver(spark, settings, chosen, table, say, shorten=shorten)
+        _rebuild_gold_tables_from_silver(spark, settings, chosen, table, say, shorten=shorten)
     for processor in chosen_with_sources:
         processors.rebuild_processor(spark, settings, processor.name, OutputFormat.TABLE, say)
 
 
-def _rebuild_from_silver(
+def _rebuild_gold_tables_from_silver(
     spark: SparkSession, settings: Settings, chosen: Sequence[GoldTable], table: str | None, say: Say, *, shorten: bool
 ) -> None:
     with claim_layers(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         if not shorten:
-            refuse_shorter_table(Lake(settings), spark)
+            refuse_rebuild_from_fewer_changes(Lake(settings), spark)
         for name, made in rebuild_tables(spark, settings, chosen).items():
             difference = (
                 "equal to the former table"
@@ -95,7 +95,9 @@ def _rebuild_from_silver(
                 else f"first difference to the former table:\n  {made.first_difference}"
             )
             say(f"{name} is rebuilt: {made.rows:,} rows; {difference}")
-        for name, floors in read_expiry_times(Lake(settings).reader(spark), _list_tables(chosen)).items():
+        for name, floors in read_expiry_times(
+            Lake(settings).reader(spark), _list_table_names_of_products(chosen)
+        ).items():
             say(describe_expiry(name, floors))
 
 
@@ -104,5 +106,5 @@ def _list_products_with_source(settings: Settings) -> list[ProductProcessor]:
     return [processor for processor in settings.processors if isinstance(processor, ProductProcessor)]
 
 
-def _list_tables(products: Sequence[GoldTable]) -> list[str]:
+def _list_table_names_of_products(products: Sequence[GoldTable]) -> list[str]:
     return [table.table_name for table in add_final_tables(products)]

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from sessionlake.cli.context import INT32_MAX, INT64_MAX, Config, Form, load_config, say, with_reader, with_spark
+from sessionlake.cli.context import (
+    INT32_MAX,
+    INT64_MAX,
+    Config,
+    Form,
+    call_with_spark,
+    call_with_table_reader,
+    load_config,
+    print_to_stderr,
+)
 from sessionlake.cli.feed import feed_app
 from sessionlake.cli.options import (
     AfterOffset,
     AfterSeq,
     AtTime,
     BySession,
-    Cancel,
-    FromBronzeVersion,
     OfPartition,
     OfTopic,
     Session,
-    ShortenGold,
-    StartOver,
-    refuse_combined_options,
 )
+from sessionlake.cli.rebuild_commands import rebuild_app
 from sessionlake.cli.reference import reference_app
 from sessionlake.cli.remote import remote_app
 from sessionlake.cli.show import OutputFormat, write_text
@@ -37,33 +39,6 @@ if TYPE_CHECKING:
 
 bronze_app = typer.Typer(no_args_is_help=True, help="Skip messages that bronze cannot read.")
 broker_app = typer.Typer(no_args_is_help=True, help="Start and stop the embedded Kafka broker of this home.")
-_OF_PROCESSOR = "processor:"
-
-
-class _RebuildGroup(TyperGroup):
-    """The commands of `rebuild`, with one for each name `gold.TABLE` and `processor:NAME` in the configuration."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command with a name; None if there is none."""
-        one = typer.Typer(add_completion=False)
-        if cmd_name.startswith("gold."):
-            one.command(cmd_name, help=f"Rebuild {cmd_name} from silver, in one commit.")(_make_gold_command(cmd_name))
-        elif cmd_name.startswith(_OF_PROCESSOR):
-            name = cmd_name.removeprefix(_OF_PROCESSOR)
-            one.command(cmd_name, help=f"Rebuild the table of the processor {name}, in one commit.")(
-                _make_processor_command(name)
-            )
-        else:
-            return super().get_command(ctx, cmd_name)
-        return get_command(one)
-
-
-rebuild_app = typer.Typer(
-    no_args_is_help=True,
-    cls=_RebuildGroup,
-    help="Rebuild silver, gold, gold.TABLE or processor:NAME.\n\n"
-    "The last two are commands, too: each table of gold and each configured processor has one.",
-)
 verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with its source, and show what differs.")
 state_app = typer.Typer(no_args_is_help=True, help="Show what silver's state store holds.")
 rules_app = typer.Typer(no_args_is_help=True, help="Check, test, apply and list alert rules.")
@@ -83,7 +58,7 @@ GROUPS = {
 
 
 @bronze_app.callback()
-def _declare_bronze_as_group() -> None:
+def _make_bronze_a_command_group() -> None:
     """Makes `bronze` a group of commands, although it has only one."""
 
 
@@ -104,7 +79,7 @@ def bronze_skip(
     Bronze then continues with the message after it.
     """
     settings = load_config(config)
-    from sessionlake.cli.resolve import current_user
+    from sessionlake.cli.resolve import get_name_of_current_user
     from sessionlake.errors import UsageError
     from sessionlake.kafka.clients import require_reachable_broker
     from sessionlake.ledger.retained import CLAIM
@@ -118,18 +93,18 @@ def bronze_skip(
         raise UsageError(f"--to {last} is below the first offset to skip, {offset}", fix="Give --to a higher offset")
     require_reachable_broker(settings)
 
-    def skip_and_report(spark: SparkSession) -> None:
+    def skip_messages_and_report(spark: SparkSession) -> None:
         with claim_layers(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):
             messages = skip_messages(
-                spark, settings, SkipDecision(topic, partition, offset, last, current_user(spark), why)
+                spark, settings, SkipDecision(topic, partition, offset, last, get_name_of_current_user(spark), why)
             )
         what = f"offset {offset}" if last == offset else f"offsets {offset} to {last}"
-        say(
+        print_to_stderr(
             f"topic {topic}, partition {partition}: {what} skipped, and recorded in ops.absent_offsets; {messages} "
             "messages before that were committed. `sessionlake run bronze` continues after the skipped offsets"
         )
 
-    with_spark(settings, skip_and_report)
+    call_with_spark(settings, skip_messages_and_report)
 
 
 @session_app.command("show")
@@ -144,7 +119,7 @@ def session_show(
     settings = load_config(config)
     from sessionlake.cli.session import show_session
 
-    with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form, partition))
+    call_with_table_reader(settings, lambda reader: show_session(reader, settings, session, topic, form, partition))
 
 
 @session_app.command("as-of")
@@ -163,10 +138,12 @@ def session_as_of(
     Give the moment as exactly one of --ts, --seq and --offset.
     """
     settings = load_config(config)
-    from sessionlake.cli.session import parse_moment, show_session_as_of
+    from sessionlake.cli.session import parse_session_moment, show_session_as_of
 
-    moment = parse_moment(ts, seq, offset)
-    with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form, partition))
+    moment = parse_session_moment(ts, seq, offset)
+    call_with_table_reader(
+        settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form, partition)
+    )
 
 
 @state_app.command("show")
@@ -184,7 +161,7 @@ def state_show(
     settings = load_config(config)
     from sessionlake.cli.state import show_session_state
 
-    with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form, partition))
+    call_with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form, partition))
 
 
 @state_app.command("stats")
@@ -193,80 +170,7 @@ def state_stats(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli.state import show_state_stats
 
-    with_spark(settings, lambda spark: show_state_stats(spark, settings, form))
-
-
-@rebuild_app.command("silver")
-def rebuild_silver(
-    from_bronze_version: FromBronzeVersion = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Rebuild only the sessions of this topic.")] = None,
-    sessions: Annotated[
-        list[str] | None, typer.Option("--sessions", help="Rebuild only this session. Can be repeated.")
-    ] = None,
-    cancel: Cancel = False,
-    start_over: StartOver = False,
-    config: Config = None,
-) -> None:
-    """Rebuild silver from bronze, and replace its tables.
-
-    The new tables are built beside the live ones, which stay readable until they are replaced.
-    """
-    settings = load_config(config)
-    from sessionlake.cli import rebuild
-    from sessionlake.operations.rebuild.replay import SessionSelection
-
-    wanted = SessionSelection(topic, tuple(sessions or ()))
-    refuse_combined_options(
-        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
-    )
-    if cancel:
-        with_spark(settings, lambda spark: rebuild.cancel_silver_rebuild(spark, settings, say))
-        return
-    if start_over:
-        with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, None, wanted, say, start_over=True))
-        return
-    with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
-
-
-def _make_gold_command(table: str | None) -> Callable[..., None]:
-    def rebuild_gold(shorten_gold: ShortenGold = False, config: Config = None) -> None:
-        settings = load_config(config)
-        from sessionlake.cli import gold
-
-        with_spark(settings, lambda spark: gold.rebuild_gold_tables(spark, settings, table, say, shorten=shorten_gold))
-
-    return rebuild_gold
-
-
-rebuild_app.command("gold", help="Rebuild all tables of gold from silver. Use `rebuild gold.NAME` for one of them.")(
-    _make_gold_command(None)
-)
-
-
-def _make_processor_command(name: str) -> Callable[..., None]:
-    def rebuild_processor_table(
-        diff: Annotated[
-            bool, typer.Option("--diff", help="Only show which rows the present code would change. Nothing is written.")
-        ] = False,
-        cancel: Cancel = False,
-        start_over: StartOver = False,
-        form: Form = OutputFormat.TABLE,
-        config: Config = None,
-    ) -> None:
-        settings = load_config(config)
-        from sessionlake.cli import processors
-
-        refuse_combined_options(cancel=cancel, start_over=start_over, others=diff)
-        if cancel:
-            with_spark(settings, lambda spark: processors.cancel_processor_rebuild(spark, settings, name, say))
-            return
-        if diff:
-            with_spark(settings, lambda spark: processors.show_rebuild_difference(spark, settings, name, form, say))
-            return
-        rebuild = processors.rebuild_processor
-        with_spark(settings, lambda spark: rebuild(spark, settings, name, form, say, start_over=start_over))
-
-    return rebuild_processor_table
+    call_with_spark(settings, lambda spark: show_state_stats(spark, settings, form))
 
 
 @verify_app.command("bronze")
@@ -278,8 +182,8 @@ def verify_bronze(config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli import verify_bronze as command
 
-    command.check_before_spark(settings)
-    if not with_spark(settings, lambda spark: command.verify_bronze(spark, settings, say)):
+    command.require_comparable_bronze(settings)
+    if not call_with_spark(settings, lambda spark: command.verify_bronze(spark, settings, print_to_stderr)):
         raise typer.Exit(1)
 
 
@@ -292,7 +196,7 @@ def verify_silver(config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli import rebuild
 
-    if not with_spark(settings, lambda spark: rebuild.verify_silver(spark, settings, say)):
+    if not call_with_spark(settings, lambda spark: rebuild.verify_silver(spark, settings, print_to_stderr)):
         raise typer.Exit(1)
 
 
@@ -305,7 +209,7 @@ def verify_gold(config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli import gold
 
-    if not with_spark(settings, lambda spark: gold.verify_gold_tables(spark, settings, say)):
+    if not call_with_spark(settings, lambda spark: gold.verify_gold_tables(spark, settings, print_to_stderr)):
         raise typer.Exit(1)
 
 
@@ -321,7 +225,7 @@ def rules_check(file: File, config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli import rules
 
-    write_text(f"{len(rules.load_rules(settings, file))} rules are fine")
+    write_text(f"{len(rules.load_alert_rules(settings, file))} rules are fine")
 
 
 @rules_app.command("apply")
@@ -337,8 +241,10 @@ def rules_apply(
     settings = load_config(config)
     from sessionlake.cli import rules
 
-    written = rules.load_rules(settings, file)
-    with_spark(settings, lambda spark: rules.apply_rules(spark, settings, written, say, only=only))
+    written = rules.load_alert_rules(settings, file)
+    call_with_spark(
+        settings, lambda spark: rules.write_alert_rules(spark, settings, written, print_to_stderr, only=only)
+    )
 
 
 @rules_app.command("test")
@@ -350,8 +256,10 @@ def rules_test(file: File, form: Form = OutputFormat.TABLE, config: Config = Non
     settings = load_config(config)
     from sessionlake.cli import rules
 
-    written = rules.load_rules(settings, file)
-    with_reader(settings, lambda reader: rules.try_rules(reader, settings, written, form, say))
+    written = rules.load_alert_rules(settings, file)
+    call_with_table_reader(
+        settings, lambda reader: rules.print_alerts_of_tried_rules(reader, settings, written, form, print_to_stderr)
+    )
 
 
 @rules_app.command("list")
@@ -360,7 +268,7 @@ def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     settings = load_config(config)
     from sessionlake.cli import rules
 
-    with_reader(settings, lambda reader: rules.show_alert_rules(reader, settings, form))
+    call_with_table_reader(settings, lambda reader: rules.show_alert_rules(reader, settings, form))
 
 
 @broker_app.command("up")
@@ -368,7 +276,7 @@ def broker_up(config: Config = None) -> None:
     """Start the embedded Kafka broker, and wait until it answers."""
     from sessionlake.local import broker
 
-    _show_broker(broker.start_broker(load_config(config)))
+    _print_broker_status(broker.start_broker(load_config(config)))
 
 
 @broker_app.command("down")
@@ -376,7 +284,9 @@ def broker_down(config: Config = None) -> None:
     """Stop the embedded Kafka broker. Its data stays."""
     from sessionlake.local import broker
 
-    say("the broker has stopped" if broker.stop_broker(load_config(config)) else "no broker of this home was running")
+    print_to_stderr(
+        "the broker has stopped" if broker.stop_broker(load_config(config)) else "no broker of this home was running"
+    )
 
 
 @broker_app.command("status")
@@ -385,12 +295,12 @@ def read_broker_status(config: Config = None) -> None:
     from sessionlake.local import broker
 
     status = broker.read_broker_status(load_config(config))
-    _show_broker(status)
+    _print_broker_status(status)
     if status.state != "running":
         raise typer.Exit(1)
 
 
-def _show_broker(status: BrokerStatus) -> None:
+def _print_broker_status(status: BrokerStatus) -> None:
     meaning = {
         "stopped": "not running; `sessionlake broker up` starts it",
         "foreign": "another process uses the port",

@@ -52,7 +52,9 @@ ALLOWED: dict[str, frozenset[str]] = {
 """The commands, and the parameters allowed with each, named as in the functions that implement the commands."""
 
 
-def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str | None:
+def explain_why_job_may_not_run(
+    command: Any, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+) -> str | None:
     """Returns why a run of a job may not execute a command line; None if it may.
 
     Args:
@@ -61,12 +63,12 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
         environ: The environment of the run. If it is None, files and publications are not checked.
     """
     try:
-        name, context = _parse_arguments(command, arguments)
+        name, context = _parse_command_line(command, arguments)
     except UsageError as error:
         return str(error)
     except typer.Exit:  # --help and --version
         return None
-    known = next((listed for listed in (name, _replace_table_by_wildcard(name)) if listed in ALLOWED), None)
+    known = next((listed for listed in (name, _replace_configured_name_by_wildcard(name)) if listed in ALLOWED), None)
     if known is None:
         return (
             f"a job does not run `{name}`, because it acts with the rights of the tables' owner. It runs "
@@ -77,10 +79,12 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
     if others := sorted(given - ALLOWED[known]):
         takes = ", ".join(sorted(ALLOWED[known])) or "no options"
         return f"in a job, `{name}` accepts {takes}, but not {', '.join(others)}"
-    return None if environ is None else _explain_not_deployed(name, context.params, environ)
+    return None if environ is None else _explain_missing_file_or_publication(name, context.params, environ)
 
 
-def _explain_not_deployed(name: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+def _explain_missing_file_or_publication(
+    name: str, values: Mapping[str, Any], environ: Mapping[str, str]
+) -> str | None:
     """Returns why the deployment lacks a file or publication that the command names; None if it has it."""
     file = values.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
@@ -98,7 +102,7 @@ def _explain_not_deployed(name: str, values: Mapping[str, Any], environ: Mapping
     )
 
 
-def _parse_arguments(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
+def _parse_command_line(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
     """Returns the command that the arguments name, such as `rebuild silver`, and click's context with its parameters.
 
     Raises:
@@ -106,14 +110,14 @@ def _parse_arguments(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
     """
     try:
         with redirect_stdout(io.StringIO()):  # the help text is printed later, when the command line is run
-            return _parse_subcommand(command, arguments)
+            return _parse_command_path_and_parameters(command, arguments)
     except Exception as error:
         if hasattr(error, "format_message"):  # Typer's own usage errors
             raise UsageError(str(error.format_message())) from None
         raise
 
 
-def _parse_subcommand(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
+def _parse_command_path_and_parameters(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
     path: list[str] = []
     context, name, rest = None, PROGRAM, list(arguments)
     while True:
@@ -132,7 +136,7 @@ def _is_option_given(context: Any, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _replace_table_by_wildcard(name: str) -> str:
+def _replace_configured_name_by_wildcard(name: str) -> str:
     """Returns a command with `*` instead of a configured name: `rebuild gold.*` for `rebuild gold.metrics_1h`."""
     for prefix in ("rebuild gold.", "rebuild processor:"):
         if name.startswith(prefix):

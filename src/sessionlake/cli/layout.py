@@ -13,7 +13,7 @@ _LEGIBLE = 20
 """A longer text stays legible if it is folded into lines of this width."""
 
 
-def fits_terminal(names: Sequence[str], cells: Cells, width: int) -> bool:
+def does_table_fit_terminal_width(names: Sequence[str], cells: Cells, width: int) -> bool:
     """Returns True if a terminal of this width can show the table without breaking names, numbers or words.
 
     Args:
@@ -21,7 +21,10 @@ def fits_terminal(names: Sequence[str], cells: Cells, width: int) -> bool:
         cells: Rows of the table, as texts.
         width: Width of the terminal, in characters.
     """
-    return _sum_widths([_compute_legible_width(texts) for texts in zip(names, *cells, strict=True)]) <= width
+    return (
+        _compute_table_width([_compute_legible_column_width(texts) for texts in zip(names, *cells, strict=True)])
+        <= width
+    )
 
 
 def transpose_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -38,31 +41,33 @@ def transpose_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[
     left = list(cells)
     while left:
         count = 1
-        while count < len(left) and _can_stand_side_by_side(names, left[: count + 1], width):
+        while count < len(left) and _do_columns_fit_terminal_width(names, left[: count + 1], width):
             count += 1
         first, *others = zip(names, *left[:count], strict=True)
         yield list(first), [list(row) for row in others]
         left = left[count:]
 
 
-def _can_stand_side_by_side(names: Sequence[str], rows: Cells, width: int) -> bool:
-    return _sum_widths([_measure_text(names), *map(_measure_widest_word, rows)]) <= width
+def _do_columns_fit_terminal_width(names: Sequence[str], rows: Cells, width: int) -> bool:
+    return _compute_table_width([_measure_longest_text(names), *map(_measure_longest_word, rows)]) <= width
 
 
-def _compute_legible_width(texts: Sequence[str]) -> int:
+def _compute_legible_column_width(texts: Sequence[str]) -> int:
     name, *values = texts
-    return max(_measure_text([name]), min(_measure_text(values), _LEGIBLE), _measure_widest_word(values))
+    return max(
+        _measure_longest_text([name]), min(_measure_longest_text(values), _LEGIBLE), _measure_longest_word(values)
+    )
 
 
-def _measure_widest_word(texts: Sequence[str]) -> int:
-    return _measure_text([word for text in texts for word in text.split()])
+def _measure_longest_word(texts: Sequence[str]) -> int:
+    return _measure_longest_text([word for text in texts for word in text.split()])
 
 
-def _measure_text(texts: Sequence[str]) -> int:
+def _measure_longest_text(texts: Sequence[str]) -> int:
     from rich.cells import cell_len
 
     return max(map(cell_len, texts), default=0)
 
 
-def _sum_widths(widths: Sequence[int]) -> int:
+def _compute_table_width(widths: Sequence[int]) -> int:
     return sum(widths) + _BETWEEN * (len(widths) - 1) + _EDGES

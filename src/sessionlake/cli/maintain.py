@@ -35,10 +35,10 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
     """
     with Lake(settings).storage.hold_exclusive_claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).maintain_once(table))
-    show_rows(COLUMNS, [_convert_to_table_row(one) for one in done], form)
+    show_rows(COLUMNS, [_list_maintenance_cells(one) for one in done], form)
 
 
-def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
+def rewrite_files_with_deletion_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     """Rewrites those files of a table that have deletion vectors, and shows how many they were.
 
     Raises:
@@ -94,7 +94,7 @@ def describe_maintenance(done: TableMaintenance) -> str:
     return f"{done.table}: {'; '.join(parts)}" if parts else ""
 
 
-def _convert_to_table_row(done: TableMaintenance) -> tuple[object, ...]:
+def _list_maintenance_cells(done: TableMaintenance) -> tuple[object, ...]:
     files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
     freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
     return (done.table, *files, *freed, done.rows or None, done.waits)

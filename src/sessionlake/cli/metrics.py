@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_config, say, with_spark_if_needed
+from sessionlake.cli.context import Config, Form, call_with_spark_if_needed, load_config, print_to_stderr
 from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.errors import UsageError
@@ -53,15 +53,15 @@ def metrics(
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}
     of = {name: values for name, values in chosen.items() if values}
     begin, end, length = parse_time("--from", since), parse_time("--to", until), _parse_step_length(step)
-    figures = with_spark_if_needed(
+    figures = call_with_spark_if_needed(
         settings,
         lambda spark: query.metrics(settings, begin, end, spark=spark, by=by or query.KEYS, of=of, step=length),
     )
     show_table(figures.rows, form)
-    say(_describe_rows_read(figures))
+    print_to_stderr(_describe_rows_and_files_read(figures))
 
 
-def _describe_rows_read(figures: MetricsAnswer) -> str:
+def _describe_rows_and_files_read(figures: MetricsAnswer) -> str:
     """Returns a sentence that says how many rows and files of each table were read."""
     parts = []
     for table, rows in figures.read.items():

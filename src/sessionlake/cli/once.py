@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from operator import ge
 from typing import TYPE_CHECKING
 
-from sessionlake.cli.context import say
-from sessionlake.cli.run import report_failure
+from sessionlake.cli.context import print_to_stderr
+from sessionlake.cli.run import print_processor_error
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.reading import TableReader, is_in
@@ -30,7 +30,7 @@ _WORDS = {"held": "held back"}
 
 
 @dataclass
-class LayerSummary:
+class LayerRunSummary:
     """What one layer did in one run: sums of its ledger entries.
 
     Attributes:
@@ -49,7 +49,7 @@ class LayerSummary:
     rows: int = 0
     tables: set[str] = field(default_factory=set)
 
-    def add_entry(self, entry: Row) -> None:
+    def add_ledger_entry(self, entry: Row) -> None:
         """Adds a ledger entry to the sums. Of silver's merges only rows and tables count, as they read no messages."""
         if entry["layer"] == self.layer:
             self.messages += entry["messages"]
@@ -61,12 +61,14 @@ class LayerSummary:
 
     def __str__(self) -> str:
         unit = "change" if self.layer == GOLD else "message"
-        found = _format_count(self.messages, unit)
+        found = _format_number_and_unit(self.messages, unit)
         if self.parts != self.messages:
-            found += f" with {_format_count(self.parts, 'part')}"
+            found += f" with {_format_number_and_unit(self.parts, 'part')}"
         if self.layer == SILVER or self.layer.startswith(Layer.PROCESSOR):
             found += f": {', '.join(self._describe_counts())}"
-        written = f"{_format_count(self.rows, 'row')} into {_format_count(len(self.tables), 'table')}"
+        written = (
+            f"{_format_number_and_unit(self.rows, 'row')} into {_format_number_and_unit(len(self.tables), 'table')}"
+        )
         return f"{self.layer}: {found}; {written}" if self.messages or self.rows else f"{self.layer}: nothing new"
 
     def _describe_counts(self) -> Iterator[str]:
@@ -75,7 +77,9 @@ class LayerSummary:
                 yield f"{count:,} {_WORDS.get(name, name)}"
 
 
-def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, stop: StopFlag, begun: float) -> None:
+def run_once_and_report(
+    spark: SparkSession, settings: Settings, layer: Layer, stop: StopFlag, started_at: float
+) -> None:
     """Processes all input that exists now, and reports for each layer what it read and wrote, and how long it took.
 
     Args:
@@ -83,7 +87,7 @@ def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, s
         settings: The configuration.
         layer: The layer to run, or all.
         stop: Set by signals; stops the run.
-        begun: When the command began, by `time.monotonic`.
+        started_at: When the command began, by `time.monotonic`.
 
     Raises:
         SessionlakeError: A layer failed; later layers are not started.
@@ -91,25 +95,26 @@ def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, s
     reader = Lake(settings).reader(spark)
     since, started = datetime.now(UTC), time.monotonic()
 
-    def report_layer(part: str) -> None:
+    def report_processed_layer(layer_name: str) -> None:
         nonlocal since, started
         now = datetime.now(UTC), time.monotonic()
-        say(f"{summarize_entries(part, read_layer_entries(reader, part, since))}, in {now[1] - started:.1f} s")
+        summary = summarize_ledger_entries(layer_name, read_ledger_entries_of_layer(reader, layer_name, since))
+        print_to_stderr(f"{summary}, in {now[1] - started:.1f} s")
         since, started = now
 
-    is_done = run_once(spark, settings, layer, stop, report_failure, on_end=report_layer)
-    say(f"{'done' if is_done else 'stopped'}, {time.monotonic() - begun:.1f} s in all")
+    is_done = run_once(spark, settings, layer, stop, print_processor_error, on_end=report_processed_layer)
+    print_to_stderr(f"{'done' if is_done else 'stopped'}, {time.monotonic() - started_at:.1f} s in all")
 
 
-def summarize_entries(layer: str, entries: Iterable[Row]) -> LayerSummary:
+def summarize_ledger_entries(layer: str, entries: Iterable[Row]) -> LayerRunSummary:
     """Returns the sums of a layer's ledger entries."""
-    summary = LayerSummary(layer)
+    summary = LayerRunSummary(layer)
     for entry in entries:
-        summary.add_entry(entry)
+        summary.add_ledger_entry(entry)
     return summary
 
 
-def read_layer_entries(reader: TableReader, layer: str, since: datetime) -> Iterator[Row]:
+def read_ledger_entries_of_layer(reader: TableReader, layer: str, since: datetime) -> Iterator[Row]:
     """Yields the ledger entries that a layer committed since a time. Entries of silver's merges belong to silver."""
     names = [layer, SILVER_TABLES] if layer == SILVER else [layer]
     columns = ["layer", "messages", "parts", *_COUNTS, "outputs"]
@@ -117,5 +122,5 @@ def read_layer_entries(reader: TableReader, layer: str, since: datetime) -> Iter
         yield from reader.read_rows(LEDGER, ("committed_at", ge, since), ("layer", is_in, names), columns=columns)
 
 
-def _format_count(number: int, unit: str) -> str:
+def _format_number_and_unit(number: int, unit: str) -> str:
     return f"{number:,} {unit}{'' if number == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.run import choose_processor
+from sessionlake.cli.run import keep_only_named_processor
 from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.ledger.retained import CLAIM
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
     """Cancels an interrupted rebuild of a processor. Only possible before the rebuild has replaced the table."""
-    settings = choose_processor(settings, Layer.PROCESSOR, name)
+    settings = keep_only_named_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
         processors.cancel_rebuild(spark, settings, name)
     say(f"the interrupted rebuild is cancelled: {find_processor_settings(settings, name).output_table} is unchanged")
@@ -46,7 +46,7 @@ def rebuild_processor(
         say: Shows a line to the user.
         start_over: True to build everything again instead of finishing an interrupted rebuild.
     """
-    everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
+    everything, settings = settings, keep_only_named_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (processor := find_processor_settings(settings, name)).key:
             refuse_interrupted_operations(settings, SILVER)  # the source may be a table of silver
@@ -88,7 +88,7 @@ def verify_processor_table(spark: SparkSession, settings: Settings, processor: P
 
     Returns True if they are equal, or if they cannot be compared yet.
     """
-    settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
+    settings = keep_only_named_processor(settings, Layer.PROCESSOR, processor.name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"verifies {processor.output_table}"):
         comparison = verify_product(spark, settings, processor)
     say(str(comparison))
@@ -97,13 +97,13 @@ def verify_processor_table(spark: SparkSession, settings: Settings, processor: P
 
 def show_rebuild_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
     """Shows the rows that a rebuild with the present code would add, remove or change in a processor's table."""
-    settings = choose_processor(settings, Layer.PROCESSOR, name)
+    settings = keep_only_named_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = find_processor_settings(settings, name)
         difference = (
-            keyed.preview_rebuild(spark, settings, processor)
+            keyed.preview_keyed_table_rebuild(spark, settings, processor)
             if processor.key
-            else processors.preview_rebuild(spark, settings, name)
+            else processors.preview_keyed_table_rebuild(spark, settings, name)
         )
     say(f"with the present code, from the same history: {difference}")
     _show_differing_rows(difference, form)

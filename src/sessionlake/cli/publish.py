@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 
 
-def check_before_spark(settings: Settings, publication: Publication) -> None:
+def require_publishable_table(settings: Settings, publication: Publication) -> None:
     """Checks, before Spark is started, that a table can be published to its topic.
 
     Raises:
@@ -28,7 +28,7 @@ def check_before_spark(settings: Settings, publication: Publication) -> None:
         LakeError: The table does not exist yet.
         MachineSetupError: The home cannot be written.
     """
-    publication.require_allowed_by(settings)
+    publication.require_allowed_by_settings(settings)
     lake = Lake(settings)
     lake.storage.require_writable_storage()
     if lake.is_known_missing(publication.table):
@@ -53,11 +53,11 @@ def publish_changes(
     Raises:
         SessionlakeError: The error that ended the streaming query.
     """
-    sent = _SentCounter()
+    sent = _SentMessagesCounter()
     doing = f"publishes {publication.table} to {publication.topic}"
     storage = Lake(settings).storage
     with storage.hold_exclusive_claim(spark, publication.name, doing):
-        query = start(spark, settings, publication, once=once, on_batch=sent.add_entry)
+        query = start(spark, settings, publication, once=once, on_batch=sent.add_ledger_entry)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
         try:
@@ -68,7 +68,7 @@ def publish_changes(
     say(f"{'done' if once and ended else 'stopped'}: {sent}")
 
 
-class _SentCounter:
+class _SentMessagesCounter:
     """Counts the messages that a run has sent, and the versions of the table that they come from."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _SentCounter:
         self._first: int | None = None
         self._last: int | None = None
 
-    def add_entry(self, entry: LedgerEntry) -> None:
+    def add_ledger_entry(self, entry: LedgerEntry) -> None:
         self._first = entry.source_from if self._first is None else self._first
         self._last = entry.source_to
         self._messages += entry.messages

@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.cli.engines.choice import run_statement
+from sessionlake.cli.engines.choice import run_statement_on_chosen_engine
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
-from sessionlake.cli.engines.interface import Answer, EngineName, Statement
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_latest_versions
-from sessionlake.cli.show import OutputFormat, Rows, convert_to_cells, show_rows, show_table
-from sessionlake.cli.sql_names import find_names, find_parameters, replace_names, replace_prefixed_names
+from sessionlake.cli.engines.interface import EngineName, QueryResult, SqlStatement
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_version_clauses, read_latest_table_versions
+from sessionlake.cli.show import OutputFormat, Rows, convert_to_names_and_rows, show_rows, show_table
+from sessionlake.cli.sql_names import (
+    find_sql_parameters,
+    find_table_and_function_names,
+    replace_prefixed_table_names,
+    replace_table_and_function_names,
+)
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import FUNCTIONS
 from sessionlake.delta.schemas.tables import TABLES
@@ -42,7 +47,7 @@ def require_existing_tables(settings: Settings, sql: str) -> None:
             "query: the statement is empty", fix='Give one statement, such as "SELECT * FROM silver.sessions"'
         )
     lake, known = Lake(settings), list_table_names(settings)
-    named = [str(one) for one in find_names(replace_prefixed_names(sql)) if str(one) in known]
+    named = [str(one) for one in find_table_and_function_names(replace_prefixed_table_names(sql)) if str(one) in known]
     needed = dict.fromkeys(list_view_sources(settings).get(name, name) for name in named)
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
@@ -52,8 +57,8 @@ def require_existing_tables(settings: Settings, sql: str) -> None:
         )
 
 
-def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | None = None) -> Statement:
-    """Returns a `Statement`: the SQL, its arguments, and the present version of each table that it reads.
+def prepare_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | None = None) -> SqlStatement:
+    """Returns a `SqlStatement`: the SQL, its arguments, and the present version of each table that it reads.
 
     Args:
         settings: The configuration.
@@ -64,30 +69,30 @@ def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | 
         UsageError: An argument has no parameter in the statement.
     """
     given = {name: text for name, text in (arguments or {}).items() if (name, text) != (_PREFIX, "")}
-    text = sql if _PREFIX in given else replace_prefixed_names(sql)
-    if unused := sorted(given.keys() - {name for name, _, _ in find_parameters(text)}):
+    text = sql if _PREFIX in given else replace_prefixed_table_names(sql)
+    if unused := sorted(given.keys() - {name for name, _, _ in find_sql_parameters(text)}):
         raise UsageError(
             f"query: --param {unused[0]} is not used: the statement has no parameter :{unused[0]}",
             fix=f"Write :{unused[0]} in the statement where its value belongs, or leave out --param {unused[0]}",
         )
-    names = [str(one) for one in find_names(text)]
+    names = [str(one) for one in find_table_and_function_names(text)]
     if any(function.partition(".")[2] in text.lower() for function in FUNCTIONS):
         names = list_table_names(settings)
     reads = [table for name in names for table in (DEFINITIONS[name].reads.values() if name in DEFINITIONS else [name])]
     views = list_feed_view_sources(settings.capture)
     known = {*list_table_names(settings)} - views.keys()
     tables = [table for table in (views.get(name, name) for name in reads) if table in known]
-    return Statement(text, given, read_latest_versions(Lake(settings), tables))
+    return SqlStatement(text, given, read_latest_table_versions(Lake(settings), tables))
 
 
-def answer_query(
+def run_query(
     settings: Settings,
     sql: str,
     arguments: Mapping[str, str],
     engine: EngineName,
-    with_spark: Callable[[Callable[[SparkSession], Answer]], Answer],
+    call_with_spark: Callable[[Callable[[SparkSession], QueryResult]], QueryResult],
     say: Callable[[str], None],
-) -> Answer:
+) -> QueryResult:
     """Runs a statement and returns its result: with Sail if that gives the same result as Spark, otherwise with Spark.
 
     Args:
@@ -95,23 +100,25 @@ def answer_query(
         sql: The statement.
         arguments: The texts of its parameters, by name.
         engine: The engine that the user wants.
-        with_spark: Calls a function with a new Spark session.
+        call_with_spark: Calls a function with a new Spark session.
         say: Shows a line to the user.
 
     Raises:
         UsageError: The statement is not accepted, it does more than read, or it fails while it is computed.
     """
 
-    def run_with_spark(statement: Statement) -> Answer:
-        return with_spark(lambda spark: SparkEngine(spark, settings).run(statement))
+    def run_with_spark(statement: SqlStatement) -> QueryResult:
+        return call_with_spark(lambda spark: SparkEngine(spark, settings).run(statement))
 
-    return run_statement(settings, lambda: read_statement(settings, sql, arguments), engine, run_with_spark, say)
+    return run_statement_on_chosen_engine(
+        settings, lambda: prepare_statement(settings, sql, arguments), engine, run_with_spark, say
+    )
 
 
-def show_answer(answer: Answer, form: OutputFormat, say: Callable[[str], None]) -> None:
+def print_query_result(result: QueryResult, form: OutputFormat, say: Callable[[str], None]) -> None:
     """Prints the result of a statement, and shows its notes, such as that retention has removed rows."""
-    show_rows(*convert_to_cells(answer.rows), form)
-    for note in answer.notes:
+    show_rows(*convert_to_names_and_rows(result.rows), form)
+    for note in result.notes:
         say(note)
 
 
@@ -121,7 +128,7 @@ def fetch_query_result(spark: SparkSession, settings: Settings, sql: str) -> tup
     Raises:
         UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
     """
-    return convert_to_cells(SparkEngine(spark, settings).run(read_statement(settings, sql)).rows)
+    return convert_to_names_and_rows(SparkEngine(spark, settings).run(prepare_statement(settings, sql)).rows)
 
 
 class SparkEngine:
@@ -134,7 +141,7 @@ class SparkEngine:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark, self._settings = spark, settings
 
-    def run(self, statement: Statement) -> Answer:
+    def run(self, statement: SqlStatement) -> QueryResult:
         """Runs a statement and returns its result.
 
         Raises:
@@ -148,13 +155,15 @@ class SparkEngine:
         from sessionlake.streaming.errors import explain_sql_error
 
         spark, lake = self._spark, LakeAtVersions(self._settings, statement.versions)
-        text = insert_stored_names(lake, insert_versions(statement.sql, statement.versions))
+        text = replace_by_stored_names(lake, insert_version_clauses(statement.sql, statement.versions))
         try:
-            reads = find_tables_and_functions(spark, text, _read_function_names(lake).keys())
-            named = _require_known_names(lake, reads)
+            reads = find_tables_and_functions(spark, text, _map_stored_names_to_functions(lake).keys())
+            named = _require_names_of_lake(lake, reads)
         except UsageError as error:
             raise UsageError(f"query: {error}") from None
-        _register_names(spark, lake, list_table_names(self._settings) if reads.lists and not named else named)
+        _register_lake_names_in_spark(
+            spark, lake, list_table_names(self._settings) if reads.lists and not named else named
+        )
         try:
             rows = convert_variants_to_json(spark.sql(text, dict(statement.arguments))).toArrow()
         except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
@@ -163,29 +172,34 @@ class SparkEngine:
                 known = ", ".join(list_table_names(self._settings))
                 refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {known}")
             raise refusal from error
-        return Answer(rows, named, describe_expired_rows(lake.reader(spark), self._settings, named))
+        return QueryResult(rows, named, describe_expired_rows(lake.reader(spark), self._settings, named))
 
 
-def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
+def _register_lake_names_in_spark(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Makes tables, views and functions of the lake known to Spark under their two-level names."""
     known, views = list_table_names(lake.settings), list_view_sources(lake.settings)
     lake.make_tables_queryable_by_sql(spark, [name for name in names if name in known and name not in views])
     create_lake_views(spark, lake, names)
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
-        creators = _import_function_creators() if any(name in FUNCTIONS for name in names) else {}
+        creators = _import_sql_function_creators() if any(name in FUNCTIONS for name in names) else {}
         for name in names:
             if name in creators:
                 creators[name](spark, lake)
 
 
-def _import_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
+def _import_sql_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
     """Returns the functions that create the lake's SQL functions in Spark, by the SQL function's name."""
-    from sessionlake.gold.sql.definitions import create_metrics_between
-    from sessionlake.gold.sql.figures_with import create_figures_with
-    from sessionlake.gold.sql.views import create_data_quality_since
+    from sessionlake.gold.sql.definitions import create_sql_function_metrics_between
+    from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
+    from sessionlake.gold.sql.views import create_sql_function_data_quality_since
     from sessionlake.silver.merge.sql_function import create_session_as_of
 
-    creators = (create_session_as_of, create_metrics_between, create_data_quality_since, create_figures_with)
+    creators = (
+        create_session_as_of,
+        create_sql_function_metrics_between,
+        create_sql_function_data_quality_since,
+        create_sql_function_figures_with,
+    )
     return dict(zip(FUNCTIONS, creators, strict=True))
 
 
@@ -196,22 +210,22 @@ def create_lake_views(spark: SparkSession, lake: Lake, names: Sequence[str]) -> 
         create_feed_views(spark, lake, names)
 
 
-def _read_function_names(lake: Lake) -> dict[str, str]:
+def _map_stored_names_to_functions(lake: Lake) -> dict[str, str]:
     """Returns the names of the lake's SQL functions by the full, lower-case name under which the storage has each."""
     return {
-        ".".join(_split_name(lake.storage.build_create_function_target(*name.split("."))[1])): name
+        ".".join(_split_sql_name(lake.storage.build_create_function_target(*name.split("."))[1])): name
         for name in FUNCTIONS
     }
 
 
-def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
+def _require_names_of_lake(lake: Lake, reads: NamesRead) -> list[str]:
     """Returns the names of the lake's tables and functions that a statement reads, as a list.
 
     Raises:
         UsageError: The statement reads tables outside the lake.
     """
     known = {
-        _split_name(lake.storage.get_sql_name_in_query_command(table)): table
+        _split_sql_name(lake.storage.get_sql_name_in_query_command(table)): table
         for table in list_table_names(lake.settings)
     }
     unknown = sorted(".".join(name) for name in reads.tables if name not in known)
@@ -229,25 +243,25 @@ def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
             why="The command reads neither other tables nor files",
             fix=f"{hint}The tables are {', '.join(known.values())}",
         )
-    functions = _read_function_names(lake)
+    functions = _map_stored_names_to_functions(lake)
     return [*(known[name] for name in sorted(reads.tables)), *(functions[name] for name in sorted(reads.functions))]
 
 
-def _split_name(name: str) -> Name:
+def _split_sql_name(name: str) -> Name:
     """Returns the parts, in lower case, of a name in SQL syntax, such as silver.`sessions`."""
     quoted = name.startswith("`")
     parts = name[1:-1].split("`.`") if quoted else name.split(".")
     return tuple(part.replace("``", "`").lower() for part in parts)
 
 
-def insert_stored_names(lake: Lake, sql: str) -> str:
+def replace_by_stored_names(lake: Lake, sql: str) -> str:
     """Returns the statement with the full names that the lake's tables, views and functions have in the storage.
 
     Other names are left unchanged: they are defined in the statement itself, or are full names already.
     """
     known = {*list_table_names(lake.settings), *FUNCTIONS}
-    return replace_names(
-        replace_prefixed_names(sql),
+    return replace_table_and_function_names(
+        replace_prefixed_table_names(sql),
         lambda one: lake.storage.get_sql_name_in_query_command(str(one)) if str(one) in known else None,
     )
 
@@ -259,7 +273,9 @@ def list_table_names(settings: Settings) -> list[str]:
 
 def list_view_sources(settings: Settings) -> dict[str, str]:
     """Returns, for each view of the lake, the table that must exist for the view to be read."""
-    return {name: view.main_source for name, view in DEFINITIONS.items()} | list_feed_view_sources(settings.capture)
+    return {name: view.main_source_table for name, view in DEFINITIONS.items()} | list_feed_view_sources(
+        settings.capture
+    )
 
 
 def show_query_result_as_of(
@@ -300,7 +316,7 @@ def show_query_result_as_of(
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
-        raise _create_not_of_silver_error(other[0])
+        raise _create_not_a_silver_table_error(other[0])
     point = as_of_batch(spark, settings, batch)
     private = create_separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
@@ -320,13 +336,13 @@ def remove_silver_schema(sql: str) -> tuple[str, list[str]]:
     """
     from sessionlake.history.batch_as_of import SILVER_WRITES
 
-    names = find_names(sql)
+    names = find_table_and_function_names(sql)
     if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
-        raise _create_not_of_silver_error(other[0])
-    return replace_names(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
+        raise _create_not_a_silver_table_error(other[0])
+    return replace_table_and_function_names(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
 
 
-def _create_not_of_silver_error(name: str) -> UsageError:
+def _create_not_a_silver_table_error(name: str) -> UsageError:
     from sessionlake.history.batch_as_of import SILVER_WRITES
 
     return UsageError(

@@ -141,7 +141,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     loss = find_first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
-        _empty_ledger(spark, lake)
+        _remove_all_ledger_entries(spark, lake)
     lake.create_or_update_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = lacks_ledger_entries(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
@@ -167,7 +167,7 @@ def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
         refuse_outdated_ledger(lake.reader(spark), lake.settings, layer, first)
 
 
-def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
+def _remove_all_ledger_entries(spark: SparkSession, lake: Lake) -> None:
     """Removes all entries of the ledger, so that every layer is then repaired.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_config, say, with_reader, with_spark
+from sessionlake.cli.context import Config, Form, call_with_spark, call_with_table_reader, load_config, print_to_stderr
 from sessionlake.cli.show import OutputFormat, show_rows
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load_reference_table(
     reference = find_declared_reference(list_declared_references(settings), name)
     rows = read_reference_rows_file(reference, file)
 
-    def write_rows(spark: SparkSession) -> None:
+    def write_rows_to_reference_table(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
         from sessionlake.gold.declared.tables import build_declared_gold_schemas
         from sessionlake.gold.references.writing import write_reference_rows
@@ -52,9 +52,11 @@ def load_reference_table(
         if not lake.exists(spark, reference.table_name):
             lake.create_or_update_tables(spark, [reference.table_name])
         done = write_reference_rows(spark, lake, reference, rows, datetime.now(UTC))
-        say(f"{reference.table_name}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
+        print_to_stderr(
+            f"{reference.table_name}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed"
+        )
 
-    with_spark(settings, write_rows)
+    call_with_spark(settings, write_rows_to_reference_table)
 
 
 @reference_app.command("list")
@@ -64,23 +66,25 @@ def list_reference_tables(form: Form = OutputFormat.TABLE, config: Config = None
     Also shows which keys have faulty rows, and why.
     """
     settings = load_config(config)
-    with_reader(settings, lambda reader: show_rows(_COLUMNS, _describe_reference_tables(settings, reader), form))
+    call_with_table_reader(
+        settings, lambda reader: show_rows(_COLUMNS, _describe_reference_tables(settings, reader), form)
+    )
 
 
 def _describe_reference_tables(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
     from sessionlake.gold.declared.references import list_declared_references
-    from sessionlake.gold.references.applied import find_unapplied_rows
+    from sessionlake.gold.references.applied import find_unapplied_reference_difference
 
     rows_shown: list[tuple[object, ...]] = []
     for reference in list_declared_references(settings):
-        if not reader.exists(reference.table_name) or not reader.exists(reference.applied_table):
+        if not reader.exists(reference.table_name) or not reader.exists(reference.applied_table_name):
             rows_shown.append((reference.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue
         rows = reader.read_size(reference.table_name).rows
         try:
-            rest, faults = find_unapplied_rows(Lake(settings), reader, reference)
+            rest, faults = find_unapplied_reference_difference(Lake(settings), reader, reference)
         except LakeError as error:
             rows_shown.append((reference.name, rows, "rests", None, None, str(error)))
             continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_config, say
+from sessionlake.cli.context import Config, Form, load_config, print_to_stderr
 from sessionlake.cli.options import DecisionOptions, SqlCommand, add_decision_options
 from sessionlake.cli.show import OutputFormat, write_text
 
@@ -58,7 +58,7 @@ def remote_status(
     With --warehouse it also shows each layer's batches of the last hour.
     """
     settings = load_config(config)
-    from sessionlake.cli.remote_tables import read_last_hour
+    from sessionlake.cli.remote_tables import read_batch_figures_of_last_hour
     from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
     from sessionlake.databricks.remote.runs import describe_trigger, find_latest_run
@@ -66,7 +66,7 @@ def remote_status(
 
     with open_workspace(profile) as client:
         jobs = find_deployed_jobs(client, target)
-        names, hour = read_last_hour(client, settings, jobs, warehouse)
+        names, hour = read_batch_figures_of_last_hour(client, settings, jobs, warehouse)
         rows = []
         for word, job in jobs.items():
             run = find_latest_run(client, job)
@@ -102,8 +102,8 @@ def remote_logs(
                 f"remote: no run of the job {job} has ended yet, so there is no output to show",
                 fix="Wait until `sessionlake remote status` shows that the run has ended",
             )
-        say(f"run {status.run}, started {status.started}: {status.state} {status.message}; {status.page}")
-        _write_outputs(client, status.run)
+        print_to_stderr(f"run {status.run}, started {status.started}: {status.state} {status.message}; {status.page}")
+        _print_task_outputs(client, status.run)
 
 
 @remote_app.command("run")
@@ -143,9 +143,9 @@ def remote_run(
         if words:
             _run_command_in_job(client, deployed_job, words)
         elif not once and set_paused(client, deployed_job, paused=False) == "continuous":
-            say(f"{deployed_job.name} is resumed: Databricks starts its run")
+            print_to_stderr(f"{deployed_job.name} is resumed: Databricks starts its run")
         else:
-            say(f"{deployed_job.name}: run {start_run(client, deployed_job)} is started")
+            print_to_stderr(f"{deployed_job.name}: run {start_run(client, deployed_job)} is started")
 
 
 @remote_app.command("pause")
@@ -163,7 +163,7 @@ def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> 
         for job in [choose_job(deployed, word) for word in jobs]:
             changed = set_paused(client, job, paused=True)
             stop_runs(client, job)
-            say(f"{job.name} {'is paused' if changed else 'has no trigger to pause'}; its runs are ended")
+            print_to_stderr(f"{job.name} {'is paused' if changed else 'has no trigger to pause'}; its runs are ended")
 
 
 @remote_app.command("resolve")
@@ -177,11 +177,11 @@ def remote_resolve(
 
     Does the same as `sessionlake resolve`, in a run of the job `operate`, and shows its output.
     """
-    from sessionlake.cli.resolve import choose_decision
+    from sessionlake.cli.resolve import parse_chosen_decision
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
     from sessionlake.databricks.remote.workspace import open_workspace
 
-    choose_decision(options)
+    parse_chosen_decision(options)
     flags = {"--accept-gap": options.accept_gap, "--isolate": options.isolate, "--withdraw": options.withdraw}
     values = {"--session": options.session, "--topic": options.topic, "--partition": options.partition}
     values |= {"--offset": options.offset, "--skip-message": options.skip_message}
@@ -231,14 +231,14 @@ def show_remote_query(
         UsageError: The statement does more than read tables.
         DatabricksWorkspaceError: The statement fails.
     """
-    from sessionlake.cli.remote_tables import require_reading_statement, run_query
+    from sessionlake.cli.remote_tables import require_read_only_statement, run_query_on_warehouse
     from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
     from sessionlake.databricks.remote.workspace import open_workspace
 
-    require_reading_statement(settings, sql)
+    require_read_only_statement(settings, sql)
     with open_workspace(profile) as client:
-        answer = run_query(client, settings, find_deployed_jobs(client, target), warehouse, sql)
+        answer = run_query_on_warehouse(client, settings, find_deployed_jobs(client, target), warehouse, sql)
     show_rows(answer.names, answer.rows, form)
 
 
@@ -252,12 +252,12 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
     from sessionlake.errors import DatabricksWorkspaceError
 
     run = start_run(client, job, words)
-    say(
+    print_to_stderr(
         f"{job.name}: run {run} is started; it continues even if you interrupt this command (see `sessionlake remote "
         f"logs {job.short_name} --run {run}`)"
     )
-    status = wait_for_run(client, run, say)
-    _write_outputs(client, run)
+    status = wait_for_run(client, run, print_to_stderr)
+    _print_task_outputs(client, run)
     if not status.has_succeeded:
         raise DatabricksWorkspaceError(
             f"the run {run} of the job {job.name} ended as {status.state}: {status.message}",
@@ -265,18 +265,18 @@ def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[s
         )
 
 
-def _write_outputs(client: WorkspaceClient, run: int) -> None:
+def _print_task_outputs(client: WorkspaceClient, run: int) -> None:
     from sessionlake.databricks.remote.runs import read_task_outputs
 
     tasks = list(read_task_outputs(client, run))
     for task in tasks:
         if len(tasks) > 1:
-            say(f"task {task.task}:")
+            print_to_stderr(f"task {task.task}:")
         if task.is_truncated:
-            say("Databricks has removed the output before this:")
+            print_to_stderr("Databricks has removed the output before this:")
         if task.text:
             write_text(task.text.rstrip("\n"))
         if task.error:
-            say(task.error)
+            print_to_stderr(task.error)
         if not (task.text or task.error):
-            say("no output yet: Databricks shows a task's output when the task has ended")
+            print_to_stderr("no output yet: Databricks shows a task's output when the task has ended")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli import sql_reading
-from sessionlake.cli.query import insert_stored_names, list_table_names
+from sessionlake.cli.query import list_table_names, replace_by_stored_names
 from sessionlake.databricks.remote.deployment import DeployedJob, read_job_environment
 from sessionlake.databricks.remote.statements import StatementResult, find_warehouse_id, run_statement
 from sessionlake.delta.lake import Lake
@@ -24,7 +24,7 @@ LAST_HOUR = """
 """
 
 
-def run_query(
+def run_query_on_warehouse(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None, sql: str
 ) -> StatementResult:
     """Runs a statement over a deployment's tables on a SQL warehouse, and returns its result.
@@ -45,11 +45,11 @@ def run_query(
     return run_statement(
         client,
         find_warehouse_id(client, warehouse, bundle_warehouse),
-        _insert_deployed_names(client, settings, jobs.values(), sql),
+        _insert_table_names_of_deployment(client, settings, jobs.values(), sql),
     )
 
 
-def require_reading_statement(settings: Settings, sql: str) -> None:
+def require_read_only_statement(settings: Settings, sql: str) -> None:
     """Checks, before a statement is sent, that it only reads tables.
 
     The warehouse runs the statement with the rights of the user. So tables outside the lake are allowed if they have
@@ -60,7 +60,7 @@ def require_reading_statement(settings: Settings, sql: str) -> None:
     """
     lake = {*list_table_names(settings), *FUNCTIONS}
     try:
-        named = sql_reading.find_tables_read(sql)
+        named = sql_reading.find_tables_and_functions_read(sql)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     for name in (".".join(parts) for parts in named if len(parts) < len(("catalog", "schema", "table"))):
@@ -72,7 +72,7 @@ def require_reading_statement(settings: Settings, sql: str) -> None:
             )
 
 
-def read_last_hour(
+def read_batch_figures_of_last_hour(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None
 ) -> tuple[list[str], dict[str, list[Any]]]:
     """Returns the names of figures about each layer's batches of the last hour, and their values by layer.
@@ -81,11 +81,13 @@ def read_last_hour(
     """
     if warehouse is None and not client.config.warehouse_id:
         return [], {}
-    answer = run_query(client, settings, jobs, warehouse, LAST_HOUR)
+    answer = run_query_on_warehouse(client, settings, jobs, warehouse, LAST_HOUR)
     return answer.names[1:], {row[0]: list(row[1:]) for row in answer.rows}
 
 
-def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
+def _insert_table_names_of_deployment(
+    client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str
+) -> str:
     """Returns the statement with the full names that the lake's tables have in the deployment.
 
     Catalog and schemas come from the environment variables of the jobs' clusters, otherwise from the configuration.
@@ -105,4 +107,4 @@ def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: It
         for schema in SchemaSettings.model_fields
     }
     deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})
-    return insert_stored_names(Lake(deployed), sql)
+    return replace_by_stored_names(Lake(deployed), sql)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, load_config, say, with_spark
+from sessionlake.cli.context import Config, call_with_spark, load_config, print_to_stderr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +43,9 @@ def reshard(
 
     create_storage(settings).require_writable_storage()
     if cancel:
-        with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
+        call_with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return
-    with_spark(settings, lambda spark: reshard_all_layers(spark, settings, shards, wait))
+    call_with_spark(settings, lambda spark: reshard_all_layers(spark, settings, shards, wait))
 
 
 def reshard_all_layers(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
@@ -53,19 +53,21 @@ def reshard_all_layers(spark: SparkSession, settings: Settings, shards: int, wai
 
     `wait` says how many seconds to wait until running layers have paused.
     """
-    from sessionlake.cli.claims import claim_all_layers
+    from sessionlake.cli.claims import lock_all_layers_for_block
     from sessionlake.operations.resharding import reshard as work
     from sessionlake.streaming.pause_requests import request_pause
 
     with (
         request_pause(settings, "states are moved into other shards"),
-        claim_all_layers(spark, settings, wait, "reshards"),
+        lock_all_layers_for_block(spark, settings, wait, "reshards"),
     ):
-        changed = work.reshard_layers(spark, settings, shards, say)
+        changed = work.reshard_layers(spark, settings, shards, print_to_stderr)
     if not changed:
-        say(f"nothing to do: every layer that has states has {shards} shards, or another number in the configuration")
+        print_to_stderr(
+            f"nothing to do: every layer that has states has {shards} shards, or another number in the configuration"
+        )
     else:
-        say("jobs that run with the former configuration end: start them again with this one")
+        print_to_stderr("jobs that run with the former configuration end: start them again with this one")
 
 
 def cancel_resharding(spark: SparkSession, settings: Settings, wait: float) -> None:
@@ -73,12 +75,12 @@ def cancel_resharding(spark: SparkSession, settings: Settings, wait: float) -> N
 
     `wait` says how many seconds to wait until running layers have paused.
     """
-    from sessionlake.cli.claims import claim_all_layers
+    from sessionlake.cli.claims import lock_all_layers_for_block
     from sessionlake.operations.resharding import reshard as work
 
-    with claim_all_layers(spark, settings, wait, "reshards"):
+    with lock_all_layers_for_block(spark, settings, wait, "reshards"):
         moved = work.cancel_resharding(spark, settings)
-    say(
+    print_to_stderr(
         f"the resharding is cancelled; layers moved before: {', '.join(moved) or 'none'}. A layer whose number of "
         "shards differs from the configuration refuses to start, and names the command that moves its states"
     )

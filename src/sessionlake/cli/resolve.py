@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def choose_decision(options: DecisionOptions) -> OperatorDecision | None:
+def parse_chosen_decision(options: DecisionOptions) -> OperatorDecision | None:
     """Returns the decision that the options choose; None if they withdraw an earlier decision.
 
     Raises:
@@ -70,7 +70,7 @@ def record_or_withdraw_decision(
             would apply it.
     """
     with create_storage(settings).hold_exclusive_claim(spark, SILVER, "resolves a violation of silver"):
-        who = current_user(spark)
+        who = get_name_of_current_user(spark)
         if decision is None:
             return withdraw_decision(
                 settings, spark, session, offset=offset, topic=topic, partition=partition, who=who, why=why
@@ -80,7 +80,7 @@ def record_or_withdraw_decision(
         )
 
 
-def current_user(spark: SparkSession | None) -> str:
+def get_name_of_current_user(spark: SparkSession | None) -> str:
     """Returns the name of the user who runs the command: Spark's current user, or without Spark the system's."""
     if spark is not None:
         return str(spark.sql("SELECT current_user()").first()[0])

@@ -24,13 +24,14 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
-from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
-from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
+from sessionlake.gold.alerts.lake_rule_inputs import LakeRuleInputs, find_pattern_matches, read_stream_times
+from sessionlake.gold.alerts.rule_loading import load_enabled_rules, read_rules_from_status_table
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
-from sessionlake.gold.rules.document import StoredRule, parse_rules_file
+from sessionlake.gold.rules.batch import compute_alert_log_rows
+from sessionlake.gold.rules.log_rows import RuleBatchData
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
+from sessionlake.gold.rules.rules_file import StoredRule, parse_rules_file
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
@@ -42,7 +43,7 @@ _COLUMNS = ("text", "enabled", "updated_at")
 _TESTED = ("rule", "change", *KEY, "event", "at", "values")
 
 
-def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
+def load_alert_rules(settings: Settings, file: Path) -> list[StoredRule]:
     """Returns the rules in a file, parsed.
 
     Raises:
@@ -61,7 +62,9 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
     return rules
 
 
-def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
+def write_alert_rules(
+    spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool
+) -> None:
     """Writes rules into `gold.rules`, and tells the user how many changed. A rule replaces the one with the same name.
 
     Args:
@@ -76,7 +79,7 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     stored = {row["name"]: row for row in lake.reader(spark).read_rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
-    rows = [row for row in rows if _get_text_and_enabled(stored.get(str(row["name"]))) != (row["text"], True)]
+    rows = [row for row in rows if _get_rule_text_and_enabled(stored.get(str(row["name"]))) != (row["text"], True)]
     unchanged, named = len(rules) - len(rows), {one.rule.name for one in rules}
     others = [row for name, row in stored.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
@@ -90,7 +93,7 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     )
 
 
-def _get_text_and_enabled(row: dict[str, object] | None) -> tuple[object, object] | None:
+def _get_rule_text_and_enabled(row: dict[str, object] | None) -> tuple[object, object] | None:
     return None if row is None else (row["text"], row["enabled"])
 
 
@@ -98,7 +101,9 @@ def show_alert_rules(reader: TableReader, settings: Settings, form: OutputFormat
     """Prints the rules in `gold.rules`, and whether gold evaluates each."""
     declared = get_value_columns(settings)
     evaluated = (
-        {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
+        {rule.name: rule for rule in read_rules_from_status_table(reader, declared)}
+        if reader.exists(RULE_STATUS)
+        else {}
     )
     rows = []
     stored = list(reader.read_rows(RULES))
@@ -122,12 +127,12 @@ class _LakeWithAddedEvents(LakeRuleInputs):
 
     events: pa.Table
 
-    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_pattern_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         del event_ids, since_ms
         return self.events
 
 
-def try_rules(
+def print_alerts_of_tried_rules(
     reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
 ) -> None:
     """Prints which alerts the rules would add to gold's log of alerts, and which they would remove. Writes no table."""
@@ -143,8 +148,8 @@ def try_rules(
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
     matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
-    batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = compute_log_rows([], tried, batch, _LakeWithAddedEvents(reader, matches))
+    batch = RuleBatchData(times, times, pa.table({}), matches, read_first_bucket_times(reader))
+    rows = compute_alert_log_rows([], tried, batch, _LakeWithAddedEvents(reader, matches))
     show_rows(
         _TESTED,
         [

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sessionlake.cli.context import say
+from sessionlake.cli.context import print_to_stderr
 from sessionlake.errors import UsageError
 from sessionlake.operations.pipeline import Layer
 from sessionlake.processors.job import find_processor_settings
 from sessionlake.settings.model import Settings
 
 
-def choose_processor(settings: Settings, layer: Layer, processor: str | None) -> Settings:
+def keep_only_named_processor(settings: Settings, layer: Layer, processor: str | None) -> Settings:
     """Returns the settings with only the named processor, or unchanged if none is named.
 
     Args:
@@ -35,6 +35,6 @@ def choose_processor(settings: Settings, layer: Layer, processor: str | None) ->
     return settings
 
 
-def report_failure(error: Exception) -> None:
+def print_processor_error(error: Exception) -> None:
     """Tells the user which error stopped a processor while others continue."""
-    say(f"error: {error}")
+    print_to_stderr(f"error: {error}")

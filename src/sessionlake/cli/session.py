@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from sessionlake.cli.context import say
+from sessionlake.cli.context import print_to_stderr
 from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
@@ -65,11 +65,11 @@ def show_session_table(table: pa.Table, form: OutputFormat) -> None:
         empty = [name for name in table.column_names if table[name].null_count == table.num_rows]
         table = table.drop_columns(empty)
         if empty:
-            say(f"without columns that have no value: {', '.join(empty)}")
+            print_to_stderr(f"without columns that have no value: {', '.join(empty)}")
     show_table(table, form, bytes_as_base64=True)
 
 
-def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> SessionMoment:
+def parse_session_moment(ts: str | None, seq: int | None, offset: int | None) -> SessionMoment:
     """Returns the moment that exactly one of three options names.
 
     Args:
@@ -86,10 +86,10 @@ def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> Session
             f"session as-of: exactly one moment is needed, but these were given: {', '.join(given) or 'none'}",
             fix="Give one of --ts TIME, --seq SEQ and --offset OFFSET",
         )
-    return SessionMoment(ts=None if ts is None else _parse_milliseconds(ts), seq=seq, offset=offset)
+    return SessionMoment(ts=None if ts is None else _parse_time_as_milliseconds(ts), seq=seq, offset=offset)
 
 
-def _parse_milliseconds(ts: str) -> int:
+def _parse_time_as_milliseconds(ts: str) -> int:
     if _MS.fullmatch(ts):
         return int(ts)
     try:

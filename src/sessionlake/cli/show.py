@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from sessionlake.cli.layout import fits_terminal, transpose_table
+from sessionlake.cli.layout import does_table_fit_terminal_width, transpose_table
 from sessionlake.delta.storage.far_times import OutOfRangeTime
 from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line
 
@@ -58,9 +58,9 @@ def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO 
         shown = _choose_escape_function(out)
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(map(shown, names))
-        writer.writerows([shown(_format_cell(value, "")) for value in row] for row in rows)
+        writer.writerows([shown(_format_value_as_text(value, "")) for value in row] for row in rows)
     else:
-        _print_table(names, rows, out)
+        _print_rows_for_people(names, rows, out)
 
 
 def write_line(text: str) -> None:
@@ -85,24 +85,26 @@ def show_table(table: pa.Table, form: OutputFormat, *, bytes_as_base64: bool = F
         form: The format.
         bytes_as_base64: True to print all bytes as Base64. Otherwise bytes that are UTF-8 are printed as text.
     """
-    names, rows = convert_to_cells(table)
-    show_rows(names, [[_encode_bytes(value) for value in row] for row in rows] if bytes_as_base64 else rows, form)
+    names, rows = convert_to_names_and_rows(table)
+    show_rows(
+        names, [[_encode_bytes_as_base64(value) for value in row] for row in rows] if bytes_as_base64 else rows, form
+    )
 
 
-def _encode_bytes(value: Any) -> Any:
+def _encode_bytes_as_base64(value: Any) -> Any:
     """Returns bytes, also those inside lists, as Base64 text. Other values are returned unchanged."""
     if isinstance(value, list):
-        return [_encode_bytes(item) for item in value]
+        return [_encode_bytes_as_base64(item) for item in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def convert_to_cells(table: pa.Table) -> tuple[list[str], Rows]:
+def convert_to_names_and_rows(table: pa.Table) -> tuple[list[str], Rows]:
     """Returns an Arrow table's column names, which may repeat, and its rows as Python values."""
-    columns = [_convert_column(table.column(i)) for i in range(table.num_columns)]
+    columns = [_convert_column_to_list(table.column(i)) for i in range(table.num_columns)]
     return table.column_names, list(zip(*columns, strict=True))
 
 
-def _convert_column(column: pa.ChunkedArray) -> list[Any]:
+def _convert_column_to_list(column: pa.ChunkedArray) -> list[Any]:
     """Returns the values of an Arrow column as a list. Maps become dictionaries."""
     from pyarrow.types import is_map
 
@@ -121,20 +123,20 @@ def convert_to_json_value(value: Any) -> Any:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, OutOfRangeTime | bytes):
-        return _decode_bytes(value) if isinstance(value, bytes) else int(value)
+        return _decode_bytes_as_utf8_or_base64(value) if isinstance(value, bytes) else int(value)
     if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     return value
 
 
-def _decode_bytes(value: bytes) -> str:
+def _decode_bytes_as_utf8_or_base64(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
         return base64.b64encode(value).decode()
 
 
-def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
+def _format_value_as_text(value: Any, missing: str, *, hinted: bool = False) -> str:
     if hinted and isinstance(value, OutOfRangeTime):
         return str(value)
     simple = convert_to_json_value(value)
@@ -145,19 +147,19 @@ def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     return str(simple)
 
 
-def _format_for_people(value: Any) -> str:
+def _format_cell_for_people(value: Any) -> str:
     """Returns a value as the text of a table cell: on one line, with invisible characters escaped."""
-    return escape_invisible(_format_cell(value, "null", hinted=True).replace("\n", "\\n"))
+    return escape_invisible(_format_value_as_text(value, "null", hinted=True).replace("\n", "\\n"))
 
 
-def create_visible_text(text: str, style: str = "") -> Text:
+def create_escaped_rich_text(text: str, style: str = "") -> Text:
     """Returns a text for Rich in which control characters and invisible characters are escaped."""
     from rich.text import Text
 
     return Text(escape_invisible(text), style)
 
 
-def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
+def _print_rows_for_people(names: Sequence[str], rows: Rows, out: TextIO) -> None:
     console = create_console(out)
     print_table(console, names, rows)
     if not rows:
@@ -166,9 +168,9 @@ def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
 
 def print_table(console: Console, names: Sequence[str], rows: Rows, *, title: str | None = None) -> None:
     """Prints rows as a table for people. If it is too wide for a terminal, its rows become columns."""
-    cells = [[_format_for_people(value) for value in row] for row in rows] if console.is_terminal else []
-    shown = [_format_for_people(name) for name in names]
-    if fits_terminal(shown, cells, console.width):
+    cells = [[_format_cell_for_people(value) for value in row] for row in rows] if console.is_terminal else []
+    shown = [_format_cell_for_people(name) for name in names]
+    if does_table_fit_terminal_width(shown, cells, console.width):
         console.print(create_terminal_table(names, rows, title=title))
         return
     for part in transpose_table(shown, cells, console.width):
@@ -187,7 +189,7 @@ def create_console(out: TextIO) -> Console:
     if out.isatty():
         console = Console(file=out, **options)
     else:
-        console = Console(file=cast("TextIO", _StreamWithoutPadding(out)), width=_UNBOUNDED, **options)
+        console = Console(file=cast("TextIO", _StreamWithoutTrailingSpaces(out)), width=_UNBOUNDED, **options)
     console.push_render_hook(cast("Any", _EscapingRenderHook()))
     return console
 
@@ -197,10 +199,10 @@ class _EscapingRenderHook:
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
         """Wraps each object that is drawn, so that its text is escaped."""
-        return [_EscapedRenderable(one) for one in renderables]
+        return [_RenderableWithEscapedText(one) for one in renderables]
 
 
-class _EscapedRenderable:
+class _RenderableWithEscapedText:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
@@ -211,7 +213,7 @@ class _EscapedRenderable:
             yield piece if piece.control else Segment(escape_invisible(piece.text), piece.style)
 
 
-class _StreamWithoutPadding:
+class _StreamWithoutTrailingSpaces:
     """A text stream that removes spaces at the ends of lines. Rich writes whole lines to it."""
 
     def __init__(self, out: TextIO) -> None:
@@ -229,13 +231,13 @@ def create_terminal_table(names: Sequence[str], rows: Rows, *, title: str | None
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = None if title is None else create_visible_text(title)
+    shown = None if title is None else create_escaped_rich_text(title)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=shown, title_justify="left")
     for i, name in enumerate(names):
         numeric = any(isinstance(row[i], int | float) for row in rows)
         table.add_column(
-            create_visible_text(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold"
+            create_escaped_rich_text(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(create_visible_text(_format_for_people(value)) for value in row))
+        table.add_row(*(create_escaped_rich_text(_format_cell_for_people(value)) for value in row))
     return table

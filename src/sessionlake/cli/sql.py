@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sessionlake.cli.context import Config, Form, load_config, say, with_spark
+from sessionlake.cli.context import Config, Form, call_with_spark, load_config, print_to_stderr
 from sessionlake.cli.engines.interface import EngineName
 from sessionlake.cli.show import OutputFormat
+from sessionlake.errors import UsageError
 
 if TYPE_CHECKING:
     from sessionlake.settings.model import Settings
@@ -42,11 +44,10 @@ def query(
     With --format json each row is one JSON object on its own line.
     """
     settings = load_config(config)
-    from sessionlake.cli.query import answer_query, require_existing_tables, show_answer, show_query_result_as_of
-    from sessionlake.errors import UsageError
+    from sessionlake.cli.query import print_query_result, require_existing_tables, run_query
 
     arguments = _parse_param_options(param or [])
-    if engine is EngineName.WAREHOUSE or (engine is EngineName.AUTO and _is_in_workspace_only(settings)):
+    if engine is EngineName.WAREHOUSE or (engine is EngineName.AUTO and _are_tables_only_in_workspace(settings)):
         if batch is not None or arguments:
             raise UsageError(
                 "query: --as-of-batch and --param do not work with a SQL warehouse",
@@ -58,17 +59,29 @@ def query(
         return
     require_existing_tables(settings, sql)
     if batch is None:
-        answer = answer_query(settings, sql, arguments, engine, lambda work: with_spark(settings, work), say)
-        show_answer(answer, form, say)
+        result = run_query(
+            settings, sql, arguments, engine, lambda work: call_with_spark(settings, work), print_to_stderr
+        )
+        print_query_result(result, form, print_to_stderr)
         return
     if engine is EngineName.SAIL:
         raise UsageError("query: Sail cannot read tables as of a batch", fix="Leave out --engine")
-    read = with_spark(settings, lambda spark: show_query_result_as_of(spark, settings, sql, batch, form, arguments))
+    _print_result_as_of_batch(settings, sql, arguments, batch, form)
+
+
+def _print_result_as_of_batch(
+    settings: Settings, sql: str, arguments: Mapping[str, str], batch: int, form: OutputFormat
+) -> None:
+    from sessionlake.cli.query import show_query_result_as_of
+
+    read = call_with_spark(
+        settings, lambda spark: show_query_result_as_of(spark, settings, sql, batch, form, arguments)
+    )
     if read != batch:
-        say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
+        print_to_stderr(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
 
 
-def _is_in_workspace_only(settings: Settings) -> bool:
+def _are_tables_only_in_workspace(settings: Settings) -> bool:
     """Returns True if the tables are in a catalog that Spark on this machine cannot read."""
     from sessionlake.spark.session import on_databricks
 
@@ -76,7 +89,6 @@ def _is_in_workspace_only(settings: Settings) -> bool:
 
 
 def _parse_param_options(given: list[str]) -> dict[str, str]:
-    from sessionlake.errors import UsageError
 
     arguments = {}
     for one in given:

@@ -17,10 +17,12 @@ _TABLE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PLAIN = re.compile(r"[\w .,:/@+-]*", re.ASCII)
 _EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
+SqlNode = Any
+"""A node of sqlglot's syntax tree of a statement. sqlglot is imported only when a statement is parsed."""
 
 
 @dataclass(frozen=True)
-class NameInStatement:
+class SchemaQualifiedName:
     """A name of the form `schema.name` at one place of a statement.
 
     Attributes:
@@ -45,7 +47,7 @@ class NameInStatement:
         return f"{self.schema}.{self.name}"
 
 
-def find_names(sql: str) -> list[NameInStatement]:
+def find_table_and_function_names(sql: str) -> list[SchemaQualifiedName]:
     """Returns the tables and functions with a schema that a statement names, in order of their position.
 
     Includes the table's name before a column, as in `silver.sessions.topic`, if the statement reads that table. Empty
@@ -54,11 +56,11 @@ def find_names(sql: str) -> list[NameInStatement]:
     """
     names = list(_find_tables_and_functions(sql))
     tables = {str(one) for one in names if not one.is_function}
-    qualifiers = (one for one in _find_qualifiers(sql) if str(one) in tables)
+    qualifiers = (one for one in _find_tables_before_columns(sql) if str(one) in tables)
     return sorted({*names, *qualifiers}, key=lambda one: one.start)
 
 
-def replace_names(sql: str, new_name: Callable[[NameInStatement], str | None]) -> str:
+def replace_table_and_function_names(sql: str, new_name: Callable[[SchemaQualifiedName], str | None]) -> str:
     """Returns the statement with other names for tables and functions.
 
     Args:
@@ -66,7 +68,7 @@ def replace_names(sql: str, new_name: Callable[[NameInStatement], str | None]) -
         new_name: Returns the replacement for a name, or None to keep it.
     """
     parts, at = [], 0
-    for one in find_names(sql):
+    for one in find_table_and_function_names(sql):
         new = new_name(one)
         if new is not None:
             parts += [sql[at : one.start], new]
@@ -74,7 +76,7 @@ def replace_names(sql: str, new_name: Callable[[NameInStatement], str | None]) -
     return "".join([*parts, sql[at:]])
 
 
-def replace_prefixed_names(sql: str) -> str:
+def replace_prefixed_table_names(sql: str) -> str:
     """Returns the statement with `silver.sessions` instead of `IDENTIFIER(:prefix || 'silver.sessions')`, and so on.
 
     The bundle's queries name tables this way, because every deployment has its own schemas.
@@ -96,7 +98,7 @@ def replace_prefixed_names(sql: str) -> str:
     return "".join([*parts, sql[at:]])
 
 
-def find_parameters(sql: str) -> list[tuple[str, int, int]]:
+def find_sql_parameters(sql: str) -> list[tuple[str, int, int]]:
     """Returns the named parameters of a statement, such as `:topic`: name, start, and the index after the end."""
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -113,13 +115,13 @@ def find_parameters(sql: str) -> list[tuple[str, int, int]]:
     return found
 
 
-def insert_arguments(sql: str, arguments: Mapping[str, str]) -> str | None:
+def insert_sql_arguments(sql: str, arguments: Mapping[str, str]) -> str | None:
     """Returns the statement with its parameters replaced by texts in quotes.
 
     Returns None if a parameter has no text, or a text has characters that SQL engines read in different ways.
     """
     parts, at = [], 0
-    for name, start, end in find_parameters(sql):
+    for name, start, end in find_sql_parameters(sql):
         if name not in arguments:
             return None
         if not _PLAIN.fullmatch(arguments[name]):
@@ -130,7 +132,7 @@ def insert_arguments(sql: str, arguments: Mapping[str, str]) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def parse_statements(sql: str) -> tuple[Any, ...]:
+def parse_statements(sql: str) -> tuple[SqlNode, ...]:
     """Returns sqlglot's syntax tree of each statement in a text; for EXPLAIN, the tree of the explained statement.
 
     Empty if sqlglot cannot parse the text.
@@ -140,7 +142,9 @@ def parse_statements(sql: str) -> tuple[Any, ...]:
 
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements it does not parse, such as SHOW
     try:
-        return tuple(tree for tree in sqlglot.parse(_blank_out_explain(sql), dialect="databricks") if tree is not None)
+        return tuple(
+            tree for tree in sqlglot.parse(_blank_out_explain_keywords(sql), dialect="databricks") if tree is not None
+        )
     except (SqlglotError, RecursionError, LookupError, ValueError, TypeError, AttributeError):
         # The latter are faults of sqlglot, such as an IndexError for map(a). Spark reads such a statement.
         return ()
@@ -148,10 +152,10 @@ def parse_statements(sql: str) -> tuple[Any, ...]:
 
 def is_explain_statement(sql: str) -> bool:
     """Returns True if the statement begins with EXPLAIN."""
-    return _blank_out_explain(sql) != sql
+    return _blank_out_explain_keywords(sql) != sql
 
 
-def _blank_out_explain(sql: str) -> str:
+def _blank_out_explain_keywords(sql: str) -> str:
     """Returns the statement with EXPLAIN and its modes replaced by spaces, so that sqlglot can parse the rest."""
     import sqlglot
 
@@ -162,7 +166,7 @@ def _blank_out_explain(sql: str) -> str:
     return sql
 
 
-def _find_tables_and_functions(sql: str) -> Iterator[NameInStatement]:
+def _find_tables_and_functions(sql: str) -> Iterator[SchemaQualifiedName]:
     from sqlglot import exp
 
     for tree in parse_statements(sql):
@@ -170,23 +174,23 @@ def _find_tables_and_functions(sql: str) -> Iterator[NameInStatement]:
             called = isinstance(node, exp.Dot) or isinstance(node.this, exp.Func)
             if isinstance(node, exp.Table) and not node.catalog and node.db:
                 is_table = not called and isinstance(tree, exp.Query)
-                for name in _locate_name(node.args["db"], node.this, is_function=called):
+                for name in _locate_qualified_name(node.args["db"], node.this, is_function=called):
                     yield replace(name, is_table=is_table, has_version=bool(node.args.get("version")))
             elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
-                yield from _locate_name(node.this, node.expression, is_function=True)
+                yield from _locate_qualified_name(node.this, node.expression, is_function=True)
 
 
-def _find_qualifiers(sql: str) -> Iterator[NameInStatement]:
+def _find_tables_before_columns(sql: str) -> Iterator[SchemaQualifiedName]:
     from sqlglot import exp
 
     for tree in parse_statements(sql):
         for node in tree.find_all(exp.Column):
             if node.args.get("db") is not None and node.args.get("catalog") is None:
-                yield from _locate_name(node.args["db"], node.args["table"], is_function=False)
+                yield from _locate_qualified_name(node.args["db"], node.args["table"], is_function=False)
 
 
-def _locate_name(schema: Any, name: Any, *, is_function: bool) -> Iterator[NameInStatement]:
+def _locate_qualified_name(schema: SqlNode, name: SqlNode, *, is_function: bool) -> Iterator[SchemaQualifiedName]:
     if "start" in schema.meta and "end" in name.meta:
-        yield NameInStatement(
+        yield SchemaQualifiedName(
             schema.name.lower(), name.name.lower(), schema.meta["start"], name.meta["end"] + 1, is_function
         )

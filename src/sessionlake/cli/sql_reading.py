@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from sessionlake.cli.sql_names import parse_statements
+from sessionlake.cli.sql_names import SqlNode, parse_statements
 from sessionlake.errors import UsageError
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
@@ -43,7 +42,7 @@ _CALLED_AS = {
 _ADDED = frozenset({"cast_to_str_type", "time_str_to_time", "ts_or_ds_to_date"})
 
 
-def find_tables_read(sql: str) -> list[tuple[str, ...]]:
+def find_tables_and_functions_read(sql: str) -> list[tuple[str, ...]]:
     """Returns the names of the tables and functions with a schema that a statement reads, split and in lower case.
 
     Leaves out names that the statement defines itself (WITH).
@@ -75,12 +74,12 @@ def find_tables_read(sql: str) -> list[tuple[str, ...]]:
             fix="Use SELECT, or run the statement in a SQL editor of the workspace",
         )
     for node in tree.walk(prune=lambda one: isinstance(one, exp.Hint)):
-        _require_allowed_node(node, sql)
+        _require_read_only_node(node, sql)
     tables = (table for table in tree.find_all(exp.Table) if table.find_ancestor(exp.Hint) is None)
-    return [name for table in tables for name in _list_name_if_outside(table)]
+    return [name for table in tables for name in _list_name_unless_defined_by_with(table)]
 
 
-def list_called_names(node: Any, sql: str) -> set[str]:
+def list_names_of_called_function(node: SqlNode, sql: str) -> set[str]:
     """Returns the lower-case name by which a statement calls a function; for an operator, all names it may have.
 
     Args:
@@ -100,14 +99,14 @@ def list_called_names(node: Any, sql: str) -> set[str]:
     return {name.lower() for name in type(node).sql_names()}
 
 
-def _require_allowed_node(node: Any, sql: str) -> None:
+def _require_read_only_node(node: SqlNode, sql: str) -> None:
     from sqlglot import exp
 
     kind = type(node)
     if isinstance(node, exp.Func) and not isinstance(node, exp.Binary):
         if isinstance(node.parent, exp.Table) and node.parent.db:
             return  # a table function with a schema is checked together with the tables
-        names = list_called_names(node, sql)
+        names = list_names_of_called_function(node, sql)
         if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS | _ADDED):
             raise UsageError(
                 f"query: the statement calls the function {min(names)}, so it was not sent",
@@ -127,26 +126,26 @@ def _require_allowed_node(node: Any, sql: str) -> None:
         )
 
 
-def _list_name_if_outside(table: Any) -> Iterator[tuple[str, ...]]:
+def _list_name_unless_defined_by_with(table: SqlNode) -> Iterator[tuple[str, ...]]:
     """Yields the table's name, split into parts, unless the statement itself defines that name (WITH)."""
     name = tuple(part.lower() for part in (table.catalog, table.db, table.this.name) if part)
-    if len(name) == 1 and (_is_function_call(table) or name[0] in _find_defined_names(table)):
+    if len(name) == 1 and (_is_function_call(table) or name[0] in _find_names_defined_by_with(table)):
         return
     yield name
 
 
-def _is_function_call(table: Any) -> bool:
+def _is_function_call(table: SqlNode) -> bool:
     from sqlglot import exp
 
     return isinstance(table.this, exp.Func)
 
 
-def _find_defined_names(table: Any) -> set[str]:
+def _find_names_defined_by_with(table: SqlNode) -> set[str]:
     """Returns the names of the queries (WITH) that can be used at the place of this table in the statement."""
     from sqlglot import exp
 
     names: set[str] = set()
-    inside: Any | None = table
+    inside: SqlNode | None = table
     while inside is not None:
         holder = inside.parent
         if isinstance(holder, exp.With):  # a query sees those before it, and itself if it is recursive

@@ -11,8 +11,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import choose_topic_partition
-from sessionlake.history.state import STATS, compute_shard_stats, convert_times_to_iso, find_session_state
+from sessionlake.history.asof import choose_topic_partition_of_session
+from sessionlake.history.state import STATS, compute_shard_state_stats, convert_times_to_iso, find_session_state
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import compute_shard_of_session, read_shard_states
@@ -34,7 +34,7 @@ def show_session_state(
     Raises:
         UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
     """
-    topic, partition = _find_topic_partition(spark, settings, session, topic, partition)
+    topic, partition = _find_topic_partition_of_session(spark, settings, session, topic, partition)
     shard = compute_shard_of_session(spark, settings, topic, session)
     stored = next((state for _, state in read_shard_states(spark, settings, shard)), None)
     if stored is None:
@@ -52,19 +52,21 @@ def show_session_state(
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
     """Prints counts and size of each shard's state, sorted by number. A table for people ends with a row of sums."""
-    rows = sorted(astuple(compute_shard_stats(shard, state)) for shard, state in read_shard_states(spark, settings))
+    rows = sorted(
+        astuple(compute_shard_state_stats(shard, state)) for shard, state in read_shard_states(spark, settings)
+    )
     if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
     show_rows(STATS, rows, form)
 
 
-def _find_topic_partition(
+def _find_topic_partition_of_session(
     spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> TopicPartition:
     conditions: list[Condition] = [("session_id", operator.eq, session)]
     conditions += [] if topic is None else [("topic", operator.eq, topic)]
     rows = Lake(settings).reader(spark).read_rows(PROGRESS, *conditions, columns=["topic", "partition"])
-    place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in rows}, partition)
+    place = choose_topic_partition_of_session(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(
             f"state: session {session!r} is unknown",

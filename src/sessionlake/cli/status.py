@@ -8,7 +8,7 @@ from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.history.status import STATUS_COLUMNS, LayerStatus
 
 
-def show_statuses(layers: Sequence[LayerStatus], form: OutputFormat) -> None:
+def show_layer_statuses(layers: Sequence[LayerStatus], form: OutputFormat) -> None:
     """Prints the status of the layers. In the format for people, times are cut to seconds to fit a narrow terminal."""
     rows = [dict(zip(STATUS_COLUMNS, layer.to_tuple(), strict=True)) for layer in layers]
     if form is OutputFormat.TABLE:

@@ -7,23 +7,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sessionlake.cli.show import OutputFormat, create_console, create_terminal_table, create_visible_text, show_rows
+from sessionlake.cli.show import (
+    OutputFormat,
+    create_console,
+    create_escaped_rich_text,
+    create_terminal_table,
+    show_rows,
+)
 from sessionlake.delta.storage.far_times import format_time
-from sessionlake.history.fate import Fate
-from sessionlake.history.traced import BatchCommit, SilverMerge, Trace, TracedPart
+from sessionlake.history.fate import MessageFate
+from sessionlake.history.traced import BatchCommit, MessageTrace, SilverMerge, TracedMessagePart
 from sessionlake.settings.section import Integrity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sessionlake.history.content import FeedReading
+    from sessionlake.history.content import FeedReadingExplanation
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
 _ABSENT = ""
 
 
-def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
+def show_trace(trace: MessageTrace, form: OutputFormat, out: TextIO | None = None) -> None:
     """Prints a trace. JSON is one nested object. CSV has a column for each nested field, such as `silver.batch`."""
     out = out or sys.stdout
     if form is OutputFormat.TABLE:
@@ -45,44 +51,46 @@ def _flatten_trace_columns(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]
             yield name, value
 
 
-def _print_trace(trace: Trace, out: TextIO) -> None:
+def _print_trace(trace: MessageTrace, out: TextIO) -> None:
     from rich.table import Table
 
     console = create_console(out)
     place = f"topic {trace.topic}, partition {trace.partition}, offset {trace.offset}: "
-    console.print(create_visible_text(place).append_text(create_visible_text(trace.judgement.fate, "bold")))
+    console.print(create_escaped_rich_text(place).append_text(create_escaped_rich_text(trace.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
     for name, text in _describe_trace(trace):
-        grid.add_row(create_visible_text(f"  {name}", "dim"), create_visible_text(text))
+        grid.add_row(create_escaped_rich_text(f"  {name}", "dim"), create_escaped_rich_text(text))
     console.print(grid)
-    _print_changes(console, trace.changes)
+    _print_changed_rows(console, trace.changes)
     for number, part in enumerate(trace.other_parts, 2):
         what = f"part {number} of {len(trace.other_parts) + 1}, {part.type}, seq {part.seq}: "
-        console.print(create_visible_text(what).append_text(create_visible_text(part.judgement.fate, "bold")))
+        console.print(create_escaped_rich_text(what).append_text(create_escaped_rich_text(part.judgement.fate, "bold")))
         grid = Table.grid(padding=(0, 2))
-        for name, text in _describe_outcome(trace, part):
-            grid.add_row(create_visible_text(f"  {name}", "dim"), create_visible_text(text))
+        for name, text in _describe_outcome_in_silver(trace, part):
+            grid.add_row(create_escaped_rich_text(f"  {name}", "dim"), create_escaped_rich_text(text))
         console.print(grid)
-        _print_changes(console, part.changes)
+        _print_changed_rows(console, part.changes)
 
 
-def _print_changes(console: Console, changes: list[dict[str, Any]]) -> None:
+def _print_changed_rows(console: Console, changes: list[dict[str, Any]]) -> None:
     if changes:
-        console.print(create_terminal_table(*_build_change_rows(changes[:_SHOWN_CHANGES])))
+        console.print(create_terminal_table(*_build_table_of_changed_rows(changes[:_SHOWN_CHANGES])))
     if len(changes) > _SHOWN_CHANGES:
         console.print(f"and {len(changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
 
-def _describe_trace(trace: Trace) -> Iterator[tuple[str, str]]:
+def _describe_trace(trace: MessageTrace) -> Iterator[tuple[str, str]]:
     yield "message", _describe_message(trace)
     if trace.message.reading is not None:
-        yield "feed", _describe_reading(trace.message.reading)
-    yield "bronze", _describe_commit(trace.bronze)
-    yield "silver", _describe_commit(trace.silver)
-    yield from _describe_outcome(trace, trace)
+        yield "feed", _describe_reading_by_feed(trace.message.reading)
+    yield "bronze", _describe_batch_commit(trace.bronze)
+    yield "silver", _describe_batch_commit(trace.silver)
+    yield from _describe_outcome_in_silver(trace, trace)
 
 
-def _describe_outcome(trace: Trace, part: Trace | TracedPart) -> Iterator[tuple[str, str]]:
+def _describe_outcome_in_silver(
+    trace: MessageTrace, part: MessageTrace | TracedMessagePart
+) -> Iterator[tuple[str, str]]:
     """Yields label and text of the lines that say what silver did with a part of a message.
 
     Args:
@@ -91,26 +99,26 @@ def _describe_outcome(trace: Trace, part: Trace | TracedPart) -> Iterator[tuple[
     """
     yield "judgement", _describe_judgement(trace, part)
     if part.tables:
-        yield "tables", _describe_merge(part.tables)
+        yield "tables", _describe_silver_merge(part.tables)
     elif part.changes:
         yield "tables", "not merged yet: `sessionlake run silver` merges it"
     if part.session:
         yield "session", _describe_session(part.session)
 
 
-def _describe_reading(reading: FeedReading) -> str:
+def _describe_reading_by_feed(reading: FeedReadingExplanation) -> str:
     if reading.why is not None:
         return f"{reading.feed} refuses it{f' at {reading.path}' if reading.path else ''}: {reading.why}"
     rules = ", ".join(map(str, reading.rules))
     return f"{reading.feed}, rule {rules}" if rules else f"{reading.feed}, decoder class"
 
 
-def _describe_message(trace: Trace) -> str:
+def _describe_message(trace: MessageTrace) -> str:
     message = trace.message
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
-    if trace.judgement.fate is Fate.ERASED:
+    if trace.judgement.fate is MessageFate.ERASED:
         kind = "erased with its session"
-    elif trace.judgement.fate is Fate.IGNORED:
+    elif trace.judgement.fate is MessageFate.IGNORED:
         kind = "without an event"
     times = f"Kafka time {format_time(message.timestamp)}"
     ingested = f", ingested {format_time(message.ingested_at)}" if message.ingested_at else ""
@@ -118,7 +126,7 @@ def _describe_message(trace: Trace) -> str:
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}{erased}"
 
 
-def _describe_commit(commit: BatchCommit) -> str:
+def _describe_batch_commit(commit: BatchCommit) -> str:
     if commit.recovered:
         return (
             f"batch {commit.batch} or an earlier one, committed before {format_time(commit.committed_at)}, when the "
@@ -127,7 +135,7 @@ def _describe_commit(commit: BatchCommit) -> str:
     return f"batch {commit.batch}, committed {format_time(commit.committed_at)}{_describe_written_tables(commit)}"
 
 
-def _describe_merge(merge: SilverMerge) -> str:
+def _describe_silver_merge(merge: SilverMerge) -> str:
     first, last = merge.first_batch, merge.last_batch
     merged = f"batch {last}" if first == last else f"batches {first} to {last}"
     return f"silver {merged} merged, committed {format_time(merge.committed_at)}{_describe_written_tables(merge)}"
@@ -139,16 +147,18 @@ def _describe_written_tables(commit: BatchCommit) -> str:
     return f": {tables}" if tables else ""
 
 
-def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
+def _describe_judgement(trace: MessageTrace, part: MessageTrace | TracedMessagePart) -> str:
     judgement = part.judgement
     own_event = next(
         (event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None
     )
-    parts = [_describe_fate(part, own_event)]
-    parts += [_describe_event(event) for event in judgement.events if event is not own_event]
+    parts = [_describe_fate_of_message_part(part, own_event)]
+    parts += [_describe_integrity_event(event) for event in judgement.events if event is not own_event]
     if judgement.broken_by:
-        parts.append(f"broken at offset {judgement.broken_by['offset']} by {_describe_event(judgement.broken_by)}")
-    if judgement.fate is Fate.APPLIED and not part.changes:
+        parts.append(
+            f"broken at offset {judgement.broken_by['offset']} by {_describe_integrity_event(judgement.broken_by)}"
+        )
+    if judgement.fate is MessageFate.APPLIED and not part.changes:
         parts.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != trace.silver.batch:
         when = f", committed {format_time(judgement.committed_at)}" if judgement.committed_at else ""
@@ -156,26 +166,26 @@ def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
     return "; ".join(parts)
 
 
-def _describe_fate(part: Trace | TracedPart, own_event: Mapping[str, Any] | None) -> str:
+def _describe_fate_of_message_part(part: MessageTrace | TracedMessagePart, own_event: Mapping[str, Any] | None) -> str:
     judgement = part.judgement
-    if judgement.fate is Fate.HELD:
+    if judgement.fate is MessageFate.HELD:
         is_by_time = judgement.integrity == Integrity.WINDOW
         until = "its session's watermark passes its event time" if is_by_time else "a snapshot of its session arrives"
         return f"held back until {until}"
-    kind = part.message.type if isinstance(part, Trace) else part.type
+    kind = part.message.type if isinstance(part, MessageTrace) else part.type
     by = f" (class {judgement.integrity})" if kind else ""
-    reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
-    seqs = _describe_seqs(own_event) if own_event and judgement.fate is not Fate.LATE else ""
+    reason = judgement.reason if judgement.fate is MessageFate.QUARANTINED else None
+    seqs = _describe_expected_and_actual_seq(own_event) if own_event and judgement.fate is not MessageFate.LATE else ""
     why = ", ".join(part for part in (reason, seqs) if part)
     return f"{judgement.fate}{by}{f': {why}' if why else ''}"
 
 
-def _describe_event(event: Mapping[str, Any]) -> str:
-    seqs = _describe_seqs(event)
+def _describe_integrity_event(event: Mapping[str, Any]) -> str:
+    seqs = _describe_expected_and_actual_seq(event)
     return f"{event['event']} ({event['action']}){f', {seqs}' if seqs else ''}"
 
 
-def _describe_seqs(event: Mapping[str, Any]) -> str:
+def _describe_expected_and_actual_seq(event: Mapping[str, Any]) -> str:
     return "" if event["expected_seq"] is None else f"expected seq {event['expected_seq']}, got {event['actual_seq']}"
 
 
@@ -184,7 +194,7 @@ def _describe_session(session: Mapping[str, Any]) -> str:
     return ", ".join([session["session_id"], session["status"], f"next seq {session['next_seq']}", *counts])
 
 
-def _build_change_rows(changes: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def _build_table_of_changed_rows(changes: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     columns = list(dict.fromkeys(name for change in changes for name in change["set"]))
     more = [n for n in ("_rescued",) if any(change[n] is not None for change in changes)]
     rest = [*more, "_epoch", "_seq", "_position"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHOWN_NAMES = 10
 
 
-def check_before_spark(settings: Settings) -> None:
+def require_comparable_bronze(settings: Settings) -> None:
     """Checks, before Spark is started, that bronze exists and can be compared with Kafka.
 
     Raises:
@@ -49,12 +49,12 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """
     with create_storage(settings).hold_exclusive_claim(spark, CLAIM, "verifies bronze"):
         result = compare_bronze_with_kafka(spark, settings)
-    for line in describe_comparison(result):
+    for line in describe_bronze_comparison(result):
         say(line)
     return result.comparison.first_difference is None
 
 
-def describe_comparison(result: BronzeVerification) -> Iterator[str]:
+def describe_bronze_comparison(result: BronzeVerification) -> Iterator[str]:
     """Yields lines of text that tell the result of a comparison of bronze with Kafka."""
     comparison, overlap = result.comparison, result.overlap
     if comparison.first_difference is not None:

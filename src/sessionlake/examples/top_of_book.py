@@ -34,7 +34,7 @@ class OrderBook(Struct):
 
     levels: dict[str, PriceLevel] = {}
 
-    def find_best_offer(self, side: str) -> tuple[float | None, float | None]:
+    def find_best_price_and_quantity(self, side: str) -> tuple[float | None, float | None]:
         """Returns the best price of a side (`bid` or `ask`) and the total quantity at this price.
 
         Both are None if the side is empty.
@@ -71,10 +71,13 @@ class TopOfBook(Processor[OrderBook]):
                 setattr(level, name, row.values[name])
         for row_id in message.deleted:
             state.levels.pop(row_id, None)
-        yield self._make_row(state, message)
+        yield self._build_top_of_book_row(state, message)
 
-    def _make_row(self, book: OrderBook, message: Message) -> dict[str, Any]:
-        (bid, bid_qty), (ask, ask_qty) = book.find_best_offer("bid"), book.find_best_offer("ask")
+    def _build_top_of_book_row(self, book: OrderBook, message: Message) -> dict[str, Any]:
+        (bid, bid_qty), (ask, ask_qty) = (
+            book.find_best_price_and_quantity("bid"),
+            book.find_best_price_and_quantity("ask"),
+        )
         return {"event_time": message.ts, "bid": bid, "bid_qty": bid_qty, "ask": ask, "ask_qty": ask_qty}
 
 

@@ -14,7 +14,7 @@ do not import Spark.
 - `tables`: what gold stores about its tables: which are complete, and which buckets have expired
 - `references`: reads and writes reference tables, and keeps enriched tables current
 - `batch`: commits one micro-batch to the tables of averages, products and final rows
-- `making`: rebuilds tables from all changes
+- `rebuilding`: rebuilds tables from all changes
 - `alerts`: evaluates rules with each micro-batch
 - `sql`: views and table functions
 - `verify`: compares every table with a recomputation in plain Spark SQL
@@ -25,7 +25,7 @@ do not import Spark.
 from sessionlake.gold.aggregate.functions import (
     Aggregate,
     Count,
-    Derived,
+    DerivedAggregate,
     Endmost,
     Extreme,
     Mean,
@@ -40,7 +40,7 @@ __all__ = [
     "TEXTS",
     "Aggregate",
     "Count",
-    "Derived",
+    "DerivedAggregate",
     "Endmost",
     "Extreme",
     "Mean",

@@ -91,7 +91,9 @@ def select_changes(rows: DataFrame, settings: Settings, *more_columns: Column) -
     changes, position = rows.select(*build_change_columns(declared, once), *more_columns), F.col("position")
     if not once.is_once_configured:
         return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})
-    is_once = F.col("topic").isin(once.filter_topics([row[0] for row in rows.select("topic").distinct().collect()]))
+    is_once = F.col("topic").isin(
+        once.select_once_topics([row[0] for row in rows.select("topic").distinct().collect()])
+    )
     life = F.when(is_once, F.coalesce(quote(LIFE), F.lit(0))).otherwise(NO_LIFE)
     turn = F.when(is_once, F.coalesce(quote(SEQ), position)).otherwise(position)
     return changes.withColumns({LIFE: life, TURN: turn}).drop(SEQ)
@@ -110,7 +112,12 @@ def add_seq_order(events: DataFrame) -> DataFrame:
 
 
 def select_events(
-    changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], *, numbers: bool, exact: bool = False
+    changes: DataFrame,
+    declared: DeclaredColumns,
+    copied_columns: Sequence[str],
+    *,
+    numbers: bool,
+    with_decimals: bool = False,
 ) -> DataFrame:
     """Returns one row for each number, or each text, that a change set. The value is in the column `value`.
 
@@ -121,7 +128,8 @@ def select_events(
         declared: The declared columns.
         copied_columns: Names of the columns to copy from the change.
         numbers: True for numbers, False for texts.
-        exact: True to add the columns `decimal:<i>`. Each has the exact values of one decimal column, else null.
+        with_decimals: True to add the columns `decimal:<i>`. Each has the exact values of one decimal column, else
+            null.
     """
     from pyspark.sql import functions as F
 
@@ -130,7 +138,9 @@ def select_events(
     copied_columns = [*map(quote, copied_columns)]
     nothing = changes.limit(0).select(*copied_columns, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
     decimals = {
-        name: [quote(build_decimal_field_name(i))] for i, name in enumerate(declared.decimals) if exact and numbers
+        name: [quote(build_decimal_field_name(i))]
+        for i, name in enumerate(declared.decimals)
+        if with_decimals and numbers
     }
     parts = (
         changes.select(
@@ -144,7 +154,7 @@ def select_events(
     return events.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else events
 
 
-def select_decimals(
+def select_decimal_events(
     changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], column: str
 ) -> DataFrame:
     """Returns one row for each number that a change set in one decimal column.
@@ -164,9 +174,11 @@ def select_decimals(
     return found.where("value IS NOT NULL")
 
 
-def build_source_condition(source: EventSource) -> str:
+def build_event_source_condition_sql(source: EventSource) -> str:
     """Returns the SQL condition that selects the events of a source among the rows of `select_events`."""
-    column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
+    column = (
+        "true" if source.only_decimal_column is None else f"metric = {quote_sql_string(source.only_decimal_column)}"
+    )
     return f"{column} AND {build_feed_condition(source.topics)}"
 
 
@@ -174,20 +186,20 @@ def build_event_filter(product: Product) -> Column:
     """Returns the Spark condition that selects a product's events that are not late, among rows of `select_events`."""
     from pyspark.sql import functions as F
 
-    return ~build_late_filter(product) & F.expr(build_source_condition(product.source))
+    return ~build_late_change_filter(product) & F.expr(build_event_source_condition_sql(product.source))
 
 
-def build_late_filter(product: Product) -> Column:
+def build_late_change_filter(product: Product) -> Column:
     """Returns the Spark condition that selects the changes that are too late for a product.
 
     The condition refers to the columns of `select_changes`.
     """
     from pyspark.sql import functions as F
 
-    return F.expr(build_late_condition_sql(product))
+    return F.expr(build_late_change_condition_sql(product))
 
 
-def build_late_condition_sql(product: Product) -> str:
+def build_late_change_condition_sql(product: Product) -> str:
     """Returns the SQL condition that selects the changes that are too late for a product.
 
     The condition refers to the columns of `select_changes`.
@@ -214,13 +226,13 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     Raises:
         LakeError: Gold has read only a part of a version of `silver.session_changes`.
     """
-    version = find_last_read_version(settings)
+    version = find_last_read_changes_version(settings)
     if version is None:
         return None
     return keep_small_frame_in_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
 
 
-def require_all_changes(lake: Lake, spark: SparkSession) -> None:
+def require_all_read_changes_exist(lake: Lake, spark: SparkSession) -> None:
     """Checks that every change that gold has processed still exists in silver.
 
     Raises:
@@ -229,18 +241,21 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     found = read_removal_records_without_limits(lake.reader(spark)).get(CHANGES)
     if found is not None and found.max_missing_rows:
         raise LakeError(
-            f"{found.removal_description}", why="Gold cannot compute again what it had computed from these rows"
+            f"{found.removal_description}",
+            why="Gold cannot compute again what it had computed from these rows",
+            fix="Keep gold's tables: they still have what was computed. To verify or rebuild gold later, give "
+            "maintain.retention a longer time from now on",
         )
 
 
-def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:
+def refuse_rebuild_from_fewer_changes(lake: Lake, spark: SparkSession) -> None:
     """Checks that all changes from which gold computed its tables still exist in silver.
 
     Raises:
         LakeError: Retention has removed some changes, so that a rebuilt table would begin later than now.
     """
     try:
-        require_all_changes(lake, spark)
+        require_all_read_changes_exist(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}",
@@ -248,7 +263,7 @@ def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:
         ) from error
 
 
-def find_last_read_version(settings: Settings) -> int | None:
+def find_last_read_changes_version(settings: Settings) -> int | None:
     """Returns the version of `silver.session_changes` up to which gold has read; None before gold's first batch.
 
     Raises:

@@ -14,12 +14,12 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import forget_evaluated_rules
-from sessionlake.gold.alerts.step import RuleStep
+from sessionlake.gold.alerts.rule_loading import delete_rule_evaluation_records
+from sessionlake.gold.alerts.step import RuleEvaluationStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.products import ProductMerger, append_late_points
-from sessionlake.gold.batch.rows import BatchRows, FoldResult
+from sessionlake.gold.batch.rows import BatchProductRows, GoldFoldResult
 from sessionlake.gold.changes import build_change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
@@ -30,25 +30,25 @@ from sessionlake.gold.declared.tables import (
     list_declared_products,
 )
 from sessionlake.gold.enrich.table import EnrichedTable
-from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, find_owner_columns
+from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, list_owner_columns_of_averages
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
-from sessionlake.gold.making.states import build_shard_column, build_tracked_averages
-from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
+from sessionlake.gold.fold.shard import GoldShardFold, TrackedAverageTable
+from sessionlake.gold.rebuilding.states import build_shard_column, build_tracked_averages
+from sessionlake.gold.rebuilding.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import (
     BackgroundStep,
-    QueryWithBackground,
+    QueryWithBackgroundThreads,
     ReferenceRuntime,
     prepare_reference_tables,
 )
 from sessionlake.gold.sql.definitions import create_views_and_functions
-from sessionlake.gold.tables.expiry import BucketExpiry, start_expiry
-from sessionlake.gold.tables.notes import (
+from sessionlake.gold.tables.expiry import BucketExpiry, start_bucket_expiry
+from sessionlake.gold.tables.table_properties import (
     find_complete_tables,
     find_skipped_tables,
     find_tables_to_rebuild,
-    mark_incomplete,
-    require_same_shards,
+    mark_table_incomplete,
+    require_same_gold_shard_count,
     set_table_properties,
     store_maintained_tables,
 )
@@ -78,7 +78,7 @@ _IDLE_TIMEOUTS = 2
 _ROW_IDLE = timedelta(days=7)
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackgroundThreads:
     """Starts the gold stream. First creates missing tables, and rebuilds tables whose declaration has changed.
 
     Args:
@@ -128,7 +128,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     refuse_interrupted_operations(lake.settings, LAYER)
     lake.create_or_update_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_reference_tables(spark, lake, lake.settings)
-    require_same_shards(spark, lake, lake.settings.gold.shards)
+    require_same_gold_shard_count(spark, lake, lake.settings.gold.shards)
 
 
 def _catch_up_and_rebuild_tables(
@@ -140,9 +140,9 @@ def _catch_up_and_rebuild_tables(
     """
     settings = lake.settings
     for table in tables_to_rebuild:
-        mark_incomplete(spark, lake, table)
+        mark_table_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables_to_rebuild):
-        forget_evaluated_rules(spark, lake)
+        delete_rule_evaluation_records(spark, lake)
     others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
@@ -157,7 +157,7 @@ def _catch_up_and_rebuild_tables(
 
 def _start_stream(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, runs_lookups: bool = True
-) -> QueryWithBackground:
+) -> QueryWithBackgroundThreads:
     """Starts the stream that keeps tables current, and the work that runs in the background.
 
     Args:
@@ -167,9 +167,9 @@ def _start_stream(
     """
     settings, begin = lake.settings, read_active_handover(lake.settings, LAYER)
     store_maintained_tables(spark, lake, tables)
-    query = QueryWithBackground(LAYER, settings.checkpoint_path(LAYER))
+    query = QueryWithBackgroundThreads(LAYER, settings.checkpoint_path(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
-    expiry = start_expiry(
+    expiry = start_bucket_expiry(
         spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
     )
     batch = _GoldBatchCommitter(spark, lake, tables, references, expiry)
@@ -187,11 +187,11 @@ def _start_stream(
         txn=lambda name, number: Txn(name, first_batch + number),
     )
     background = [*references.background, *_create_background_rule_steps(spark, lake, batch.rules, first_batch)]
-    return query.start_background(background, once=once)
+    return query.start_background_threads(background, once=once)
 
 
 def _create_background_rule_steps(
-    spark: SparkSession, lake: Lake, rules: RuleStep | None, first_batch: int
+    spark: SparkSession, lake: Lake, rules: RuleEvaluationStep | None, first_batch: int
 ) -> Iterator[BackgroundStep]:
     """Yields a background step that applies changed rules between batches, so that they do not wait for new messages.
 
@@ -214,7 +214,11 @@ def _create_background_rule_steps(
 
 
 def create_folded_stream(
-    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], handover: Handover | None
+    spark: SparkSession,
+    lake: Lake,
+    settings: Settings,
+    averages: Sequence[TrackedAverageTable],
+    handover: Handover | None,
 ) -> DataFrame:
     """Returns the stream that computes each micro-batch's rows, shard by shard, with a state per shard.
 
@@ -224,7 +228,7 @@ def create_folded_stream(
         averages: The tables of averages to compute.
         handover: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
     """
-    declared, owners = get_value_columns(settings), find_owner_columns(one.series for one in averages)
+    declared, owners = get_value_columns(settings), list_owner_columns_of_averages(one.series for one in averages)
     shards = [
         build_shard_column(owner, settings.gold.shards).alias(build_shard_field_name(i))
         for i, owner in enumerate(owners)
@@ -243,7 +247,7 @@ def create_folded_stream(
     packed = read.select(*shards, *build_change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
-    fold: ShardFold = GoldFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
+    fold: ShardFold = GoldShardFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if handover is not None:
         fold = ResumedFold(fold, str(find_active_handover_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
@@ -273,7 +277,7 @@ class _GoldBatchCommitter:
         self._all, self._declared = list_declared_products(lake.settings), get_value_columns(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
-        self.rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
+        self.rules = RuleEvaluationStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         with nullcontext() if self.rules is None else self.rules.lock:
@@ -284,13 +288,13 @@ class _GoldBatchCommitter:
         inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()
         try:
-            part = FoldResult.collect_payloads(frame, inline)
+            part = GoldFoldResult.collect_payloads(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with without_code_generation(spark, enabled=part.report.read.changes <= few):
                 averages = writer.write_averages(self._averages)
-                rows = BatchRows(spark, part, self._declared, self._all)
+                rows = BatchProductRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)
-                outputs = [*averages, *merger.merge_batch(self._products)]
+                outputs = [*averages, *merger.merge_batch_into_products(self._products)]
                 outputs += self._finals.append_final_rows(spark, part.report.stream_times, txn)
                 outputs += append_late_points(spark, self._lake, part, self._products, txn)
                 outputs += self._enrich(spark, part.report.read, txn)
@@ -313,4 +317,4 @@ class _GoldBatchCommitter:
             config_hash=hash_settings_of_layers(self._settings),
         )
         self._ledger.write_entry(spark, entry)
-        self._expiry.remove_expired(spark, report.times_by_topic)
+        self._expiry.remove_expired_buckets(spark, report.times_by_topic)

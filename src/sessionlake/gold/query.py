@@ -23,11 +23,11 @@ from sessionlake.gold.aggregate.standard import (
     MINUTE,
     TIERS,
     MetricsRange,
-    create_answer_product,
-    split_range_by_table,
+    create_product_of_metrics_answer,
+    split_time_range_by_metrics_table,
 )
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import find_complete_tables
+from sessionlake.gold.tables.table_properties import find_complete_tables
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 
@@ -80,9 +80,9 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet. Or the range includes buckets that have expired.
     """
-    begin, end = _to_minute_ms("since", since), _to_minute_ms("until", until)
+    begin, end = _convert_to_exact_minute_ms("since", since), _convert_to_exact_minute_ms("until", until)
     length = None if step is None else milliseconds(step)
-    _require_valid_arguments(begin, end, by, of or {}, length)
+    _require_valid_metrics_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
     tiers = find_complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
@@ -92,9 +92,9 @@ def metrics(
             fix="Run `sessionlake run gold`, which fills it",
         )
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
-    reader, wanted = lake.reader(spark), [*split_range_by_table(begin, end, length, tiers)]
+    reader, wanted = lake.reader(spark), [*split_time_range_by_metrics_table(begin, end, length, tiers)]
     _refuse_expired_buckets(reader, wanted, (of or {}).get("topic"))
-    return read_metrics_answer(reader, create_answer_product(by, length), wanted, conditions)
+    return read_metrics_answer(reader, create_product_of_metrics_answer(by, length), wanted, conditions)
 
 
 def read_metrics_answer(
@@ -104,7 +104,7 @@ def read_metrics_answer(
 
     Args:
         reader: Reads the tables.
-        answer_product: The product that defines the answer's keys and buckets, from `create_answer_product`.
+        answer_product: The product that defines the answer's keys and buckets, from `create_product_of_metrics_answer`.
         ranges: The ranges of time to read, each with the table of metrics to read it from.
         conditions: Conditions on the key columns of the tables of metrics.
     """
@@ -114,10 +114,10 @@ def read_metrics_answer(
         [answer_product.arrow_schema().empty_table()],
     )
     for span in ranges:
-        for rows in _read_rows(reader, span, conditions):
+        for rows in _read_metrics_rows(reader, span, conditions):
             read[span.table.table_name] += rows.num_rows
             buffered += rows.num_rows
-            parts.append(answer_product.aggregate_finer_rows(rows))
+            parts.append(answer_product.aggregate_shorter_buckets(rows))
             if buffered > max(_AT_ONCE, parts[0].num_rows):
                 parts, buffered = [answer_product.merge_rows(pa.concat_tables(parts))], 0
     merged = answer_product.merge_rows(pa.concat_tables(parts))
@@ -146,15 +146,20 @@ def _refuse_expired_buckets(
             )
 
 
-def _read_rows(reader: TableReader, metrics_range: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
+def _read_metrics_rows(
+    reader: TableReader, metrics_range: MetricsRange, conditions: Sequence[Condition]
+) -> Iterator[pa.Table]:
     schema = metrics_range.table.arrow_schema()
     for batch in reader.read_batches(
-        metrics_range.table.table_name, *conditions, *_build_range_conditions(metrics_range), columns=schema.names
+        metrics_range.table.table_name,
+        *conditions,
+        *_build_metrics_range_conditions(metrics_range),
+        columns=schema.names,
     ):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _build_range_conditions(metrics_range: MetricsRange) -> list[Condition]:
+def _build_metrics_range_conditions(metrics_range: MetricsRange) -> list[Condition]:
     begin, end = map(find_nearest_datetime, (metrics_range.begin, metrics_range.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
@@ -165,7 +170,7 @@ def _count_files_read(
     found: dict[str, tuple[int, int] | None] = {}
     for table in dict.fromkeys(span.table.table_name for span in ranges):
         parts = [
-            reader.find_files_to_read(table, *conditions, *_build_range_conditions(span))
+            reader.find_files_to_read(table, *conditions, *_build_metrics_range_conditions(span))
             for span in ranges
             if span.table.table_name == table
         ]
@@ -175,7 +180,7 @@ def _count_files_read(
     return found
 
 
-def _to_minute_ms(argument_name: str, moment: datetime) -> int:
+def _convert_to_exact_minute_ms(argument_name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(
             f"{argument_name} {moment} has no time zone",
@@ -192,7 +197,7 @@ def _to_minute_ms(argument_name: str, moment: datetime) -> int:
     return passed // 1000
 
 
-def _require_valid_arguments(
+def _require_valid_metrics_arguments(
     begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None
 ) -> None:
     if begin >= end:

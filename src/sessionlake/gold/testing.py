@@ -113,10 +113,10 @@ def _split_into_batches(rows: Sequence[Row], random_numbers: random.Random) -> I
         yield rows[first:end]
 
 
-def _merge_batch(product: Product, stored: pa.Table, rows: pa.Table) -> pa.Table:
+def _merge_batch(product: Product, stored_rows: pa.Table, batch_rows: pa.Table) -> pa.Table:
     """Merges the rows that one batch adds into the rows that the table stores. Returns the table's new rows."""
-    merged = _index_rows_by_key(product, product.merge_rows(rows, stored))
-    return pa.Table.from_pylist([*(_index_rows_by_key(product, stored) | merged).values()], product.arrow_schema())
+    merged = _index_rows_by_key(product, product.merge_rows(batch_rows, stored_rows))
+    return pa.Table.from_pylist([*(_index_rows_by_key(product, stored_rows) | merged).values()], product.arrow_schema())
 
 
 def _index_rows_by_key(product: Product, table: pa.Table) -> dict[Any, Row]:

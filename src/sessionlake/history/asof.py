@@ -98,7 +98,7 @@ def compute_session_table(
     Raises:
         LakeError: The table at this moment is not known. The text says which moments are known.
     """
-    return _AsOfQuery(reader, settings, session, moment).compute_table()
+    return _SessionAsOfQuery(reader, settings, session, moment).compute_table_at_moment()
 
 
 def convert_datetime_to_ms(time: datetime) -> int:
@@ -143,7 +143,7 @@ def find_session(
     columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
     of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
     noted = list(reader.read_rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
-    place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in noted}, partition)
+    place = choose_topic_partition_of_session(session, {(row["topic"], row["partition"]) for row in noted}, partition)
     if place is None:
         raise _create_unknown_session_error(reader, settings, session, topic, partition)
     noted = [row for row in noted if (row["topic"], row["partition"]) == place]
@@ -152,7 +152,7 @@ def find_session(
     return SessionSummary(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], late_fills)
 
 
-def choose_topic_partition(
+def choose_topic_partition_of_session(
     session: str, topic_partitions: Collection[TopicPartition], partition: int | None
 ) -> TopicPartition | None:
     """Returns the one topic-partition in which a session may be; None if there is none.
@@ -191,7 +191,7 @@ def _create_unknown_session_error(
     return UsageError(f"session {session!r}{where} is unknown", fix=f"Name a session that exists, such as {some}")
 
 
-class _AsOfQuery:
+class _SessionAsOfQuery:
     """Computes one session's table at a past moment, from a cut (a stored earlier table) and the changes since then."""
 
     def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> None:
@@ -205,48 +205,48 @@ class _AsOfQuery:
         has_seqs = JudgingRuleLookup(settings.capture).find_judging_rules(session.topic).integrity is not Integrity.NONE
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_stream_time_reached)
 
-    def compute_table(self) -> pa.Table:
+    def compute_table_at_moment(self) -> pa.Table:
         """Returns the session's table at the moment, sorted by row id.
 
         Raises:
             LakeError: The table at this moment is not known.
         """
-        base, rows = self._compute_cut_and_table()
-        self._require_no_removed_changes(base)  # after the read: retention records what it removes before it removes it
-        return self._drop_session_columns_and_sort(rows)
+        base, rows = self._compute_table_and_its_base_cut()
+        # After the read, because retention records what it removes before it removes it.
+        self._require_all_changes_since_cut_retained(base)
+        return self._drop_session_columns_and_sort_by_row(rows)
 
-    def _compute_cut_and_table(self) -> tuple[pa.Table | None, pa.Table]:
+    def _compute_table_and_its_base_cut(self) -> tuple[pa.Table | None, pa.Table]:
         """Returns the cut from which the table is computed, and the table. The cut is None if all changes are used."""
-        self._refuse_moment_after_last_judged()
-        cuts = self._moment.select_cuts(
-            self._read_merged_cuts(), replace(self._history, reached=self._has_certainly_reached)
-        )
+        self._refuse_moment_after_last_judged_message()
+        history = replace(self._history, reached=self._has_stream_time_certainly_reached)
+        cuts = self._moment.select_cuts(self._read_cuts_with_stored_tables(), history)
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
             if seen is not None and not are_seqs_past_cut(base, seen):
                 continue
-            seen = self._read_changes_after(base)
+            seen = self._read_changes_from_cut_to_moment(base)
             if not self._session.in_seq_order or are_seqs_past_cut(base, seen):
-                return base, compute_table(self._read_stored_table(base), seen, self._columns, self._history)
-        seen = self._read_changes_after(None)
+                return base, compute_table(self._read_table_stored_at_cut(base), seen, self._columns, self._history)
+        seen = self._read_changes_from_cut_to_moment(None)
         if not seen.num_rows:
-            self._require_no_removed_changes(None)
+            self._require_all_changes_since_cut_retained(None)
             self._refuse_moment_before_first_change()
         nothing = build_rows_schema(self._columns).empty_table()
         return None, compute_table(nothing, seen, self._columns, self._history)
 
-    def _read_merged_cuts(self) -> pa.Table:
+    def _read_cuts_with_stored_tables(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
         conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch_number(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.read_arrow_table(CUTS, *conditions)
         return read_kept_cuts(self._reader.read_arrow_table, *conditions)
 
-    def _drop_session_columns_and_sort(self, rows: pa.Table) -> pa.Table:
+    def _drop_session_columns_and_sort_by_row(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(list(SESSION)).sort_by("row_id")
 
-    def _read_stored_table(self, cut: pa.Table) -> pa.Table:
+    def _read_table_stored_at_cut(self, cut: pa.Table) -> pa.Table:
         key = "snapshot_at", "reason", "position"
         same: list[Condition] = [(name, operator.eq, to_value(cut[name][0])) for name in key]
         schema = build_rows_schema(self._columns)
@@ -258,7 +258,7 @@ class _AsOfQuery:
             )
         return found
 
-    def _read_changes_after(self, cut: pa.Table | None) -> pa.Table:
+    def _read_changes_from_cut_to_moment(self, cut: pa.Table | None) -> pa.Table:
         """Returns the session's changes after a cut up to the moment; without a cut (None), all up to the moment."""
         since: list[Condition] = []
         if cut is not None:
@@ -273,12 +273,12 @@ class _AsOfQuery:
             self._reader.read_arrow_table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )
 
-    def _has_certainly_reached(self, ts: int) -> bool:
+    def _has_stream_time_certainly_reached(self, ts: int) -> bool:
         """Returns True if stream time had certainly reached `ts` (ms) at the moment; False if that is not known.
 
         Then bronze lacks the messages that tell it, and an earlier cut with more changes gives the same table.
         """
-        return self._explain_unknown_stream_time(self._moment.offset) is None and self._has_stream_time_reached(ts)
+        return self._explain_why_stream_time_unknown(self._moment.offset) is None and self._has_stream_time_reached(ts)
 
     def _has_stream_time_reached(self, ts: int, offset: int | None = None) -> bool:
         """Returns True if the topic-partition's stream time had reached `ts` when bronze had read up to an offset.
@@ -291,14 +291,14 @@ class _AsOfQuery:
             LakeError: Bronze no longer has the messages that answer this.
         """
         until = self._moment.offset if offset is None else offset
-        if (why_unknown := self._explain_unknown_stream_time(until)) is not None:
+        if (why_unknown := self._explain_why_stream_time_unknown(until)) is not None:
             raise LakeError(why_unknown, fix="Ask for a later moment")
         place = self._session.topic, self._session.partition
-        gone = self._partition_starts.get(place)
+        gone = self._partition_starts_after_retention.get(place)
         if gone is not None and gone.highest_ms >= ts:
             return True
-        silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
-        if any(one.until >= ts for one in silent):
+        own = (silence for silence in self._recorded_silences if silence.place == place)
+        if any(silence.until >= ts for silence in own if until is None or silence.behind < until):
             return True
         later = self._reader.read_batches(
             MESSAGES,
@@ -310,31 +310,31 @@ class _AsOfQuery:
         )
         return any(bool((compute_valid_kafka_times(batch, self._settings) >= ts).any()) for batch in later)
 
-    def _explain_unknown_stream_time(self, offset: int | None) -> str | None:
+    def _explain_why_stream_time_unknown(self, offset: int | None) -> str | None:
         """Returns a text that says why the stream time at an offset is unknown; None if it is known."""
         place = self._session.topic, self._session.partition
-        gone = self._partition_starts.get(place)
+        gone = self._partition_starts_after_retention.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
             return None
         return f"{describe_partition_start(place, gone)}, so stream time at offset {offset} is not known"
 
-    def _read_stored_stream_time(self, judged_offset: int) -> int:
+    def _read_stream_time_after_offset(self, judged_offset: int) -> int:
         """Returns the stream time in ms that silver stored after it had judged the offset. Silences are included."""
         partitions, offsets = [(self._session.topic, self._session.partition)], np.array([judged_offset + 1])
         (time,), _ = open_stored_times(self._settings, SILVER).read_stream_times_before(partitions, offsets)
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property
-    def _silences(self) -> list[Silence]:
+    def _recorded_silences(self) -> list[Silence]:
         return read_silences(self._reader)
 
     @cached_property
-    def _partition_starts(self) -> Mapping[TopicPartition, BronzePartitionStart]:
+    def _partition_starts_after_retention(self) -> Mapping[TopicPartition, BronzePartitionStart]:
         return read_partition_starts(self._reader)
 
     # -- checks that the table at the moment is known
 
-    def _require_no_removed_changes(self, cut: pa.Table | None) -> None:
+    def _require_all_changes_since_cut_retained(self, cut: pa.Table | None) -> None:
         """Checks that retention has not removed changes after the cut from which the table is computed.
 
         Without a cut (None), all changes must exist.
@@ -346,7 +346,7 @@ class _AsOfQuery:
         floor = read_last_removed_position(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (cut is not None and cut["position"][0].as_py() >= floor):
             return
-        kept = self._read_merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
+        kept = self._read_cuts_with_stored_tables().filter(pc.field("position") >= floor).sort_by("position")
         at = int(to_epoch_ms(kept["snapshot_at"])[0])
         raise LakeError(
             f"{session}: the table before its snapshot of {format_time(at)} ({at} ms; offset "
@@ -355,7 +355,7 @@ class _AsOfQuery:
             fix="Ask for the moment of that snapshot or a later one",
         )
 
-    def _refuse_moment_after_last_judged(self) -> None:
+    def _refuse_moment_after_last_judged_message(self) -> None:
         session, moment = self._session, self._moment
         judged = read_last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
@@ -366,7 +366,7 @@ class _AsOfQuery:
                 fix=fix,
             )
         if moment.ts is not None and not (
-            self._read_stored_stream_time(judged) >= moment.ts or self._has_stream_time_reached(moment.ts, judged)
+            self._read_stream_time_after_offset(judged) >= moment.ts or self._has_stream_time_reached(moment.ts, judged)
         ):
             raise LakeError(
                 f"{session}: the table at {format_time(moment.ts)} ({moment.ts}) is not known yet",

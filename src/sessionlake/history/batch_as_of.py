@@ -53,7 +53,7 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
-class AsOfBatch:
+class SilverTablesAsOfBatch:
     """Silver's tables as they were after one batch of the ledger.
 
     Attributes:
@@ -84,7 +84,7 @@ class AsOfBatch:
                 f"{table} is not a table that silver's batches write, so it has no state as of a batch",
                 fix=f"Name one of {', '.join(SILVER_WRITES)}",
             )
-        appended = _is_append_only(table)
+        appended = _is_append_only_table(table)
         by_rows = appended and not self.rebuilt
         found = read_removal_record_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
@@ -99,7 +99,7 @@ class AsOfBatch:
         return frame.where(F.col(_BATCH) <= self.batch) if appended else frame
 
 
-def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatch:
+def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> SilverTablesAsOfBatch:
     """Returns silver's tables as they were after a batch of silver in the ledger.
 
     Raises:
@@ -114,7 +114,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
         )
     reader = lake.reader(spark)
     books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _LedgerSummary().add_entries(iterate_rows_as_dicts(books.read_entries(_LAYERS)), batch)
+    known = _SilverLedgerSummary().add_ledger_entries(iterate_rows_as_dicts(books.read_entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
         committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(
@@ -122,26 +122,26 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
             fix="Choose one of these. `sessionlake status` shows the last batch of each layer",
         )
     if known.summed <= known.merged >= 0:
-        end, versions = known.merged, _find_table_versions(books.read_entries(_LAYERS), known.merged)
+        end, versions = known.merged, _find_table_versions_after_batch(books.read_entries(_LAYERS), known.merged)
     else:  # an entry that sums up batches beyond this one does not say what was true before
-        end, versions = _find_merge_end_and_versions(reader, known, batch)
-    versioned_tables = known.find_tables_to_read_at_version(end)
-    return AsOfBatch(
+        end, versions = _find_last_merged_batch_and_table_versions(reader, known, batch)
+    versioned_tables = known.find_tables_needing_time_travel(end)
+    return SilverTablesAsOfBatch(
         lake,
         batch,
         end,
         {table: one for table, one in versions.items() if table in versioned_tables},
-        known.is_rebuilt_after(end),
+        known.is_silver_rebuilt_after_batch(end),
     )
 
 
-def _is_append_only(table: str) -> bool:
+def _is_append_only_table(table: str) -> bool:
     """Returns True if the table is append-only: each row has the number of the batch that wrote it."""
     return any(name == _BATCH for name, _ in TABLES[table].column_types)
 
 
 @dataclass
-class _LedgerSummary:
+class _SilverLedgerSummary:
     """A summary of all ledger entries of silver and its merges. An old entry may stand for several batches.
 
     Attributes:
@@ -160,21 +160,21 @@ class _LedgerSummary:
     rebuilds: list[int] = field(default_factory=list)
     last_writes: dict[str, tuple[datetime, int | None]] = field(default_factory=dict)
 
-    def add_entries(self, rows: Iterable[Row], batch: int) -> Self:
+    def add_ledger_entries(self, ledger_rows: Iterable[Row], requested_batch: int) -> Self:
         """Adds ledger entries to the summary and returns it.
 
         Args:
-            rows: The entries, also those after the requested batch.
-            batch: The requested batch.
+            ledger_rows: The entries, also those after the requested batch.
+            requested_batch: The requested batch.
         """
-        for row in rows:
+        for row in ledger_rows:
             self.latest = max(self.latest, row["committed_at"])
             if row["layer"] == SILVER:
                 end = row["batch_id"]
                 self.committed = max(self.committed, end)
             else:
                 end = row["source_to"]
-                self.merged = max(self.merged, end) if end <= batch else self.merged
+                self.merged = max(self.merged, end) if end <= requested_batch else self.merged
             if row["batches"] > 1:
                 self.summed = max(self.summed, end)
             if row["app_id"].startswith(REBUILD):
@@ -187,15 +187,19 @@ class _LedgerSummary:
                     self.last_writes[write["table"]] = write["committed_at"], write["version"]
         return self
 
-    def is_rebuilt_after(self, end: int) -> bool:
-        """Returns True if silver was rebuilt after the batch `end`."""
-        return any(batch > end for batch in self.rebuilds)
+    def is_silver_rebuilt_after_batch(self, last_batch: int) -> bool:
+        """Returns True if silver was rebuilt after the batch `last_batch`."""
+        return any(batch > last_batch for batch in self.rebuilds)
 
-    def find_tables_to_read_at_version(self, end: int) -> set[str]:
-        """Returns the tables that must be read at an old Delta version to see them as of the batch `end`."""
-        return {table for table in self.last_writes if self.is_rebuilt_after(end) or not _is_append_only(table)}
+    def find_tables_needing_time_travel(self, last_batch: int) -> set[str]:
+        """Returns the tables that must be read at an old Delta version to see them as of the batch `last_batch`."""
+        return {
+            table
+            for table in self.last_writes
+            if self.is_silver_rebuilt_after_batch(last_batch) or not _is_append_only_table(table)
+        }
 
-    def find_versions_of_unwritten_tables(self, moment: datetime) -> dict[str, int]:
+    def find_versions_of_tables_unwritten_since(self, moment: datetime) -> dict[str, int]:
         """Returns the current version of each merged table that was last written before `moment`.
 
         Append-only tables are left out, because silver's stream may already have written batches that are not merged.
@@ -203,12 +207,12 @@ class _LedgerSummary:
         return {
             table: version
             for table, (last, version) in self.last_writes.items()
-            if version is not None and last < moment and not _is_append_only(table)
+            if version is not None and last < moment and not _is_append_only_table(table)
         }
 
 
-def _find_merge_end_and_versions(
-    reader: TableReader, summary: _LedgerSummary, batch: int
+def _find_last_merged_batch_and_table_versions(
+    reader: TableReader, summary: _SilverLedgerSummary, batch: int
 ) -> tuple[int, dict[str, int]]:
     """Returns the last batch, up to `batch`, with which a merge ended, and the tables' versions after that batch.
 
@@ -223,13 +227,15 @@ def _find_merge_end_and_versions(
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
     for window in iterate_commit_time_windows(summary.latest):
-        ends = _list_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
+        ends = _list_last_silver_batch_per_merge(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
             continue
-        versions = summary.find_versions_of_unwritten_tables(window[0][2]) if window else {}
-        versions |= _find_table_versions(reader.read_batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
-        if versions.keys() >= summary.find_tables_to_read_at_version(end):
+        versions = summary.find_versions_of_tables_unwritten_since(window[0][2]) if window else {}
+        versions |= _find_table_versions_after_batch(
+            reader.read_batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end
+        )
+        if versions.keys() >= summary.find_tables_needing_time_travel(end):
             break
     else:
         cut = read_removal_records_without_limits(reader).get(LEDGER)
@@ -239,7 +245,7 @@ def _find_merge_end_and_versions(
                 fix="Choose a later batch",
             )
     if end is None:
-        first = min(_list_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
+        first = min(_list_last_silver_batch_per_merge(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
         raise LakeError(
             f"session_rows and sessions never had exactly the state after batch {batch}; {merged}",
@@ -249,25 +255,25 @@ def _find_merge_end_and_versions(
     return end, versions
 
 
-def _get_last_batch_of_entries(entries: pa.RecordBatch) -> pa.Array:
+def _compute_last_silver_batch_per_entry(entries: pa.RecordBatch) -> pa.Array:
     """Returns, for each ledger entry of silver or of its merges, the last silver batch that the entry covers."""
     return pc.if_else(pc.equal(entries["layer"], SILVER), entries["batch_id"], entries["source_to"])
 
 
-def _list_last_batch_of_merges(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
+def _list_last_silver_batch_per_merge(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
     """Yields, for each merge in the ledger entries, the last silver batch that it merged."""
     for part in entries:
         yield from part["source_to"].filter(pc.equal(part["layer"], SILVER_TABLES)).to_pylist()
 
 
-def _find_table_versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[str, int]:
-    """Returns each table's Delta version after silver batch `end`, by table name."""
+def _find_table_versions_after_batch(entries: Iterable[pa.RecordBatch], last_batch: int) -> dict[str, int]:
+    """Returns each table's Delta version after silver batch `last_batch`, by table name."""
     found: dict[str, tuple[int, str, int]] = {}
     for part in entries:
-        kept = part.filter(pc.less_equal(_get_last_batch_of_entries(part), end))
+        kept = part.filter(pc.less_equal(_compute_last_silver_batch_per_entry(part), last_batch))
         lists = kept["outputs"]
         outputs, of = lists.flatten(), pc.list_parent_indices(lists)
-        columns = {"end": _get_last_batch_of_entries(kept).take(of), "layer": kept["layer"].take(of)}
+        columns = {"end": _compute_last_silver_batch_per_entry(kept).take(of), "layer": kept["layer"].take(of)}
         named = {name: pc.struct_field(outputs, name) for name in ("table", "version")}
         rows = pa.table(columns | named).sort_by([("end", "ascending"), ("layer", "ascending")])
         lasts = [(name, "last") for name in ("end", "layer", "version")]

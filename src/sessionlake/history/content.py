@@ -39,7 +39,7 @@ READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_a
 
 
 @dataclass(frozen=True)
-class FeedReading:
+class FeedReadingExplanation:
     """How a feed reads a message: by which rules, or why it refuses the message.
 
     Attributes:
@@ -69,15 +69,15 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
     rules = build_payload_rules(settings.capture)
     chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
-    return list(_convert_to_contents(chunk))
+    return list(_convert_decoded_chunk_to_contents(chunk))
 
 
-def decode_first_part(bronze_row: Row, settings: Settings) -> MessageContent:
+def decode_first_message_part(bronze_row: Row, settings: Settings) -> MessageContent:
     """Returns the content of a row of `bronze.messages`; if the message concerns several sessions, for the first."""
     return decode_message_parts(bronze_row, settings)[0]
 
 
-def _convert_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
+def _convert_decoded_chunk_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
     counts = pc.list_value_length(chunk["changes"]).to_pylist()
     for message, changes in zip(chunk.drop_columns("changes").to_pylist(), counts, strict=True):
         if message["reason"]:
@@ -89,7 +89,7 @@ def _convert_to_contents(chunk: pa.Table) -> Iterator[MessageContent]:
         yield MessageContent(kind, seq, message["ts"], message["session_id"], changes)
 
 
-def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | None:
+def explain_how_feed_reads_message(bronze_row: Row, settings: Settings) -> FeedReadingExplanation | None:
     """Returns how a row of `bronze.messages` is read by the feed of its topic; None if the topic has no feed."""
     capture = settings.capture
     feed = find_feed_of_topic([feed.build() for feed in capture.feeds], bronze_row["topic"])
@@ -112,6 +112,6 @@ def explain_feed_reading(bronze_row: Row, settings: Settings) -> FeedReading | N
         payload=None if payload is None else PayloadReader(payload),
     )
     if isinstance(found, MessageRefusal):
-        return FeedReading(feed.name, path=found.path, why=found.why)
+        return FeedReadingExplanation(feed.name, path=found.path, why=found.why)
     assert isinstance(found, DecodedMessage)  # noqa: S101 - the only other type
-    return FeedReading(feed.name, found.rules)
+    return FeedReadingExplanation(feed.name, found.rules)

@@ -22,13 +22,13 @@ from sessionlake.delta.storage.values import to_rows
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, include_session_keys
+from sessionlake.gold.aggregate.sources import PARTITION, have_session_keys
 from sessionlake.gold.changes import add_seq_order, build_event_filter, get_value_columns, select_changes, select_events
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.gold.tables.notes import LOGIC
+from sessionlake.gold.tables.table_properties import LOGIC
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.progress import read_change_progress
 from sessionlake.ledger.retained import read_last_removed_position, read_removal_records_without_limits
@@ -49,7 +49,7 @@ _OF_BATCH = ("batch_id", "source_from", "source_to", "committed_at", "code_versi
 
 
 @dataclass(frozen=True)
-class OffsetSpan:
+class SourceOffsetSpan:
     """The messages of one topic-partition from which a row is computed.
 
     Attributes:
@@ -85,7 +85,7 @@ class GoldBatch:
 
 
 @dataclass(frozen=True)
-class ExplainedRow:
+class ExplainedGoldRow:
     """One row of a table of gold, and the events that it is computed from.
 
     Attributes:
@@ -106,7 +106,7 @@ class ExplainedRow:
     key: Mapping[str, Any]
     figures: Mapping[str, Any]
     events: int
-    offsets: tuple[OffsetSpan, ...]
+    offsets: tuple[SourceOffsetSpan, ...]
     batches: tuple[GoldBatch, ...]
     logic: str | None
     holds: bool | None
@@ -137,7 +137,7 @@ def explain(
     *,
     message: tuple[int, int] | None = None,
     at_most: int = 3,
-) -> tuple[list[ExplainedRow], bool]:
+) -> tuple[list[ExplainedGoldRow], bool]:
     """Explains the rows of a gold table that meet a condition, in the order of their keys.
 
     Args:
@@ -169,18 +169,18 @@ def explain(
         raise LakeError(
             f"{table} does not exist yet in {settings.location}", fix="Run `sessionlake run all --once` to fill it"
         )
-    rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
+    rows, reader = _read_gold_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
         begins = "".join(f"; {describe_expiry(*found)}" for found in read_expiry_times(reader, [table]).items())
         what = f"{table} has no row with {where}" if where else f"{table} has no rows"
         raise NotFoundError(what + begins, fix=f"Look at the rows that {table} has with `sessionlake query`")
     changes = _select_changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.read_properties(spark, table).get(LOGIC)
-    explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
+    explained = [_explain_gold_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 
 
-def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
+def _read_gold_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
     """Returns the rows of a gold table that meet a SQL condition, sorted by key, at most `at_most` of them.
 
     Raises:
@@ -225,60 +225,60 @@ def _has_read_only_complete_batches(settings: Settings) -> bool:
     return batch is None or read_version_reached_by_batch(settings, GOLD, batch)[1]
 
 
-def _explain_row(
+def _explain_gold_row(
     reader: TableReader,
     changes: _ChangesReadByGold,
     table: GoldTable,
     row: Row,
     message: tuple[int, int] | None,
     logic: str | None,
-) -> ExplainedRow:
+) -> ExplainedGoldRow:
     keys = table.row_keys
-
-    def is_shown(name: str) -> bool:
-        return name in table.result_columns or not name.startswith("_")
-
-    events = _select_events_of_row(changes, table, row)
-    found = _collect_rows(events.groupBy("topic", "partition").agg(*_build_offset_range_columns()))
+    shown = {name for name in row if name not in keys and (name in table.result_columns or not name.startswith("_"))}
+    events = _select_source_events_of_gold_row(changes, table, row)
+    found = _collect_rows(events.groupBy("topic", "partition").agg(*_build_offset_range_aggregates()))
     silver_numbers = [one["batch"] for one in _collect_rows(events.select("batch").distinct())]
     key = {name: row[name] for name in keys}
     made_of = sum(one["events"] for one in found)
-    gone = None if _has_exactly_these_events(table, row, made_of) else _find_time_of_removal(reader, key)
-    holds = None if message is None else _contains_message(events, message)
-    return ExplainedRow(
+    gone = None if _does_row_confirm_event_count(table, row, made_of) else _find_time_until_changes_removed(reader, key)
+    holds = None if message is None else _contains_events_of_message(events, message)
+    return ExplainedGoldRow(
         table=table.table_name,
         key=key,
-        figures={name: value for name, value in row.items() if name not in keys and is_shown(name)},
+        figures={name: value for name, value in row.items() if name in shown},
         events=made_of,
         offsets=tuple(
-            OffsetSpan(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
+            SourceOffsetSpan(part["topic"], part["partition"], part["first"], part["last"], part["messages"])
+            for part in found
         ),
-        batches=tuple(_read_gold_batches(reader, sorted(silver_numbers), changes.renumbered)),
+        batches=tuple(_read_gold_batches_of_silver_batches(reader, sorted(silver_numbers), changes.renumbered)),
         logic=logic,
         holds=None if gone is not None and not holds else holds,
         gone_before=gone,
     )
 
 
-def _has_exactly_these_events(table: GoldTable, row: Row, event_count: int) -> bool:
+def _does_row_confirm_event_count(table: GoldTable, row: Row, event_count: int) -> bool:
     """Returns True if the row's own values show that it is computed from exactly this number of events."""
     if isinstance(table, EnrichedTable):
         return event_count == 1
     return isinstance(table, RollingAverage) and bool(event_count == row["points"])
 
 
-def _find_time_of_removal(reader: TableReader, key: Row) -> datetime | None:
+def _find_time_until_changes_removed(reader: TableReader, row_key: Row) -> datetime | None:
     """Returns the time before which retention has removed changes that may belong to a row; None if none may.
 
     Args:
         reader: Reads the tables.
-        key: The row's key columns.
+        row_key: The row's key columns.
     """
     cut = read_removal_records_without_limits(reader).get(CHANGES)
     if cut is None or not cut.max_missing_rows:
         return None
-    if {"topic", "session_id"} <= key.keys():
-        last_removed = read_last_removed_position(reader, key["topic"], key.get("partition"), key["session_id"])
+    if {"topic", "session_id"} <= row_key.keys():
+        last_removed = read_last_removed_position(
+            reader, row_key["topic"], row_key.get("partition"), row_key["session_id"]
+        )
         return None if last_removed is None else cut.before
     return cut.before
 
@@ -287,7 +287,7 @@ def _collect_rows(frame: DataFrame) -> list[Row]:
     return to_rows(frame.toArrow())
 
 
-def _build_offset_range_columns() -> list[Any]:
+def _build_offset_range_aggregates() -> list[Any]:
     from pyspark.sql import functions as F
 
     return [
@@ -298,7 +298,7 @@ def _build_offset_range_columns() -> list[Any]:
     ]
 
 
-def _select_events_of_row(changes: _ChangesReadByGold, table: GoldTable, row: Row) -> DataFrame:
+def _select_source_events_of_gold_row(changes: _ChangesReadByGold, table: GoldTable, row: Row) -> DataFrame:
     """Returns the events from which a row of a gold table is computed."""
     from pyspark.sql import functions as F
 
@@ -309,7 +309,7 @@ def _select_events_of_row(changes: _ChangesReadByGold, table: GoldTable, row: Ro
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events(changes, key, numbers=table.source.numbers).where(build_event_filter(table))
+    events = _select_events_with_row_key(changes, key, numeric=table.source.numbers).where(build_event_filter(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -323,74 +323,76 @@ def _select_points_of_average(changes: _ChangesReadByGold, series: RollingAverag
     from pyspark.sql import functions as F
 
     key = {name: row[name] for name in series.row_keys}
-    events = _select_events(changes, key, numbers=True).where(F.col("metric") == row["metric"])
+    events = _select_events_with_row_key(changes, key, numeric=True).where(F.col("metric") == row["metric"])
     order = F.struct(*series.sort_columns)
     place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sort_columns))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> DataFrame:
+def _select_events_with_row_key(changes: _ChangesReadByGold, row_key: Row, *, numeric: bool) -> DataFrame:
     """Returns the events that have the same topic, session, row and partition as a row of gold.
 
     Args:
         changes: The changes to search.
-        key: The key of gold's row. Columns that it lacks are not compared.
-        numbers: True for events that are numbers, False for texts.
+        row_key: The key of gold's row. Columns that it lacks are not compared.
+        numeric: True for events that are numbers, False for texts.
     """
     from pyspark.sql import functions as F
 
     found = changes.rows
-    for name in ("topic", "session_id", "row_id", *((PARTITION,) if include_session_keys(key) else ())):
-        if name in key:
-            found = found.where(F.col(name) == F.lit(key[name]))
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if have_session_keys(row_key) else ())):
+        if name in row_key:
+            found = found.where(F.col(name) == F.lit(row_key[name]))
     found = select_changes(found, changes.settings)
     declared = get_value_columns(changes.settings)
-    return add_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
+    return add_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numeric))
 
 
-def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:
-    return not events.where("partition = {:d} AND offset = {:d}".format(*message)).isEmpty()
+def _contains_events_of_message(events: DataFrame, partition_and_offset: tuple[int, int]) -> bool:
+    return not events.where("partition = {:d} AND offset = {:d}".format(*partition_and_offset)).isEmpty()
 
 
-def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
+def _read_gold_batches_of_silver_batches(
+    reader: TableReader, silver_batches: list[int], last_rebuild_batch: int | None
+) -> Iterator[GoldBatch]:
     """Yields the batches of gold since its last rebuild that read one of these silver batches.
 
     Args:
         reader: Reads the ledger.
-        silver_numbers: Numbers of the silver batches, ascending.
-        renumbered: Number of silver's last rebuild. Changes from before it have this batch number. None if silver was
-            not rebuilt.
+        silver_batches: Numbers of the silver batches, ascending.
+        last_rebuild_batch: Number of silver's last rebuild. Changes from before it have this batch number. None if
+            silver was not rebuilt.
     """
-    if not silver_numbers:
+    if not silver_batches:
         return
     rebuilt_at = find_earliest_commit_time_after_rebuild(reader, GOLD)
     own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_at)]
-    if renumbered in silver_numbers:
-        yield from _read_batches_before_rebuild(reader, own, renumbered)
-    between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])
+    if last_rebuild_batch in silver_batches:
+        yield from _summarize_gold_batches_before_rebuild(reader, own, last_rebuild_batch)
+    between = ("source_to", ge, silver_batches[0]), ("source_from", le, silver_batches[-1])
     rows = reader.read_rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
     for row in sorted(rows, key=itemgetter("committed_at")):
         first, last = span = row["source_from"], row["source_to"]
-        place = bisect_left(silver_numbers, first)
-        if place < len(silver_numbers) and silver_numbers[place] <= last:
+        place = bisect_left(silver_batches, first)
+        if place < len(silver_batches) and silver_batches[place] <= last:
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
 
 
-def _read_batches_before_rebuild(
-    reader: TableReader, gold_conditions: list[Condition], renumbered: int
+def _summarize_gold_batches_before_rebuild(
+    reader: TableReader, gold_conditions: list[Condition], last_rebuild_batch: int
 ) -> Iterator[GoldBatch]:
     """Yields one item that stands for all gold batches that read changes from before silver's last rebuild, if any.
 
     Args:
         reader: Reads the ledger.
         gold_conditions: Conditions that select gold's entries.
-        renumbered: Number of silver's last rebuild.
+        last_rebuild_batch: Number of silver's last rebuild.
     """
     if not reader.exists(LEDGER):
         return
     found = reader.read_arrow_table(
-        LEDGER, *gold_conditions, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"]
+        LEDGER, *gold_conditions, ("source_to", lt, last_rebuild_batch), columns=[*_OF_BATCH, "layer"]
     )
     if found.num_rows:
         span = pc.min(found["source_from"]).as_py(), pc.max(found["source_to"]).as_py()

@@ -27,7 +27,7 @@ _AT_RELEASE = frozenset(
 _NEVER_WAIT = frozenset({"snapshot", "end"})
 
 
-class Fate(StrEnum):
+class MessageFate(StrEnum):
     """What happened to a message: for example it was applied, dropped as a duplicate, or put into quarantine."""
 
     APPLIED = "applied"
@@ -62,13 +62,13 @@ class MessageContent:
     ignored: bool = False
 
     @property
-    def fate(self) -> Fate | None:
+    def fate_if_not_judged(self) -> MessageFate | None:
         """What happened to a message that silver does not judge: erased or ignored; None for all other messages."""
-        return Fate.ERASED if self.erased else Fate.IGNORED if self.ignored else None
+        return MessageFate.ERASED if self.erased else MessageFate.IGNORED if self.ignored else None
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SilverRowsOfMessage:
     """The rows of silver's tables from which the fate of a message is concluded.
 
     Attributes:
@@ -88,7 +88,7 @@ class Evidence:
     session: Row | None = None
 
 
-class MessageFate(NamedTuple):
+class MessageFateWithReason(NamedTuple):
     """What happened to a message, why, and in which batch.
 
     Attributes:
@@ -98,66 +98,74 @@ class MessageFate(NamedTuple):
             it. None while the message is held back, and if it is not known which batch released it.
     """
 
-    fate: Fate
+    fate: MessageFate
     reason: str | None = None
     batch: int | None = None
 
 
-def decide_fate(
-    content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool = False
-) -> MessageFate | None:
+def decide_message_fate(
+    content: MessageContent,
+    silver_rows: SilverRowsOfMessage,
+    integrity: Integrity,
+    *,
+    holds_until_snapshot: bool = False,
+) -> MessageFateWithReason | None:
     """Returns what happened to a message, why, and in which batch.
 
     Returns None if silver's tables lack rows of the message that silver must have written.
 
     Args:
         content: The message's content.
-        evidence: The rows about the message in silver's tables.
+        silver_rows: The rows about the message in silver's tables.
         integrity: Integrity class of the topic.
-        holds: True if sessions of the topic hold messages back until a snapshot arrives.
+        holds_until_snapshot: True if sessions of the topic hold messages back until a snapshot arrives.
     """
-    for row in evidence.quarantine:
-        return MessageFate(
-            Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
+    for row in silver_rows.quarantine:
+        return MessageFateWithReason(
+            MessageFate.LATE if row["reason"] == Reason.LATE else MessageFate.QUARANTINED, row["reason"], row["_batch"]
         )
-    for row in evidence.changes:
-        return MessageFate(Fate.APPLIED, batch=row["_batch"])
-    for row in evidence.events:
+    for row in silver_rows.changes:
+        return MessageFateWithReason(MessageFate.APPLIED, batch=row["_batch"])
+    for row in silver_rows.events:
         if row["event"] == IntegrityEventKind.DUPLICATE:
-            return MessageFate(Fate.DUPLICATE, batch=row["_batch"])
-    return None if content.type is None else _decide_without_rows(content, evidence, integrity, holds=holds)
+            return MessageFateWithReason(MessageFate.DUPLICATE, batch=row["_batch"])
+    if content.type is None:
+        return None
+    return _decide_fate_without_silver_rows(content, silver_rows, integrity, holds_until_snapshot=holds_until_snapshot)
 
 
-def _decide_without_rows(
-    content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool
-) -> MessageFate | None:
+def _decide_fate_without_silver_rows(
+    content: MessageContent, silver_rows: SilverRowsOfMessage, integrity: Integrity, *, holds_until_snapshot: bool
+) -> MessageFateWithReason | None:
     """Returns what happened to a well-formed message about which no table has a row; None if there must be one."""
     if integrity is Integrity.WINDOW:
-        return _decide_if_held_by_window(content, evidence)
-    if holds and content.type not in _NEVER_WAIT:
-        return _decide_if_waiting_for_snapshot(content, evidence)
-    return None if content.changes else MessageFate(Fate.APPLIED, batch=evidence.batch)
+        return _decide_fate_in_window_class(content, silver_rows)
+    if holds_until_snapshot and content.type not in _NEVER_WAIT:
+        return _decide_fate_if_held_until_snapshot(content, silver_rows)
+    return None if content.changes else MessageFateWithReason(MessageFate.APPLIED, batch=silver_rows.batch)
 
 
-def _decide_if_held_by_window(content: MessageContent, evidence: Evidence) -> MessageFate:
-    for row in evidence.events:
+def _decide_fate_in_window_class(content: MessageContent, silver_rows: SilverRowsOfMessage) -> MessageFateWithReason:
+    for row in silver_rows.events:
         if row["event"] in _AT_RELEASE:
-            return MessageFate(Fate.APPLIED, batch=row["_batch"])
-    held = content.changes > 0 or not _is_certainly_released(content, evidence)
-    return MessageFate(Fate.HELD if held else Fate.APPLIED)
+            return MessageFateWithReason(MessageFate.APPLIED, batch=row["_batch"])
+    held = content.changes > 0 or not _is_certainly_no_longer_held(content, silver_rows)
+    return MessageFateWithReason(MessageFate.HELD if held else MessageFate.APPLIED)
 
 
-def _decide_if_waiting_for_snapshot(content: MessageContent, evidence: Evidence) -> MessageFate:
+def _decide_fate_if_held_until_snapshot(
+    content: MessageContent, silver_rows: SilverRowsOfMessage
+) -> MessageFateWithReason:
     """Returns what happened to a message of a feed that holds messages back until a snapshot arrives."""
-    if content.changes or _waits_for_snapshot(content, evidence):
-        return MessageFate(Fate.HELD)
-    return MessageFate(Fate.APPLIED)
+    if content.changes or _is_held_until_snapshot(content, silver_rows):
+        return MessageFateWithReason(MessageFate.HELD)
+    return MessageFateWithReason(MessageFate.APPLIED)
 
 
-def _waits_for_snapshot(content: MessageContent, evidence: Evidence) -> bool:
+def _is_held_until_snapshot(content: MessageContent, silver_rows: SilverRowsOfMessage) -> bool:
     """Returns True if the message is held back because its session waits for a snapshot."""
-    session = evidence.session
-    if session is None or session["status"] in {"ended", "expired"} or session["first_offset"] > evidence.offset:
+    session = silver_rows.session
+    if session is None or session["status"] in {"ended", "expired"} or session["first_offset"] > silver_rows.offset:
         return False
     if session["epoch"] == NO_EPOCH:
         return True
@@ -165,14 +173,14 @@ def _waits_for_snapshot(content: MessageContent, evidence: Evidence) -> bool:
     return bool(session["status"] == "broken" and is_new)
 
 
-def _is_certainly_released(content: MessageContent, evidence: Evidence) -> bool:
+def _is_certainly_no_longer_held(content: MessageContent, silver_rows: SilverRowsOfMessage) -> bool:
     """Returns True if the message is certainly no longer held back.
 
     That is so if its session has applied messages of the same or a later event time, has expired, or has a new life.
     """
-    session = evidence.session
+    session = silver_rows.session
     if session is None:
         return False
-    if session["status"] == "expired" or session["first_offset"] > evidence.offset:
+    if session["status"] == "expired" or session["first_offset"] > silver_rows.offset:
         return True
     return session["last_ts"] is not None and content.ts is not None and content.ts <= session["last_ts"]

@@ -17,7 +17,7 @@ _HELD = ("offset", "seq", "ts", "size")
 
 
 @dataclass(frozen=True)
-class ShardStats:
+class ShardStateStats:
     """The size of the state that silver keeps of one shard.
 
     Attributes:
@@ -39,33 +39,33 @@ class ShardStats:
     bytes: int
 
 
-STATS = tuple(ShardStats.__dataclass_fields__)
+STATS = tuple(ShardStateStats.__dataclass_fields__)
 
 
-def compute_shard_stats(shard: int, stored: bytes) -> ShardStats:
+def compute_shard_state_stats(shard: int, stored_state: bytes) -> ShardStateStats:
     """Returns counts and the size of one shard's state.
 
     Args:
         shard: Number of the shard.
-        stored: The stored bytes of the state.
+        stored_state: The stored bytes of the state.
     """
-    state = ShardState.decode_shard_state(stored, None)
-    return ShardStats(
+    state = ShardState.decode_shard_state(stored_state, None)
+    return ShardStateStats(
         shard=shard,
         sessions=len(state.cursors),
         expired=int((state.cursors["marked"] == 1).sum()),
         with_gaps=sum(memory is not None for memory in state.variable_parts.tolist()),
         holding=int((state.cursors["held"] > 0).sum()),
         held=int(state.cursors["held"].sum()),
-        bytes=len(stored),
+        bytes=len(stored_state),
     )
 
 
-def find_session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
+def find_session_state(stored_shard_state: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
     """Returns what silver keeps of one session in its state, by the value's name. Times are in ms; None is unknown.
 
     Args:
-        stored: The stored state of the session's shard.
+        stored_shard_state: The stored state of the session's shard.
         topic: The session's topic.
         partition: The session's partition.
         session: The session's id.
@@ -73,7 +73,7 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
     Raises:
         UsageError: The shard has no state of this session.
     """
-    state = ShardState.decode_shard_state(stored, None)
+    state = ShardState.decode_shard_state(stored_shard_state, None)
     place = pc.index(state.keys, build_session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
@@ -87,7 +87,9 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
     fields = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
     bounds = cursor.taken.interval_bounds
     by_event_time = cursor.highest_ts != NO_TIME  # only class `window` sets it
-    held = _list_held_messages(state, build_session_key(topic, partition, session), by_event_time=by_event_time)
+    held = _list_held_messages_of_session(
+        state, build_session_key(topic, partition, session), by_event_time=by_event_time
+    )
     return {
         "topic": topic,
         "session_id": session,
@@ -130,14 +132,14 @@ _TIMES = {
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "open_gaps", "due", "held", "status"}
 
 
-def _list_held_messages(state: ShardState, key: str, *, by_event_time: bool) -> list[dict[str, int]]:
+def _list_held_messages_of_session(state: ShardState, session_key: str, *, by_event_time: bool) -> list[dict[str, int]]:
     """Returns offset, seq, event time (ms) and size (bytes) of each message that a session holds back.
 
     They are sorted as they will be judged: by event time if `by_event_time`, otherwise by seq.
     """
     if state.held_messages is None:
         return []
-    mine = pc.equal(build_session_keys(state.held_messages), key)
+    mine = pc.equal(build_session_keys(state.held_messages), session_key)
     order = [("ts", "ascending"), ("seq", "ascending")] if by_event_time else [("offset", "ascending")]
     found: list[dict[str, int]] = state.held_messages.filter(mine).select(_HELD).sort_by(order).to_pylist()
     return found

@@ -27,7 +27,7 @@ from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 
 LAYERS = (BRONZE, SILVER, SILVER_TABLES, GOLD)
-KafkaEnds = dict[TopicPartition, int]
+KafkaEndOffsets = dict[TopicPartition, int]
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -82,19 +82,19 @@ def may_have_ledger(settings: Settings) -> bool:
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
     """Returns the status of every layer and processor, in the order in which data flows through them."""
-    batches = _read_batch_totals(reader)
+    batches = _read_ledger_entry_totals(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
     layer_spans = read_layer_offsets(reader)
     bronze, silver = (_find_next_offsets(layer_spans, layer) for layer in ("bronze", "silver"))
-    kafka = _convert_to_bronze_offsets(
-        read_kafka_ends(settings), select_latest_generations(parse_topics_table_rows(reader.read_rows(TOPICS)))
+    kafka = _convert_kafka_to_bronze_offsets(
+        read_kafka_end_offsets(settings), select_latest_generations(parse_topics_table_rows(reader.read_rows(TOPICS)))
     )
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _count_unread_messages(reader, kafka, bronze),
         "silver": _count_unread_messages(reader, bronze, silver),
-        SILVER_TABLES: max(0, _sum_messages(batches, SILVER) - _sum_messages(batches, SILVER_TABLES)),
-        "gold": _count_unread_changes(reader, _sum_messages(batches, GOLD)),
+        SILVER_TABLES: max(0, _sum_messages_of_layer(batches, SILVER) - _sum_messages_of_layer(batches, SILVER_TABLES)),
+        "gold": _count_unread_changes(reader, _sum_messages_of_layer(batches, GOLD)),
     }
     for own in settings.processors:
         if own.key:  # its ledger knows no offsets
@@ -108,7 +108,7 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     ]
 
 
-def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
+def read_kafka_end_offsets(settings: Settings) -> KafkaEndOffsets | None:
     """Returns, for each partition of the captured topics, the offset after the last message that can be read.
 
     Messages from the start of an open transaction on cannot be read yet. The result is None if Kafka does not answer,
@@ -135,7 +135,7 @@ def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
         consumer.close()
 
 
-def _find_next_offsets(spans: Iterable[LayerReadOffsets], layer: str) -> KafkaEnds:
+def _find_next_offsets(spans: Iterable[LayerReadOffsets], layer: str) -> KafkaEndOffsets:
     """Returns, for each topic-partition, the offset after the last one that a layer has read.
 
     Args:
@@ -148,7 +148,7 @@ def _find_next_offsets(spans: Iterable[LayerReadOffsets], layer: str) -> KafkaEn
 _SUMMED_COLUMNS = ("batches", "messages", "duplicates", "quarantined", "held", "unaccounted")
 
 
-class _BatchTotals(NamedTuple):
+class _LedgerEntryTotals(NamedTuple):
     """Totals of one ledger entry, which may stand for several batches of a layer.
 
     Attributes:
@@ -174,19 +174,19 @@ class _BatchTotals(NamedTuple):
     events: int
 
 
-def _read_batch_totals(reader: TableReader) -> list[_BatchTotals]:
+def _read_ledger_entry_totals(reader: TableReader) -> list[_LedgerEntryTotals]:
     """Returns the totals of all ledger entries since each layer's last rebuild."""
     return [
-        _convert_to_totals(row)
+        _convert_ledger_entry_to_totals(row)
         for row in iterate_rows_as_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").read_entries_since_rebuild())
     ]
 
 
-def _convert_to_totals(row: Row) -> _BatchTotals:
+def _convert_ledger_entry_to_totals(row: Row) -> _LedgerEntryTotals:
     def count_written_rows(*tables: str) -> int:
         return sum(output["rows"] for output in row["outputs"] if not tables or output["table"] in tables)
 
-    return _BatchTotals(
+    return _LedgerEntryTotals(
         layer=row["layer"],
         last_batch=row["batch_id"],
         committed_at=row["committed_at"],
@@ -196,7 +196,9 @@ def _convert_to_totals(row: Row) -> _BatchTotals:
     )
 
 
-def _convert_to_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, TopicGeneration]) -> KafkaEnds | None:
+def _convert_kafka_to_bronze_offsets(
+    ends: KafkaEndOffsets | None, topics: Mapping[str, TopicGeneration]
+) -> KafkaEndOffsets | None:
     """Converts next offsets in Kafka's partitions to next offsets in `bronze.messages`; None stays None.
 
     They differ if a topic was deleted and created again. Topics that are no longer read are left out.
@@ -212,16 +214,18 @@ def _convert_to_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topi
     return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
 
 
-def _count_unread_messages(reader: TableReader, source: KafkaEnds, next_offsets: KafkaEnds) -> int:
+def _count_unread_messages(reader: TableReader, end_offsets: KafkaEndOffsets, next_offsets: KafkaEndOffsets) -> int:
     """Returns the number of messages that a layer has not read. Offsets without a message do not count.
 
     Args:
         reader: Reads the tables.
-        source: For each topic-partition, the offset after the last one that the layer could read.
+        end_offsets: For each topic-partition, the offset after the last one that the layer could read.
         next_offsets: For each topic-partition, the offset after the last one that the layer has read.
     """
     wanted = {
-        place: (next_offsets.get(place, 0), end) for place, end in source.items() if end > next_offsets.get(place, 0)
+        place: (next_offsets.get(place, 0), end)
+        for place, end in end_offsets.items()
+        if end > next_offsets.get(place, 0)
     }
     known = AbsentOffsetFinder(reader).find_absent_offset_intervals(wanted)
     return sum(
@@ -229,7 +233,7 @@ def _count_unread_messages(reader: TableReader, source: KafkaEnds, next_offsets:
     )
 
 
-def _sum_messages(batches: Iterable[_BatchTotals], layer: str) -> int:
+def _sum_messages_of_layer(batches: Iterable[_LedgerEntryTotals], layer: str) -> int:
     return sum(b.messages for b in batches if b.layer == layer)
 
 
@@ -249,7 +253,9 @@ def _count_unread_changes(reader: TableReader, read_count: int) -> int:
     return max(later, reader.count_rows(CHANGES) - read_count)
 
 
-def _create_layer_status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:
+def _create_layer_status(
+    layer: str, batches: list[_LedgerEntryTotals], behind: int | None, now: datetime
+) -> LayerStatus:
     if not batches:
         return LayerStatus(layer, behind=behind)
     committed = max(b.committed_at for b in batches)

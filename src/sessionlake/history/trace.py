@@ -20,10 +20,28 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotFoundError
-from sessionlake.history.content import READ, FeedReading, decode_message_parts, explain_feed_reading
-from sessionlake.history.fate import Evidence, Fate, MessageContent, MessageFate, decide_fate
+from sessionlake.history.content import (
+    READ,
+    FeedReadingExplanation,
+    decode_message_parts,
+    explain_how_feed_reads_message,
+)
+from sessionlake.history.fate import (
+    MessageContent,
+    MessageFate,
+    MessageFateWithReason,
+    SilverRowsOfMessage,
+    decide_message_fate,
+)
 from sessionlake.history.missing import explain_absent_message, explain_unjudged_message, explain_unread_message
-from sessionlake.history.traced import BatchCommit, Judgement, SilverMerge, Trace, TracedMessage, TracedPart
+from sessionlake.history.traced import (
+    BatchCommit,
+    MessageJudgement,
+    MessageTrace,
+    SilverMerge,
+    TracedMessage,
+    TracedMessagePart,
+)
 from sessionlake.integrity.outcome import IntegrityEventAction
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.ledger.entries import RECOVERED
@@ -51,7 +69,7 @@ _COUNTED = ("messages", "duplicates", "gaps", "late")
 _SESSION = ("session_id", "partition", "status", "epoch", "next_seq", *_COUNTED, "last_offset")
 
 
-def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
+def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> MessageTrace:
     """Returns what happened to one message in bronze and silver.
 
     Raises:
@@ -69,32 +87,32 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
             fix="Ask about a message with a higher offset",
         )
     if raw is not None:
-        _require_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
+        _require_ledger_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = explain_absent_message(reader, topic, partition, offset)
         raise NotFoundError(
             absent or explain_unread_message(read_layer_offsets(reader), settings, topic, partition, offset)
         )
     silver = _find_batch_of_message(reader, SILVER, topic, partition, offset, bronze.committed_at)
-    _require_entry_of_message(reader, topic, partition, offset, (silver, SILVER))
+    _require_ledger_entry_of_message(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotFoundError(
             explain_unjudged_message(
                 read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset
             )
         )
-    _require_complete_tables(reader, silver)
+    _require_rows_of_batch_retained(reader, silver)
     contents = decode_message_parts(raw, settings)
-    first, *others = [_trace_part(reader, settings, place, content, silver) for content in contents]
-    reading = None if contents[0].erased else explain_feed_reading(raw, settings)
+    first, *others = [_trace_message_part(reader, settings, place, content, silver) for content in contents]
+    reading = None if contents[0].erased else explain_how_feed_reads_message(raw, settings)
     message = _create_traced_message(raw, contents[0], reading)
     outcome = first.judgement, first.tables, first.changes, first.session
-    return Trace(topic, partition, offset, bronze, message, silver, *outcome, others)
+    return MessageTrace(topic, partition, offset, bronze, message, silver, *outcome, others)
 
 
-def _trace_part(
+def _trace_message_part(
     reader: TableReader, settings: Settings, conditions: list[Condition], content: MessageContent, silver: BatchCommit
-) -> TracedPart:
+) -> TracedMessagePart:
     """Returns what silver decided about a message, or about the part of a message that concerns one session.
 
     Args:
@@ -106,38 +124,38 @@ def _trace_part(
     """
     topic, partition, offset = (value for _, _, value in conditions)
     quarantined = reader.read_rows(QUARANTINE, *conditions, columns=["reason", "session_id", "_batch"])
-    events = _select_own_rows(content, reader.read_rows(EVENTS, *conditions, columns=_EVENT))
-    session = _read_session(reader, topic, partition, content.session_id)
-    found = Evidence(
+    events = _select_rows_of_message_part(content, reader.read_rows(EVENTS, *conditions, columns=_EVENT))
+    session = _read_current_session_row(reader, topic, partition, content.session_id)
+    found = SilverRowsOfMessage(
         offset=offset,
         batch=silver.batch,
-        quarantine=_select_own_rows(content, quarantined),
+        quarantine=_select_rows_of_message_part(content, quarantined),
         events=[
             {name: value for name, value in row.items() if name != "session_id"}
             for row in sorted(events, key=itemgetter("_batch"))
         ],
-        changes=_select_own_rows(content, _read_changes(reader, silver.batch, conditions)),
+        changes=_select_rows_of_message_part(content, _read_changes_of_message(reader, silver.batch, conditions)),
         session=session,
     )
-    judgement = _find_judgement(reader, settings, (topic, partition), content, found, silver)
-    return TracedPart(
+    judgement = _find_message_judgement(reader, settings, (topic, partition), content, found, silver)
+    return TracedMessagePart(
         content.session_id,
         content.type,
         content.seq,
         content.ts,
         judgement,
-        _find_merge(reader, judgement),
-        [_convert_change_for_users(row) for row in found.changes],
+        _find_merge_of_judged_batch(reader, judgement),
+        [_convert_change_to_output(row) for row in found.changes],
         session and {name: session[name] for name in _SESSION},
     )
 
 
-def _select_own_rows(content: MessageContent, rows: Iterable[Row]) -> list[Row]:
+def _select_rows_of_message_part(content: MessageContent, rows: Iterable[Row]) -> list[Row]:
     """Returns the rows about the session of a message's part, and rows without a session, which are about all parts."""
     return [row for row in rows if content.session_id is None or row["session_id"] in {None, content.session_id}]
 
 
-def _require_entry_of_message(
+def _require_ledger_entry_of_message(
     reader: TableReader, topic: str, partition: int, offset: int, batch_and_layer: tuple[BatchCommit | None, str]
 ) -> None:
     """Checks that retention has not removed the ledger entry of the batch that read a message.
@@ -162,7 +180,7 @@ def _require_entry_of_message(
         )
 
 
-def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
+def _require_rows_of_batch_retained(reader: TableReader, silver: BatchCommit) -> None:
     """Checks that silver's tables still have all rows of a batch, so that a missing row proves something.
 
     Raises:
@@ -179,7 +197,9 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
             )
 
 
-def _create_traced_message(bronze_row: Row, content: MessageContent, reading: FeedReading | None) -> TracedMessage:
+def _create_traced_message(
+    bronze_row: Row, content: MessageContent, reading: FeedReadingExplanation | None
+) -> TracedMessage:
     return TracedMessage(
         key=bronze_row["key"],
         session_id=content.session_id,
@@ -198,26 +218,26 @@ def _find_batch_of_message(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
     found = find_ledger_entry_of_message(reader, layer, topic, partition, offset, near)
-    return None if found is None else BatchCommit(*_parse_ledger_entry(found))
+    return None if found is None else BatchCommit(*_extract_batch_commit_fields(found))
 
 
-def _parse_ledger_entry(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
+def _extract_batch_commit_fields(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
     versions = {output["table"]: output["version"] for output in row["outputs"]}
     return row["batch_id"], row["app_id"], row["committed_at"], versions, row["source"] == RECOVERED
 
 
-def _read_changes(reader: TableReader, batch: int, conditions: list[Condition]) -> list[Row]:
+def _read_changes_of_message(reader: TableReader, batch: int, conditions: list[Condition]) -> list[Row]:
     named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in conditions]
     return sorted(reader.read_rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
 
-def _convert_change_for_users(row: Row) -> Row:
+def _convert_change_to_output(row: Row) -> Row:
     """Returns a row of `session_changes` in which `set` has the values of the columns that the message set."""
     head = {name: row[name] for name in _CHANGE}
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
-def _read_session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
+def _read_current_session_row(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
     """Returns the current row of a session; None if there is none.
 
     It is from `session_progress` if that has a batch which is not merged yet, or else from `silver.sessions`.
@@ -230,41 +250,44 @@ def _read_session(reader: TableReader, topic: str, partition: int, session_id: s
     return latest or next(reader.read_rows(SESSIONS, *own), None)
 
 
-def _find_judgement(
+def _find_message_judgement(
     reader: TableReader,
     settings: Settings,
     place: TopicPartition,
     content: MessageContent,
-    evidence: Evidence,
+    silver_rows: SilverRowsOfMessage,
     silver: BatchCommit,
-) -> Judgement:
+) -> MessageJudgement:
     topic, _ = place
     rules = JudgingRuleLookup(settings.capture).find_judging_rules(topic)
-    integrity, unjudged, holds = rules.integrity, content.fate, rules.hold > 0
-    verdict = decide_fate(content, evidence, integrity, holds=holds) if unjudged is None else MessageFate(unjudged)
+    integrity, unjudged, holds = rules.integrity, content.fate_if_not_judged, rules.hold > 0
+    if unjudged is None:
+        verdict = decide_message_fate(content, silver_rows, integrity, holds_until_snapshot=holds)
+    else:
+        verdict = MessageFateWithReason(unjudged)
     if verdict is None:
         raise LakeError(
-            f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "
-            f"{content.changes} row changes), but no table of silver shows it",
+            f"silver batch {silver.batch} read topic {topic}, offset {silver_rows.offset} "
+            f"({content.type or 'malformed'}, {content.changes} row changes), but no table of silver shows it",
             why="Either the settings under `capture` have changed since, or rows were removed by hand",
             fix="Set `capture` as it was. If it did not change, run `sessionlake doctor`, which compares "
             "the tables with the ledger",
         )
     fate, reason, batch = verdict
-    return Judgement(
+    return MessageJudgement(
         fate=fate,
         reason=reason,
         batch=batch,
-        committed_at=_read_commit_time(reader, silver, batch),
+        committed_at=_read_commit_time_of_silver_batch(reader, silver, batch),
         integrity=str(integrity),
-        events=[dict(row) for row in evidence.events],
-        broken_by=_find_event_that_broke_session(reader, place, content, evidence.offset)
+        events=[dict(row) for row in silver_rows.events],
+        broken_by=_find_event_that_broke_session_of_message(reader, place, content, silver_rows.offset)
         if reason == Reason.SESSION_BROKEN
         else None,
     )
 
 
-def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
+def _read_commit_time_of_silver_batch(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
     if batch is None or batch == silver.batch:
         return silver.committed_at if batch is not None else None
     own: list[Condition] = [("layer", eq, SILVER), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
@@ -282,7 +305,7 @@ def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions
     return found
 
 
-def _find_event_that_broke_session(
+def _find_event_that_broke_session_of_message(
     reader: TableReader, place: TopicPartition, content: MessageContent, offset: int
 ) -> Row | None:
     names = zip(SESSION, (*place, content.session_id), strict=True)
@@ -291,11 +314,13 @@ def _find_event_that_broke_session(
     return max(rows, key=lambda row: row["offset"], default=None)
 
 
-def _find_merge(reader: TableReader, judgement: Judgement) -> SilverMerge | None:
-    if judgement.fate is not Fate.APPLIED or judgement.batch is None or judgement.committed_at is None:
+def _find_merge_of_judged_batch(reader: TableReader, judgement: MessageJudgement) -> SilverMerge | None:
+    if judgement.fate is not MessageFate.APPLIED or judgement.batch is None or judgement.committed_at is None:
         return None
     taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]
     since = judgement.committed_at
     rows = _read_ledger_entries_near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
     found = min(rows, key=lambda row: row["committed_at"], default=None)
-    return None if found is None else SilverMerge(*_parse_ledger_entry(found), found["source_from"], found["source_to"])
+    if found is None:
+        return None
+    return SilverMerge(*_extract_batch_commit_fields(found), found["source_from"], found["source_to"])

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from sessionlake.delta.storage.far_times import OutOfRangeTime
-from sessionlake.history.content import FeedReading
-from sessionlake.history.fate import Fate
+from sessionlake.history.content import FeedReadingExplanation
+from sessionlake.history.fate import MessageFate
 from sessionlake.protocol.types import Row
 
 
@@ -61,12 +61,12 @@ class TracedMessage:
     timestamp: datetime | OutOfRangeTime
     value_bytes: int
     ingested_at: datetime | None
-    reading: FeedReading | None = None
+    reading: FeedReadingExplanation | None = None
     has_erased_parts: bool = False
 
 
 @dataclass(frozen=True)
-class Judgement:
+class MessageJudgement:
     """What silver decided about the message, why, and in which batch.
 
     Attributes:
@@ -79,7 +79,7 @@ class Judgement:
         broken_by: The row of `integrity_events` that broke the session, if the reason is `session_broken`.
     """
 
-    fate: Fate
+    fate: MessageFate
     reason: str | None
     batch: int | None
     committed_at: datetime | None
@@ -89,7 +89,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class TracedPart:
+class TracedMessagePart:
     """What a message says about one session, and what silver decided about that part.
 
     Attributes:
@@ -104,14 +104,14 @@ class TracedPart:
     type: str | None
     seq: int | None
     ts: int | None
-    judgement: Judgement
+    judgement: MessageJudgement
     tables: SilverMerge | None
     changes: list[Row]
     session: Row | None
 
 
 @dataclass(frozen=True)
-class Trace:
+class MessageTrace:
     """The path of one message through the layers.
 
     Attributes:
@@ -133,8 +133,8 @@ class Trace:
     bronze: BatchCommit
     message: TracedMessage
     silver: BatchCommit
-    judgement: Judgement
+    judgement: MessageJudgement
     tables: SilverMerge | None
     changes: list[Row]
     session: Row | None
-    other_parts: list[TracedPart] = field(default_factory=list)
+    other_parts: list[TracedMessagePart] = field(default_factory=list)

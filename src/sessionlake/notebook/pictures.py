@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime
-from sessionlake.history.state import ShardStats
+from sessionlake.history.state import ShardStateStats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
 
 
 def pace(
-    behind: Sequence[LagOverTime], throughput: Sequence[ThroughputOverTime], states: Sequence[ShardStats]
+    behind: Sequence[LagOverTime], throughput: Sequence[ThroughputOverTime], states: Sequence[ShardStateStats]
 ) -> Figure:
     """Draws three panels: seconds behind bronze, messages per second, and the size of silver's state.
 

@@ -20,7 +20,7 @@ from sessionlake.processors.computation import (
     require_usable_key_names,
     select_rows_without_nulls,
 )
-from sessionlake.processors.load import ClassReference, create_class_reference
+from sessionlake.processors.load import ProcessorClassReference, create_processor_class_reference
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
@@ -57,7 +57,7 @@ class KeyedComputation(TableComputation):
         require_source_columns(config, (*config.key, *config.order), present)
         require_usable_key_names(config, _PUBLISHED)
         require_exact_types(config, "key", config.key, present)
-        self._config, self._ref = config, create_class_reference(config)
+        self._config, self._ref = config, create_processor_class_reference(config)
         self._head = (*((name, present[name]) for name in config.key), (ORDINAL, "int"))
         try:
             output = OutputColumns(self._ref.load_keyed_processor().output, self._head)
@@ -70,7 +70,7 @@ class KeyedComputation(TableComputation):
         self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}
         self.comment = f"Records of the processor {config.name}, computed from the rows of {config.source} key by key"
 
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the source table's rows without those that are null in a key column."""
         return select_rows_without_nulls(rows, self.by)
 
@@ -94,7 +94,7 @@ class KeyedComputation(TableComputation):
         return found.drop(_ERROR)
 
 
-def process_key(
+def process_rows_of_key(
     processor: KeyedProcessor[Any], key: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[Iterable[Record]]:
     """Passes the rows of one key to the processor, and yields the output records of each call.
@@ -124,7 +124,7 @@ class _KeyRecordsFunction:
         head: The first columns of the result, as pairs of name and Spark SQL type: the key, and `ordinal`.
     """
 
-    ref: ClassReference
+    ref: ProcessorClassReference
     config: ProcessorSettings
     head: tuple[tuple[str, str], ...]
 
@@ -151,7 +151,7 @@ class _KeyRecordsFunction:
             for i, (name, kind) in enumerate(zip(self.config.key, key_types, strict=True))
         }
         columns[ORDINAL] = pa.array(_number_rows_per_key(keys), pa.int32())
-        blank = output.check_record({})
+        blank = output.convert_record_to_struct({})
         columns |= output.create_declared_arrays([blank if record is None else record for record in records])
         return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
 
@@ -160,20 +160,20 @@ class _KeyRecordsFunction:
     ) -> tuple[list[Any], str | None]:
         found = list[Any]()
         try:
-            for call in process_key(processor, key, self._require_distinct_order(rows)):
-                found += map(output.check_record, self._require_few_records(call))
+            for call in process_rows_of_key(processor, key, self._require_rows_in_distinct_order(rows)):
+                found += map(output.convert_record_to_struct, self._require_record_count_within_limit(call))
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
         return found, None
 
-    def _require_few_records(self, call: Iterable[Record]) -> Iterator[Record]:
+    def _require_record_count_within_limit(self, records_of_call: Iterable[Record]) -> Iterator[Record]:
         limit = self.config.max_records_per_call
-        for number, record in enumerate(call):
+        for number, record in enumerate(records_of_call):
             if number == limit:
                 raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             yield record
 
-    def _require_distinct_order(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _require_rows_in_distinct_order(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yields the rows of a key unchanged. Without distinct order values, results would depend on batch boundaries.
 
         Raises:

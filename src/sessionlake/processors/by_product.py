@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import VALUE_AS_DOUBLE, DecimalRows, Rows, build_order_field_name
 from sessionlake.gold.declared.comments import build_product_comments
-from sessionlake.gold.declared.tables import create_product
+from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.gold.verify.tables import compute_expected_product_rows
 from sessionlake.processors.computation import (
     TableComputation,
@@ -50,7 +50,7 @@ class ProductComputation(TableComputation):
     """
 
     def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = create_product(config.product, value_type=present.get(config.product.value or ""))
+        self.product = create_product_from_settings(config.product, value_type=present.get(config.product.value or ""))
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
@@ -58,7 +58,7 @@ class ProductComputation(TableComputation):
                 fix="Give the product in Python a `source=Rows(...)`, or remove `source` from the configuration",
             )
         self._rows, self._present = self.product.source, present
-        self._require_columns(config)
+        self._require_product_columns(config)
         self.by = self.keys = self.product.row_keys
         keys = ((name, "timestamp" if name not in config.key else present[name]) for name in self.keys)
         self.columns = (
@@ -69,7 +69,7 @@ class ProductComputation(TableComputation):
         self.comment = f"Aggregates of the rows of {config.source}, one row for each {', '.join(self.keys)}"
         self.logic = self.product.logic_hash
 
-    def _require_columns(self, config: ProductProcessor) -> None:
+    def _require_product_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
         require_source_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
@@ -98,7 +98,7 @@ class ProductComputation(TableComputation):
         if not rows.numbers:
             require_exact_types(config, "value", [rows.value], present)
 
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the columns of the source rows that aggregates need: the keys, the bucket's start, and the values.
 
         Rows without a value in a key column, or without a bucket, are dropped.
@@ -118,12 +118,12 @@ class ProductComputation(TableComputation):
         """Returns the product's rows: aggregates over all source rows of each key and bucket.
 
         Args:
-            rows: Rows from `select_input`.
+            rows: Rows from `select_input_rows`.
         """
         names = tuple(name for name, _ in self.columns)
         return compute_rows_by_key(rows, self.by, _ProductRowsFunction(self.product, names), self.columns)
 
-    def recompute_in_sql(self, rows: DataFrame) -> DataFrame:
+    def recompute_rows_in_sql(self, rows: DataFrame) -> DataFrame:
         """Returns the product's whole table, computed in plain Spark SQL to check the stored table against it.
 
         Args:
@@ -132,7 +132,7 @@ class ProductComputation(TableComputation):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        source, fields = self._rows, [self.product.key_fields[name] for name in self.product.keys]
+        source, fields = self._rows, [self.product.event_columns_by_key[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
         orders = [build_order_field_name(i) for i in range(len(source.order))]
@@ -182,4 +182,6 @@ class _ProductRowsFunction:
     def __call__(self, rows: pa.Table) -> pa.Table:
         others = (name for name in rows.column_names if is_internal(name))
         values = {name.removeprefix(INTERNAL): rows[name] for name in others}
-        return self.product.aggregate_rows(rows.select(self.product.keys), pa.table(values)).select(list(self.names))
+        return self.product.aggregate_source_table_rows(rows.select(self.product.keys), pa.table(values)).select(
+            list(self.names)
+        )

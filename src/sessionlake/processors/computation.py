@@ -48,7 +48,7 @@ class TableComputation(ABC):
     logic: str | None = None
 
     @abstractmethod
-    def select_input(self, rows: DataFrame) -> DataFrame:
+    def select_input_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the source rows that have a complete key, with the columns that `compute_rows` needs."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class TableComputation(ABC):
         """Returns the output rows of all keys that occur in `rows`.
 
         Args:
-            rows: Rows from `select_input`. If a key occurs, all of its rows must be included.
+            rows: Rows from `select_input_rows`. If a key occurs, all of its rows must be included.
 
         Raises:
             ProcessorError: The user's code failed.

@@ -60,14 +60,16 @@ class TableDifference:
         return ", ".join(parts) or "no row differs"
 
 
-def compare_tables(before: DataFrame, after: DataFrame, keys: Sequence[str], max_rows: int = 20) -> TableDifference:
+def compare_tables(
+    before: DataFrame, after: DataFrame, keys: Sequence[str], max_shown_rows: int = 20
+) -> TableDifference:
     """Compares two tables row by row, and returns how they differ. The column `_batch` is ignored.
 
     Args:
         before: The table before a rebuild.
         after: The table after it.
         keys: Columns that identify a row.
-        max_rows: Most differing rows in the result.
+        max_shown_rows: Most differing rows in the result.
     """
     from pyspark.sql import functions as F
 
@@ -78,8 +80,8 @@ def compare_tables(before: DataFrame, after: DataFrame, keys: Sequence[str], max
         return TableDifference(rows, {"added": rows, "removed": before.count()}, (), columns)
     shared = [name for name in after.columns if name not in {*keys, *apart, _BATCH}]
 
-    def select_keys_and_values(rows: DataFrame, name: str) -> DataFrame:
-        return rows.select(*map(quote, keys), F.struct(*map(quote, shared)).alias(name))
+    def select_keys_and_values(rows: DataFrame, struct_column: str) -> DataFrame:
+        return rows.select(*map(quote, keys), F.struct(*map(quote, shared)).alias(struct_column))
 
     # A key may be null, as any column may.
     both = select_keys_and_values(before, _BEFORE).alias("w").join(
@@ -99,6 +101,6 @@ def compare_tables(before: DataFrame, after: DataFrame, keys: Sequence[str], max
             row[_BEFORE],
             row[_AFTER],
         )
-        for row in to_rows(other.orderBy(*map(quote, keys)).limit(max_rows).toArrow())
+        for row in to_rows(other.orderBy(*map(quote, keys)).limit(max_shown_rows).toArrow())
     )
     return TableDifference(after.count(), counts, first, columns)

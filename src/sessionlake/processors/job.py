@@ -18,13 +18,18 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, DataLossError, LakeError
-from sessionlake.gold.declared.tables import create_product
+from sessionlake.gold.declared.tables import create_product_from_settings
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
-from sessionlake.processors.load import create_class_reference, hash_processor_settings
+from sessionlake.processors.load import create_processor_class_reference, hash_processor_settings
 from sessionlake.processors.output import HEAD_COMMENTS, OutputColumns
-from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, decode_report, raise_first_failure
+from sessionlake.processors.outputs import (
+    ProcessorOutput,
+    ProcessorReport,
+    decode_processor_report,
+    raise_first_failure,
+)
 from sessionlake.processors.shard import MessageProcessor, create_message_processor
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
@@ -88,9 +93,9 @@ def require_loadable_processor(settings: Settings, name: str) -> None:
     """
     config = find_processor_settings(settings, name)
     if isinstance(config, ProductProcessor):
-        create_product(config.product)
+        create_product_from_settings(config.product)
     elif config.key:
-        create_class_reference(config).load_keyed_processor()
+        create_processor_class_reference(config).load_keyed_processor()
     else:
         load_processor(settings, name)
 
@@ -102,7 +107,7 @@ def load_processor(settings: Settings, name: str) -> MessageProcessor:
         ConfigError: The processor is not configured, or its class cannot be used.
     """
     config = find_processor_settings(settings, name)
-    ref = create_class_reference(config)
+    ref = create_processor_class_reference(config)
     processor = create_message_processor(config, settings.capture, settings.silver.shards, ref)
     _ = processor.loaded_processor
     return processor
@@ -240,7 +245,7 @@ class _ProcessorBatchCommit:
         try:
             with without_code_generation(spark, enabled=self._few):
                 folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.driver_limits.inline_bytes)
-            reports = [decode_report(report) for report in written]
+            reports = [decode_processor_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
                 record_stopping_message(self._settings, violation.violation, config.layer)

@@ -25,7 +25,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, DataLossError, LakeError
-from sessionlake.gold.tables.notes import LOGIC
+from sessionlake.gold.tables.table_properties import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.ledger.retained import read_removal_records_without_limits
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class KeyedTable:
+class KeyedProcessorTable:
     """The output table of a processor with a key, and how it is computed from the source table.
 
     Attributes:
@@ -96,37 +96,35 @@ class KeyedTable:
         """The names of the columns that identify a row of the output table."""
         return self.computation.keys
 
-    def require_same_key(self, spark: SparkSession) -> None:
+    def require_same_key_as_stored(self, spark: SparkSession) -> None:
         """Checks that an existing output table was written with the configured key.
 
         Raises:
             ConfigError: The table was written with another key.
         """
         config = self._config
-        if (by := self._read_stored_key(spark)) not in (None, self.computation.by):
+        if (by := self._read_stored_key_columns(spark)) not in (None, self.computation.by):
             raise ConfigError(
                 f"{config.config_key}.key: the table {config.output_table} was written with the key "
                 f"{', '.join(by or ())}, but the configuration has the key {', '.join(self.computation.by)}",
                 fix=f"Choose another `table`. Or drop it, and run `sessionlake rebuild {config.rebuild_argument}`",
             )
 
-    def _read_stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
+    def _read_stored_key_columns(self, spark: SparkSession) -> tuple[str, ...] | None:
         """Returns the key columns of the existing output table; None if there is no table."""
-        if not self.lake.exists(spark, self._config.output_table):
+        table = self._config.output_table
+        if not self.lake.exists(spark, table):
             return None
-        return split_names(
-            self.lake.storage.read_properties(spark, self._config.output_table).get(STATISTICS_COLUMNS, "")
-        )
+        return split_names(self.lake.storage.read_properties(spark, table).get(STATISTICS_COLUMNS, ""))
 
     # -- which declaration a product's rows were computed by
 
     def is_up_to_date(self, spark: SparkSession) -> bool:
         """Returns True if the output table is complete and was computed by the present declaration of the product."""
-        exists = self.lake.exists(spark, self._config.output_table)
-        return (
-            exists
-            and self.lake.storage.read_properties(spark, self._config.output_table).get(LOGIC) == self.computation.logic
-        )
+        lake, table = self.lake, self._config.output_table
+        if not lake.exists(spark, table):
+            return False
+        return lake.storage.read_properties(spark, table).get(LOGIC) == self.computation.logic
 
     def prepare_table(self, spark: SparkSession) -> None:
         """Creates the output table if it does not exist, and checks how its existing rows were computed.
@@ -137,7 +135,7 @@ class KeyedTable:
         """
         config, lake, logic = self._config, self.lake, self.computation.logic
         if logic is None:
-            self.require_same_key(spark)
+            self.require_same_key_as_stored(spark)
         elif not self.is_up_to_date(spark):
             checkpoint = self._settings.checkpoint_path(config.layer)
             begun = CheckpointGenerations(checkpoint, config.layer).current_generation.app_id is not None
@@ -175,7 +173,7 @@ class KeyedTable:
             and not self.is_up_to_date(spark)
         ):
             lake.set_property(spark, config.output_table, LOGIC, "")
-            if self._read_stored_key(spark) != self.computation.by:
+            if self._read_stored_key_columns(spark) != self.computation.by:
                 lake.drop_table(spark, config.output_table)
 
     def store_declaration_hash(self, spark: SparkSession) -> None:
@@ -185,7 +183,7 @@ class KeyedTable:
 
     # -- reading the source
 
-    def read_stream(self, spark: SparkSession) -> DataFrame:
+    def read_source_stream(self, spark: SparkSession) -> DataFrame:
         """Returns a stream of the rows that are added to the source table or changed in it.
 
         Raises:
@@ -207,7 +205,7 @@ class KeyedTable:
             )
         return self.lake.stream_table(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
-    def read_source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+    def read_source_table(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """Returns all rows of the source table at a version; None means the latest.
 
         Raises:
@@ -216,23 +214,27 @@ class KeyedTable:
         config = self._config
         cut = read_removal_records_without_limits(self.lake.reader(spark)).get(config.source)
         if cut is not None and cut.max_missing_rows:
-            raise LakeError(f"{cut.removal_description}", why=f"Processor {config.name} needs all rows of a key")
+            raise LakeError(
+                f"{cut.removal_description}",
+                why=f"Processor {config.name} computes a key's rows from all rows of the key in this table",
+                fix=f"Let maintain.retention keep the table's rows, or set {config.config_key}.source to another table",
+            )
         return self.lake.read(spark, config.source, version)
 
-    def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
+    def compute_rows(self, spark: SparkSession, changed_keys: DataFrame | None = None) -> DataFrame:
         """Returns the output rows, without `_batch`, computed from the source table's current rows.
 
         Args:
             spark: The Spark session.
-            keys: The keys whose rows are computed, with the key's columns; None for all keys.
+            changed_keys: The keys whose rows are computed, with the key's columns; None for all keys.
 
         Raises:
             LakeError: Retention has removed some of the source rows.
             ProcessorError: The user's class failed.
         """
-        rows = self.computation.select_input(self.read_source(spark))
-        if keys is not None:
-            rows = rows.join(keys, list(self.computation.by), "left_semi")
+        rows = self.computation.select_input_rows(self.read_source_table(spark))
+        if changed_keys is not None:
+            rows = rows.join(changed_keys, list(self.computation.by), "left_semi")
         return self.computation.compute_rows(rows)
 
 
@@ -251,7 +253,7 @@ def start_keyed_processor(
         ConfigError: The class, the product or the columns cannot be used.
         LakeError: The output table, the source table and the checkpoint do not belong together.
     """
-    table = KeyedTable(spark, settings, config)
+    table = KeyedProcessorTable(spark, settings, config)
     table.prepare_table(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
     other = find_changed_column(spark, table.lake, config.source, settings.checkpoint_path(config.layer))
@@ -272,7 +274,7 @@ def start_keyed_processor(
         )
     query = LayerQuery(config.layer, settings.checkpoint_path(config.layer))
     return query.start(
-        table.read_stream(spark),
+        table.read_source_stream(spark),
         _KeyedBatchCommit(table, Ledger(table.lake), settings, config),
         trigger=config.trigger,
         once=once,
@@ -305,7 +307,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
 class _KeyedBatchCommit:
     """Replaces the output rows of all keys that occur in a micro-batch, then writes the ledger row."""
 
-    table: KeyedTable
+    table: KeyedProcessorTable
     ledger: Ledger
     settings: Settings
     config: ProcessorSettings
@@ -315,7 +317,7 @@ class _KeyedBatchCommit:
 
         started, spark, config = datetime.now(UTC), frame.sparkSession, self.config
         by, lake = self.table.computation.by, self.table.lake
-        keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
+        keys = self.table.computation.select_input_rows(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.key_columns)
         former = self._select_replaced_rows(spark, keys, is_first_batch=not txn.version)
@@ -327,29 +329,23 @@ class _KeyedBatchCommit:
             upsert = Upsert(self.table.key_columns, others, pruned_by=by[:1], deletes=True)
             commit = merge_rows(spark, lake, config.output_table, source, upsert, txn)
             outputs.append(TableOutput(config.output_table, commit.version, count))
-        entry = LedgerEntry(
-            config.layer,
-            txn,
-            config.source,
-            started,
-            outputs=tuple(outputs),
-            config_hash=hash_processor_settings(self.settings, config),
-        )
+        by_settings = hash_processor_settings(self.settings, config)
+        entry = LedgerEntry(config.layer, txn, config.source, started, outputs=tuple(outputs), config_hash=by_settings)
         self.ledger.write_entry(spark, entry)
 
-    def _select_replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
+    def _select_replaced_rows(self, spark: SparkSession, changed_keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
         """Returns the output table's present rows that the batch replaces or deletes.
 
         Args:
             spark: The Spark session.
-            keys: The keys in the batch.
+            changed_keys: The keys in the batch.
             is_first_batch: True to include rows of keys that the source table lacks, as no later batch reports these.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:
-            return held.join(keys, list(work.by), "left_semi")
-        exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
-        return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
+            return held.join(changed_keys, list(work.by), "left_semi")
+        exists = work.select_input_rows(self.table.read_source_table(spark)).select(*map(quote, work.by)).distinct()
+        return held.join(exists.join(changed_keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
 def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, TableDifference]:
@@ -363,7 +359,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     """
     from pyspark.sql import functions as F
 
-    started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
+    started, table = datetime.now(UTC), KeyedProcessorTable(spark, settings, config)
     table.prepare_rebuild(spark)
     rows, found = _recompute_rows(spark, table, config)
     lake, last = table.lake, read_last_batch_number(table.lake.reader(spark), config.layer)
@@ -384,15 +380,15 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     return found.rows, found
 
 
-def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> TableDifference:
+def preview_keyed_table_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> TableDifference:
     """Returns how a rebuild would change the output table. No row is written."""
-    return _recompute_rows(spark, KeyedTable(spark, settings, config), config)[1]
+    return _recompute_rows(spark, KeyedProcessorTable(spark, settings, config), config)[1]
 
 
 def _recompute_rows(
-    spark: SparkSession, table: KeyedTable, config: ProcessorSettings
+    spark: SparkSession, table: KeyedProcessorTable, config: ProcessorSettings
 ) -> tuple[DataFrame, TableDifference]:
-    table.require_same_key(spark)
+    table.require_same_key_as_stored(spark)
     if not table.lake.exists(spark, config.output_table):
         table.lake.create_or_update_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)

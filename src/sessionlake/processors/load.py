@@ -24,7 +24,7 @@ GROUP = "sessionlake.processors"
 
 
 @dataclass(frozen=True)
-class ClassReference:
+class ProcessorClassReference:
     """Identifies a processor's class and options, so that every worker can load the class itself.
 
     Attributes:
@@ -58,12 +58,12 @@ class ClassReference:
         return processor
 
 
-def create_class_reference(config: ProcessorSettings) -> ClassReference:
+def create_processor_class_reference(config: ProcessorSettings) -> ProcessorClassReference:
     """Returns the reference by which workers find the class of a configured processor.
 
     Modules that are not installed are looked up in the working folder.
     """
-    return ClassReference(config.name, config.target, config.options, str(Path.cwd()))
+    return ProcessorClassReference(config.name, config.target, config.options, str(Path.cwd()))
 
 
 def hash_processor_settings(settings: Settings, config: ProcessorSettings) -> str:
@@ -71,7 +71,7 @@ def hash_processor_settings(settings: Settings, config: ProcessorSettings) -> st
     return hashlib.sha256((hash_settings_of_layers(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 
-def create_processor(ref: ClassReference, processor_class: Any) -> Processor[Any]:
+def create_processor(ref: ProcessorClassReference, processor_class: Any) -> Processor[Any]:
     """Returns an instance of a processor class, created with the configured options.
 
     Args:
@@ -86,7 +86,7 @@ def create_processor(ref: ClassReference, processor_class: Any) -> Processor[Any
     return processor
 
 
-def _create_instance(ref: ClassReference, processor_class: Any, base_class: type[Any]) -> Any:
+def _create_instance(ref: ProcessorClassReference, processor_class: Any, base_class: type[Any]) -> Any:
     if not (inspect.isclass(processor_class) and issubclass(processor_class, base_class)):
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target} is not a subclass of "
@@ -115,7 +115,7 @@ def _create_instance(ref: ClassReference, processor_class: Any, base_class: type
         ) from error
 
 
-def require_declarations(ref: ClassReference, processor: Processor[Any]) -> None:
+def require_declarations(ref: ProcessorClassReference, processor: Processor[Any]) -> None:
     """Checks the attributes that a processor class must declare: `state`, `version` and `output`.
 
     Raises:
@@ -145,7 +145,7 @@ def require_declarations(ref: ClassReference, processor: Processor[Any]) -> None
         ) from None
 
 
-def _require_state_type(ref: ClassReference, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
+def _require_state_type(ref: ProcessorClassReference, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
     state = getattr(processor, "state", None)
     if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
         raise ConfigError(
@@ -156,7 +156,7 @@ def _require_state_type(ref: ClassReference, processor: Processor[Any] | KeyedPr
     return found
 
 
-def _import_class(ref: ClassReference) -> Any:
+def _import_class(ref: ProcessorClassReference) -> Any:
     if ":" not in ref.target:
         return _load_entry_point(ref)
     try:
@@ -165,7 +165,7 @@ def _import_class(ref: ClassReference) -> Any:
         raise ConfigError(f"processors.{ref.name}.class: {error}") from error
 
 
-def _load_entry_point(ref: ClassReference) -> Any:
+def _load_entry_point(ref: ProcessorClassReference) -> Any:
     known = entry_points(group=GROUP)
     if ref.target not in known.names:
         raise ConfigError(

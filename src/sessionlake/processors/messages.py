@@ -19,7 +19,7 @@ _SLICE = 4096
 _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "kafka_ts")
 
 
-def read_member_messages(
+def read_applied_messages(
     table: pa.Table, row_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
     """Yields messages in the order of `row_indices`, each with its row index. Decodes them on demand.
@@ -31,10 +31,10 @@ def read_member_messages(
         columns: The declared columns.
     """
     for start in range(0, len(row_indices), _SLICE):
-        yield from _read_message_slice(table, row_indices[start : start + _SLICE], outcome, columns)
+        yield from _read_applied_message_slice(table, row_indices[start : start + _SLICE], outcome, columns)
 
 
-def _read_message_slice(
+def _read_applied_message_slice(
     table: pa.Table, row_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
     rows = table.take(pa.array(row_indices))
@@ -42,7 +42,7 @@ def _read_message_slice(
     facts = zip(
         *(getattr(outcome, name)[row_indices].tolist() for name in ("applied_at", "position", "epoch")), strict=True
     )
-    changes = _MessageChanges(to_contiguous(rows["changes"]), columns)
+    changes = _RowChangesOfMessages(to_contiguous(rows["changes"]), columns)
     both = zip(row_indices.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
         at, position, epoch = fact
@@ -64,7 +64,7 @@ def _read_message_slice(
         yield index, message
 
 
-class _MessageChanges:
+class _RowChangesOfMessages:
     """The row changes of several messages. Reads the rows that one of these messages sets or deletes.
 
     Args:
@@ -76,13 +76,17 @@ class _MessageChanges:
         self._bounds = nested.offsets.to_pylist()
         values = nested.values
 
-        def read_list(name: str) -> list[Any]:
+        def read_column_as_list(name: str) -> list[Any]:
             found: list[Any] = values.field(name).to_pylist()
             return found
 
-        self._change, self._id, self._rescued = read_list("change"), read_list("row_id"), read_list(RESCUED)
+        self._change, self._id, self._rescued = (
+            read_column_as_list("change"),
+            read_column_as_list("row_id"),
+            read_column_as_list(RESCUED),
+        )
         self._columns = [
-            (column.name, read_list(build_set_flag_name(i)), read_list(build_value_field_name(i)))
+            (column.name, read_column_as_list(build_set_flag_name(i)), read_column_as_list(build_value_field_name(i)))
             for i, column in enumerate(columns)
         ]
 

@@ -87,7 +87,7 @@ class OutputColumns:
             raise ValueError("at least one column must be declared, as in {'price': 'double'}")
         self._head = tuple(leading_columns)
         check_columns(declared, {BATCH, *(name for name, _ in leading_columns)}, "the processor's table")
-        self._types = {name: _parse_column(name, sql) for name, sql in declared.items()}
+        self._types = {name: _parse_output_column(name, sql) for name, sql in declared.items()}
         decimals = {f"c{i}": kind for i, (_, _, kind) in enumerate(self._types.values()) if pa.types.is_decimal(kind)}
         self._digits = {field: (kind.precision, kind.scale) for field, kind in decimals.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
@@ -109,7 +109,7 @@ class OutputColumns:
         )
         return declared | {BATCH: BATCH_COMMENT}
 
-    def check_record(self, record: Any) -> msgspec.Struct:
+    def convert_record_to_struct(self, record: Any) -> msgspec.Struct:
         """Checks that a record fits the declared columns, and returns it as a struct with values of the declared types.
 
         Raises:
@@ -130,7 +130,7 @@ class OutputColumns:
         """Returns checked records as an Arrow table with all columns except `_batch`.
 
         Args:
-            rows: Each record's origin, and the record as `check_record` returns it.
+            rows: Each record's origin, and the record as `convert_record_to_struct` returns it.
         """
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
@@ -143,7 +143,7 @@ class OutputColumns:
         """Returns the values of checked records as one Arrow array for each declared column.
 
         Args:
-            records: Records as `check_record` returns them.
+            records: Records as `convert_record_to_struct` returns them.
         """
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
@@ -158,23 +158,23 @@ def create_timestamps(milliseconds: list[int | None]) -> pa.Array:
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP_TYPE)
 
 
-def _parse_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
+def _parse_output_column(name: str, sql_type: str) -> tuple[str, Any, pa.DataType]:
     """Returns the normalized Spark SQL type of a declared column, the type of its Python values, and its Arrow type.
 
     Args:
         name: Name of the column.
-        sql: The declared type.
+        sql_type: The declared type.
 
     Raises:
         ValueError: The type is not allowed.
     """
-    normal = "".join(str(sql).lower().split())
+    normal = "".join(str(sql_type).lower().split())
     if normal in _OUTPUT_TYPES or is_decimal(normal):
         return normal, _OUTPUT_TYPES.get(normal, Decimal), parse_arrow_type(normal)
     if normal == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE
     try:
-        column = parse_columns({"value": str(sql)})[0]
+        column = parse_columns({"value": str(sql_type)})[0]
     except ValueError as error:
         text = str(error).replace("column 'value'", f"column {name!r}")
         raise ValueError(f"{text}, {', '.join(_OUTPUT_TYPES)}, decimal(p,s), timestamp") from None

@@ -159,11 +159,11 @@ def create_error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> p
 _decoder = msgspec.msgpack.Decoder(ProcessorReport)
 
 
-def decode_report(payload: bytes) -> ProcessorReport:
-    """Decodes a report that `encode_report` encoded."""
+def decode_processor_report(payload: bytes) -> ProcessorReport:
+    """Decodes a report that `encode_processor_report` encoded."""
     return _decoder.decode(payload)
 
 
-def encode_report(report: ProcessorReport) -> bytes:
+def encode_processor_report(report: ProcessorReport) -> bytes:
     """Encodes a report as MessagePack."""
     return msgspec.msgpack.encode(report)

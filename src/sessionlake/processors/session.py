@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.memory import SessionState, StateCodec
 from sessionlake.processors.output import OutputColumns, RecordOrigin
 from sessionlake.processors.outputs import FailureAction, ProcessorFailure
+from sessionlake.processors.shard_state import SessionState, SessionStateCodec
 from sessionlake.settings.section import OnViolation
 
 _TIMER_BYTES = 9
@@ -56,18 +56,18 @@ class LoadedProcessor:
 
     name: str
     processor: Processor[Any]
-    codec: StateCodec
+    codec: SessionStateCodec
     output: OutputColumns
     limits: ProcessorLimits
 
 
 def create_loaded_processor(name: str, processor: Processor[Any], limits: ProcessorLimits) -> LoadedProcessor:
     """Returns a processor instance together with its state codec, output columns and limits."""
-    return LoadedProcessor(name, processor, StateCodec(name, processor), OutputColumns(processor.output), limits)
+    return LoadedProcessor(name, processor, SessionStateCodec(name, processor), OutputColumns(processor.output), limits)
 
 
 @dataclass
-class BatchResults:
+class ProcessorBatchResults:
     """What a processor yielded for the messages of one shard in one batch.
 
     Attributes:
@@ -88,7 +88,7 @@ class ProcessorStoppedError(Exception):
     """
 
 
-class SessionLife:
+class SessionLifeProcessor:
     """One life of a session: passes its messages, timers and expiry to the processor, and keeps its state.
 
     Args:
@@ -107,7 +107,7 @@ class SessionLife:
         session_state: SessionState,
         policy: OnViolation,
         timeout: int,
-        results: BatchResults,
+        results: ProcessorBatchResults,
     ) -> None:
         self._loaded, self._session, self._policy = loaded, session, policy
         self.session_state = session_state
@@ -157,11 +157,11 @@ class SessionLife:
         return self.session_state.position != -1
 
     @property
-    def expires_after(self) -> int:
+    def expires_after_stream_time(self) -> int:
         """The stream time in ms after which the life is over, even without another message."""
         return self.session_state.last + 2 * self._timeout
 
-    def end_life(self, now: int, last_arrival: int) -> None:
+    def end_session_life(self, now: int, last_arrival: int) -> None:
         """Ends the life: fires the timers that are still due, and reports the expiry if there was no `end`.
 
         Args:
@@ -172,7 +172,7 @@ class SessionLife:
         Raises:
             ProcessorStoppedError: A call failed, and the job must stop.
         """
-        self.fire_timers(min(now, max(last_arrival, self.expires_after + 1)))
+        self.fire_timers(min(now, max(last_arrival, self.expires_after_stream_time + 1)))
         self.session_state.timers = {}
         if self.has_applied_message and not self.session_state.ended and self.session_state.stopped is None:
             self._fire_timer("expiry", Timer(self.session_state.last + self._timeout, expired=True), after=NEVER)
@@ -204,21 +204,23 @@ class SessionLife:
         """
         session_state, codec = self.session_state, self._loaded.codec
         if self._state is None and session_state.state:
-            self._state = codec.decode_stored(session_state.state, session_state.version, self._session.session_id)
+            self._state = codec.decode_and_migrate_state(
+                session_state.state, session_state.version, self._session.session_id
+            )
         try:
             state = self._user_processor.initial(self._session) if self._state is None else self._state
             records, timers = self._split_records_and_timers(call(state), after)
             timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
             stored = codec.encode_state(state)
             self._require_state_within_limit(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
-            self._state = codec.decode_written(stored)
+            self._state = codec.decode_state_of_current_version(stored)
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             self._state = None
-            self._handle_failure(event, time, error)
+            self._handle_processor_failure(event, time, error)
             return False
         session_state.state, session_state.version, session_state.timers = stored, self._user_processor.version, timers
         for record in records:
-            self._results.records.append((self._create_origin(time), record))
+            self._results.records.append((self._create_record_origin(time), record))
             session_state.ordinal += 1
         return True
 
@@ -243,9 +245,9 @@ class SessionLife:
             if count > limit:
                 raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             if isinstance(item, Timer):
-                timers[item.name] = _check_timer_time(item, after)
+                timers[item.name] = _require_future_timer_time(item, after)
             else:
-                records.append(self._loaded.output.check_record(item))
+                records.append(self._loaded.output.convert_record_to_struct(item))
         return records, timers
 
     def _require_state_within_limit(self, size: int) -> None:
@@ -257,7 +259,7 @@ class SessionLife:
 
     # -- failures
 
-    def _handle_failure(self, event: str, time: int, error: Exception) -> None:
+    def _handle_processor_failure(self, event: str, time: int, error: Exception) -> None:
         error_text = f"{type(error).__name__}: {error}"
         if self._policy is OnViolation.FAIL:
             self._record_failure(event, time, FailureAction.STOPPED, error_text)
@@ -274,11 +276,11 @@ class SessionLife:
 
     def _record_failure(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
         self._results.failures.append(
-            ProcessorFailure.create_failure_row(self._create_origin(time), event, action, error_text)
+            ProcessorFailure.create_failure_row(self._create_record_origin(time), event, action, error_text)
         )
         self.session_state.ordinal += 1
 
-    def _create_origin(self, time: int) -> RecordOrigin:
+    def _create_record_origin(self, time: int) -> RecordOrigin:
         session_state, session = self.session_state, self._session
         return RecordOrigin(
             session.topic,
@@ -291,7 +293,7 @@ class SessionLife:
         )
 
 
-def _check_timer_time(timer: Timer, after: int | None) -> int:
+def _require_future_timer_time(timer: Timer, after: int | None) -> int:
     """Returns the time of a timer that the processor yielded, in ms, after checking the timer.
 
     Args:

@@ -14,29 +14,29 @@ import pyarrow as pa
 from sessionlake.integrity.outcome import MessageVerdict
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.processors.api import Message, Session
-from sessionlake.processors.load import ClassReference
-from sessionlake.processors.memory import (
-    ProcessorMemory,
-    SessionState,
-    compute_due_time_of_session,
-    find_next_due_times,
-)
-from sessionlake.processors.messages import read_member_messages
+from sessionlake.processors.load import ProcessorClassReference
+from sessionlake.processors.messages import read_applied_messages
 from sessionlake.processors.outputs import (
     FailureAction,
     ProcessorFailure,
     ProcessorOutput,
     ProcessorReport,
     create_error_rows,
-    encode_report,
+    encode_processor_report,
 )
 from sessionlake.processors.session import (
-    BatchResults,
     LoadedProcessor,
+    ProcessorBatchResults,
     ProcessorLimits,
     ProcessorStoppedError,
-    SessionLife,
+    SessionLifeProcessor,
     create_loaded_processor,
+)
+from sessionlake.processors.shard_state import (
+    ProcessorShardState,
+    SessionState,
+    compute_due_time_of_session,
+    find_next_due_time_by_partition,
 )
 from sessionlake.protocol.arrow import build_session_keys, encode_as_codes, split_session_key
 from sessionlake.protocol.chunk import encode_ipc
@@ -62,7 +62,7 @@ class MessageProcessor:
         loaded: The loaded processor; None until it is first used.
     """
 
-    ref: ClassReference
+    ref: ProcessorClassReference
     columns: tuple[Column, ...]
     capture: CaptureSettings
     limits: ProcessorLimits
@@ -88,30 +88,30 @@ class MessageProcessor:
             self.loaded = create_loaded_processor(self.ref.name, self.ref.load_processor(), self.limits)
         return self.loaded
 
-    def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_due_times(self, state: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the stream time in ms after which a session is due even without a message.
 
         A session is due when stream time alone makes a timer fire or its life end.
 
         Args:
-            memory: The encoded `ProcessorMemory` of the shard; None before the first batch.
+            state: The encoded `ProcessorShardState` of the shard; None before the first batch.
         """
-        return ProcessorMemory.read_due_times(memory)
+        return ProcessorShardState.read_due_times(state)
 
     def process_batch(
-        self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
+        self, state: bytes | None, judged: JudgedBatch, malformed: pa.Table
     ) -> tuple[bytes | None, Payloads]:
         """Passes the applied messages of a shard's batch to the processor.
 
         Args:
-            memory: The encoded `ProcessorMemory` of the shard; None before the first batch.
+            state: The encoded `ProcessorShardState` of the shard; None before the first batch.
             judged: The judged messages.
             malformed: The messages that could not be decoded.
 
         Returns:
             The new encoded memory, and the results of the shard: records, failures and a report.
         """
-        batch = _ShardBatch(self, ProcessorMemory.decode_memory(memory), judged)
+        batch = _ShardBatchProcessor(self, ProcessorShardState.decode_processor_state(state), judged)
         batch.process_sessions()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed_messages] = MessageVerdict.QUARANTINED
@@ -128,12 +128,12 @@ class MessageProcessor:
             silences=judged.silences,
         )
         rows = [(str(kind), encode_ipc(table)) for kind, table in tables.items() if table.num_rows]
-        remembered = batch.memory.encode_memory(self.ref.name, self.shards)
-        return remembered, [*rows, (str(ProcessorOutput.REPORT), encode_report(report))]
+        remembered = batch.memory.encode_processor_state(self.ref.name, self.shards)
+        return remembered, [*rows, (str(ProcessorOutput.REPORT), encode_processor_report(report))]
 
 
 def create_message_processor(
-    config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ClassReference
+    config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorClassReference
 ) -> MessageProcessor:
     """Returns the `MessageProcessor` of a configured processor. Its class is loaded later.
 
@@ -147,7 +147,7 @@ def create_message_processor(
     return MessageProcessor(ref, capture.declared_columns, capture, limits, config.on_error, shards)
 
 
-class _LifePart(NamedTuple):
+class _SessionLifeInBatch(NamedTuple):
     """The part of one life of a session that is in a batch. Times in ms.
 
     Attributes:
@@ -165,37 +165,37 @@ class _LifePart(NamedTuple):
     last: int
 
 
-class _ShardBatch:
+class _ShardBatchProcessor:
     """Processes one batch of a shard: the sessions that have messages, and the sessions that are due.
 
     A session is due when stream time alone makes a timer fire or its life end. Sessions are processed in the order of
     their keys.
     """
 
-    def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: JudgedBatch) -> None:
+    def __init__(self, owner: MessageProcessor, memory: ProcessorShardState, judged: JudgedBatch) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.stream_times_by_partition
-        self.memory.fill_unknown_times(judged.clock.first_stream_times_by_partition)
+        self.memory.fill_in_unknown_kafka_times(judged.clock.first_stream_times_by_partition)
         self._keys = build_session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == MessageVerdict.HELD)).to_pylist())
-        self.results = BatchResults()
+        self.results = ProcessorBatchResults()
 
     def process_sessions(self) -> None:
         """Passes the messages and timers of every session in the batch to the processor."""
-        spans = self._find_lives()
+        spans = self._find_session_lives_in_batch()
         applied = _MessagesByLife(self._read_applied_messages())
         for key in sorted({*self._find_due_sessions(), *self._find_sessions_with_messages()}):
             with suppress(ProcessorStoppedError):  # then the batch is not committed, so the rest does not matter
                 self._process_session(key, spans.get(key, []), applied)
         self.memory.due = self._find_next_due_times()
 
-    def _process_session(self, key: str, spans: list[_LifePart], applied: _MessagesByLife) -> None:
+    def _process_session(self, key: str, spans: list[_SessionLifeInBatch], applied: _MessagesByLife) -> None:
         """Passes a session's messages and timers in the batch to the processor, one life after the other."""
         topic, _, session_id = split_session_key(key)
         session_state = self.memory.sessions.pop(key, None)
         if session_state is not None and (not spans or spans[0].life != session_state.life):
             spans = [
-                _LifePart(
+                _SessionLifeInBatch(
                     session_state.life,
                     session_state.partition,
                     session_state.last,
@@ -210,29 +210,29 @@ class _ShardBatch:
                     self._owner.loaded_processor.processor.version, b"", span.life, span.partition, span.last
                 )
             session_state.last, session_state.partition = span.last, span.partition
-            life = self._create_life(Session(topic, session_id, span.partition), session_state)
+            life = self._create_life_processor(Session(topic, session_id, span.partition), session_state)
             for index, message in applied.read_messages_of_life(key, span.life):
                 life.process_message(index, message)
             now = self._now[topic, span.partition]
             if following is not None:
-                life.end_life(following.first_arrival, span.last_arrival)
-            elif now > life.expires_after:
-                life.end_life(now, span.last_arrival)
+                life.end_session_life(following.first_arrival, span.last_arrival)
+            elif now > life.expires_after_stream_time:
+                life.end_session_life(now, span.last_arrival)
             else:
                 life.fire_timers(now)
                 if life.has_applied_message or key in self._holding:
                     self.memory.sessions[key] = session_state
 
-    def _create_life(self, session: Session, session_state: SessionState) -> SessionLife:
+    def _create_life_processor(self, session: Session, session_state: SessionState) -> SessionLifeProcessor:
         rules = self._owner.rule_lookup.find_judging_rules(session.topic)
         policy = self._owner.on_error or rules.on_violation
-        return SessionLife(
+        return SessionLifeProcessor(
             self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results
         )
 
     # -- messages of the batch
 
-    def _find_lives(self) -> dict[str, list[_LifePart]]:
+    def _find_session_lives_in_batch(self) -> dict[str, list[_SessionLifeInBatch]]:
         """Returns, for each session key, the session's lives that have messages in the batch, in order."""
         judged, released = self._judged, self._judged.held_before_count
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
@@ -248,9 +248,9 @@ class _ShardBatch:
             judged.arrival_times[last - released].tolist(),
             judged.message_times[last - released].tolist(),
         )
-        found: dict[str, list[_LifePart]] = {}
+        found: dict[str, list[_SessionLifeInBatch]] = {}
         for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
-            found.setdefault(key, []).append(_LifePart(*span))
+            found.setdefault(key, []).append(_SessionLifeInBatch(*span))
         return found
 
     def _read_applied_messages(self) -> Iterator[tuple[str, int, int, Message]]:
@@ -265,7 +265,7 @@ class _ShardBatch:
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
         order = np.lexsort((outcome.position[applied], rank[owner]))
-        found = read_member_messages(self._judged.messages, applied[order], outcome, self._owner.columns)
+        found = read_applied_messages(self._judged.messages, applied[order], outcome, self._owner.columns)
         for code, (index, message) in zip(owner[order].tolist(), found, strict=True):
             yield names[code], int(outcome.life[index]), index, message
 
@@ -289,7 +289,7 @@ class _ShardBatch:
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _find_next_due_times(self) -> dict[TopicPartition, int]:
-        return find_next_due_times(self.memory.sessions, self._find_session_timeout)
+        return find_next_due_time_by_partition(self.memory.sessions, self._find_session_timeout)
 
     def _find_session_timeout(self, topic: str) -> int:
         return self._owner.rule_lookup.find_judging_rules(topic).session_timeout

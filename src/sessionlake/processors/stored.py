@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, find_changed_column_in_stored_state
-from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
+from sessionlake.processors.shard_state import ProcessorShardState, read_stored_shard_count
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
@@ -87,6 +87,6 @@ def require_readable_shard_state(state: bytes, processor: MessageProcessor) -> N
             f"{processor.shards}`",
         )
     codec = processor.loaded_processor.codec
-    for key, kept in ProcessorMemory.decode_memory(memory).sessions.items():
+    for key, kept in ProcessorShardState.decode_processor_state(memory).sessions.items():
         if kept.state:
-            codec.decode_stored(kept.state, kept.version, split_session_key(key)[2])
+            codec.decode_and_migrate_state(kept.state, kept.version, split_session_key(key)[2])

@@ -22,13 +22,18 @@ import pyarrow as pa
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.stream_times import StreamTimesAtBatchEnds
 from sessionlake.processors.api import KeyedProcessor, Processor
-from sessionlake.processors.by_class import process_key
-from sessionlake.processors.load import ClassReference, require_declarations
-from sessionlake.processors.memory import ProcessorMemory
+from sessionlake.processors.by_class import process_rows_of_key
+from sessionlake.processors.load import ProcessorClassReference, require_declarations
 from sessionlake.processors.output import HEAD, OutputColumns
-from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, decode_report, raise_first_failure
+from sessionlake.processors.outputs import (
+    ProcessorOutput,
+    ProcessorReport,
+    decode_processor_report,
+    raise_first_failure,
+)
 from sessionlake.processors.session import create_loaded_processor
 from sessionlake.processors.shard import create_message_processor
+from sessionlake.processors.shard_state import ProcessorShardState
 from sessionlake.protocol.arrow import SESSION, split_session_key
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Payloads
@@ -152,9 +157,9 @@ def run_keyed(
             found.setdefault(tuple(row[name] for name in key), []).append(row)
         results = {}
         for whose, of_key in found.items():
-            calls = process_key(processor, dict(zip(key, whose, strict=True)), of_key)
+            calls = process_rows_of_key(processor, dict(zip(key, whose, strict=True)), of_key)
             records = [*chain.from_iterable(calls)]
-            _ = [output.check_record(record) for record in records]
+            _ = [output.convert_record_to_struct(record) for record in records]
             results[whose] = [dict(record) for record in records]
         return results
 
@@ -210,7 +215,7 @@ def run_raw_batches(
         IntegrityViolationError: The messages break their integrity class under `fail`.
     """
     config = ProcessorSettings(name="test", target="test:test", **settings)
-    ref = ClassReference(config.name, type(processor).__name__)
+    ref = ProcessorClassReference(config.name, type(processor).__name__)
     require_declarations(ref, processor)
     each = create_message_processor(config, capture, shards, ref)
     each.loaded = create_loaded_processor(config.name, processor, each.limits)
@@ -218,35 +223,35 @@ def run_raw_batches(
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimesAtBatchEnds()
     for tasks in batches:
         packer = Packer(build_payload_rules(capture), shards, build_feed_decoder(capture, shards), earlier_times=times)
-        reports = _add_results(
+        reports = _add_fold_results(
             result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
         )
         times = times.add_stream_times(list_stream_times_after_batch(sum_partition_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
-        for key, kept in ProcessorMemory.decode_memory(split_state_parts(state)[1]).sessions.items():
+        for key, kept in ProcessorShardState.decode_processor_state(split_state_parts(state)[1]).sessions.items():
             name = split_session_key(key)
             if kept.state:
-                result.states[name] = each.loaded.codec.decode_stored(kept.state, kept.version, name[2])
+                result.states[name] = each.loaded.codec.decode_and_migrate_state(kept.state, kept.version, name[2])
     return result
 
 
 def _fold_batches(
-    judged: SilverFold, packed: Iterable[pa.RecordBatch], states: dict[int, bytes | None]
+    silver_fold: SilverFold, packed: Iterable[pa.RecordBatch], states: dict[int, bytes | None]
 ) -> Iterator[tuple[str, bytes]]:
     chunks: dict[int, list[bytes]] = {}
     for task in packed:
         for shard, chunk in zip(*task.to_pydict().values(), strict=True):
             chunks.setdefault(shard, []).append(chunk)
     for shard, mine in chunks.items():
-        after, emitted = judged(shard, states[shard], mine)
+        after, emitted = silver_fold(shard, states[shard], mine)
         states[shard] = after or states[shard]
         yield from emitted
 
 
-def _add_results(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
-    reports = [decode_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
+def _add_fold_results(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
+    reports = [decode_processor_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
     if violation := build_stop_error([*reports]):
         raise violation
     raise_first_failure(name, reports)
@@ -254,11 +259,11 @@ def _add_results(result: Result, name: str, emitted: Payloads) -> list[Processor
         for count in COUNTS:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
-        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_rows(payload)]
+        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_payload_rows(payload)]
     return reports
 
 
-def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
+def _decode_payload_rows(payload: bytes) -> list[dict[str, Any]]:
     """Returns the rows of an encoded Arrow table as dictionaries. Timestamps become milliseconds."""
     table = decode_ipc(payload)
     for place, column in enumerate(table.schema):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.processors.by_product import ProductComputation
-from sessionlake.processors.keyed import KeyedTable
+from sessionlake.processors.keyed import KeyedProcessorTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.spark.compare import TableComparison, compare_rows
@@ -29,7 +29,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     first = f"Run `sessionlake run processor {config.name} --once` first"
     if not Lake(settings).exists(spark, config.output_table):
         return f"{config.output_table} is not compared: it does not exist yet. {first}"
-    table = KeyedTable(spark, settings, config)
+    table = KeyedProcessorTable(spark, settings, config)
     if not table.is_up_to_date(spark):
         return (
             f"{config.output_table} is not compared: it is incomplete. Run `sessionlake rebuild {config.output_table}`"
@@ -38,7 +38,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     if has_unread_source_changes(spark, settings, table, config, now):
         return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ProductComputation(config, table.lake.storage.read_column_types(spark, config.source))
-    truth = work.recompute_in_sql(table.read_source(spark, now))
+    truth = work.recompute_rows_in_sql(table.read_source_table(spark, now))
     return compare_rows(
         config.output_table,
         work.keys,
@@ -49,7 +49,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
 
 
 def has_unread_source_changes(
-    spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, source_version: int
+    spark: SparkSession, settings: Settings, table: KeyedProcessorTable, config: ProductProcessor, source_version: int
 ) -> bool:
     """Returns True if the source table has changes that the processor has not read yet.
 
@@ -65,10 +65,10 @@ def has_unread_source_changes(
     feed = table.lake.storage.read_properties(spark, config.source).get(CHANGE_FEED) == "true"
     version = read_last_processed_version(settings, config.layer, reads_change_feed=feed)
     if version is None:
-        return not table.read_source(spark, source_version).isEmpty()
+        return not table.read_source_table(spark, source_version).isEmpty()
     if version >= source_version:
         return False
     if feed:
         since = {"readChangeFeed": "true", "startingVersion": version + 1}
         return not table.lake.storage.read(spark, config.source, since).isEmpty()
-    return table.read_source(spark, source_version).count() != table.read_source(spark, version).count()
+    return table.read_source_table(spark, source_version).count() != table.read_source_table(spark, version).count()

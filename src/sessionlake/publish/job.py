@@ -63,7 +63,7 @@ class Publication:
         """Name of the checkpoint and of the lock of this publication."""
         return f"publish-{self.table}-{self.topic}"
 
-    def require_allowed_by(self, settings: Settings) -> None:
+    def require_allowed_by_settings(self, settings: Settings) -> None:
         """Checks that the table can be published, and that the topic's name is valid and not captured by bronze.
 
         Raises:
@@ -98,7 +98,7 @@ def start(
         LakeError: the table is missing, lacks a change feed or a former column, or the checkpoint is damaged.
         MachineSetupError: `spark.speculation` is on, so Spark may run a task twice at the same time.
     """
-    publication.require_allowed_by(settings)
+    publication.require_allowed_by_settings(settings)
     require_reachable_broker(settings)
     checkpoint, lake = settings.checkpoint_path(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
@@ -107,10 +107,10 @@ def start(
     _refuse_speculation(spark)
     lake.create_or_update_tables(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
-    _require_resumable(spark, lake, publication, query)
+    _require_resumable_publication(spark, lake, publication, query)
     written = prepare_topic(settings, publication.topic, is_first_run=first, restart_hint=query.restart_hint)
     if written == 0 and not first:
-        if _has_published_batch(spark, lake, publication.layer):
+        if _has_ledger_entry_of_publication(spark, lake, publication.layer):
             raise BrokerError(
                 f"publish: the topic {publication.topic} was deleted and created again, without its messages",
                 why="Readers of the topic have lost the rows that were published before",
@@ -125,7 +125,9 @@ def start(
     return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
 
 
-def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery) -> None:
+def _require_resumable_publication(
+    spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery
+) -> None:
     """Checks that publishing can resume from the table's version where the last run stopped.
 
     Raises:
@@ -225,7 +227,7 @@ class _PublishBatchSender:
         from pyspark.sql import functions as F
 
         key = self._table.key
-        sent = self._table.select_columns(name for name in changes.columns if name not in FEED)
+        sent = self._table.list_columns_to_send(name for name in changes.columns if name not in FEED)
         tasks = changes.sparkSession.sparkContext.defaultParallelism
         written = F.col(CHANGE) != DELETE
         ordered = (
@@ -275,5 +277,5 @@ def _refuse_speculation(spark: SparkSession) -> None:
         )
 
 
-def _has_published_batch(spark: SparkSession, lake: Lake, layer: str) -> bool:
+def _has_ledger_entry_of_publication(spark: SparkSession, lake: Lake, layer: str) -> bool:
     return read_last_batch_number(lake.reader(spark), layer) is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared.tables import add_final_tables, create_product, list_declared_gold_tables
+from sessionlake.gold.declared.tables import add_final_tables, create_product_from_settings, list_declared_gold_tables
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -28,7 +28,7 @@ class PublishableTable:
     results: tuple[str, ...] = ()
     sends_all: bool = False
 
-    def select_columns(self, names: Iterable[str]) -> list[str]:
+    def list_columns_to_send(self, names: Iterable[str]) -> list[str]:
         """Returns the names of the columns that are sent to Kafka.
 
         Args:
@@ -47,7 +47,9 @@ def list_publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
         table.table_name: PublishableTable(table.row_keys, table.result_columns)
         for table in add_final_tables(list_declared_gold_tables(settings))
     }
-    products = {table: create_product(one) for table, one in _list_products_computed_from_tables(settings).items()}
+    products = {
+        table: create_product_from_settings(one) for table, one in _list_products_computed_from_tables(settings).items()
+    }
     return found | {
         table: PublishableTable(product.row_keys, product.result_columns) for table, product in products.items()
     }

@@ -360,7 +360,7 @@ class GoldSettings(Section):
 
     @model_validator(mode="after")
     def _require_distinct_names(self) -> Self:
-        tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
+        tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table_name for one in self.references)]
         if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}; rename one")
         return self
@@ -390,7 +390,7 @@ class GoldSettings(Section):
         """Names with schema of gold's tables that exist only because of this configuration; none with a source."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
         own = (table for table in self.declared_tables if table not in standard)
-        return (*own, *(one.applied_table for one in self.references))
+        return (*own, *(one.applied_table_name for one in self.references))
 
     @property
     def reference_tables(self) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ class ReferenceSettings(Section):
         return f"reference.{self.name}"
 
     @property
-    def applied_table(self) -> str:
+    def applied_table_name(self) -> str:
         """Name of gold's copy of the table, `gold.reference_<name>`, which has the rows that gold has already used."""
         return f"gold.reference_{self.name}"
 

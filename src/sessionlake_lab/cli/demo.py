@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from sessionlake.cli.query import fetch_query_result
-from sessionlake.cli.show import create_console, create_visible_text, print_table
+from sessionlake.cli.show import create_console, create_escaped_rich_text, print_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, QUARANTINE
 from sessionlake.delta.storage.reading import TableReader, starts_with
@@ -277,7 +277,7 @@ def _write_settings(sensors: Settings) -> None:
 def _verify_books(spark: SparkSession, settings: Settings, books: Sequence[OrderBook], out: Console) -> bool:
     outcome = verify_books(spark, settings, books)
     is_exact = outcome.exact == outcome.books
-    out.print(create_visible_text(str(outcome), "bold green" if is_exact else "bold red"))
+    out.print(create_escaped_rich_text(str(outcome), "bold green" if is_exact else "bold red"))
     return is_exact
 
 
@@ -286,14 +286,14 @@ def _verify_tables(spark: SparkSession, settings: Settings, truth: ExpectedTable
     result = f"{outcome.exact} of {outcome.session_count} session tables exact"
     if not outcome.differences:
         out.print(
-            create_visible_text(result, "bold green").append_text(
-                create_visible_text(f"; {_summarize_integrity(Lake(settings).reader(spark))}", "not bold default")
+            create_escaped_rich_text(result, "bold green").append_text(
+                create_escaped_rich_text(f"; {_summarize_integrity(Lake(settings).reader(spark))}", "not bold default")
             )
         )
         return True
     out.print(
-        create_visible_text(result, "bold red").append_text(
-            create_visible_text("; the first differences:", "not bold default")
+        create_escaped_rich_text(result, "bold red").append_text(
+            create_escaped_rich_text("; the first differences:", "not bold default")
         )
     )
     for (topic, partition, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:

@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import AVERAGES, RESTATEMENTS, RULE_EVENTS,
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError
 from sessionlake.gold.changes import get_value_columns
-from sessionlake.gold.rules.document import parse_rules_file
+from sessionlake.gold.rules.rules_file import parse_rules_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
@@ -133,7 +133,7 @@ def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
     written, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
-    rules.apply_rules(spark, settings, written, lambda _: None, only=False)
+    rules.write_alert_rules(spark, settings, written, lambda _: None, only=False)
 
 
 def _read_longest_series(reader: TableReader, session: Row) -> list[Row]:

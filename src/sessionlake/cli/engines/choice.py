@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, SqlEngine, Statement
+from sessionlake.cli.engines.interface import EngineName, EngineRefusalError, QueryResult, SqlEngine, SqlStatement
 from sessionlake.cli.engines.sail import SailEngine, is_sail_installed
 from sessionlake.delta.lake import create_storage
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
 
-RunWithSpark = Callable[[Statement], Answer]
+RunWithSpark = Callable[[SqlStatement], QueryResult]
 
 
-def run_statement(
+def run_statement_on_chosen_engine(
     settings: Settings,
-    statement: Callable[[], Statement],
+    statement: Callable[[], SqlStatement],
     engine: EngineName,
     run_with_spark: RunWithSpark,
     say: Callable[[str], None],
     start_sail: Callable[[Settings], SailEngine] = SailEngine,
-) -> Answer:
+) -> QueryResult:
     """Runs a statement with the engine that the user wants, and returns the result. Spark runs what Sail cannot.
 
     If Spark runs a statement for which Sail was tried, `say` gets the reason.
@@ -48,12 +48,16 @@ def run_statement(
         return _fall_back_to_spark(statement(), engine, run_with_spark, say, "the package pysail is not installed")
     with start_sail(settings) as sail:
         asked = statement()
-        refusal = _try_engine(sail, asked)
-    return refusal if isinstance(refusal, Answer) else _fall_back_to_spark(asked, engine, run_with_spark, say, refusal)
+        refusal = _run_or_explain_refusal(sail, asked)
+    return (
+        refusal
+        if isinstance(refusal, QueryResult)
+        else _fall_back_to_spark(asked, engine, run_with_spark, say, refusal)
+    )
 
 
-def _try_engine(engine: SqlEngine, statement: Statement) -> Answer | str:
-    """Returns the engine's answer, or the reason for which the engine does not run the statement."""
+def _run_or_explain_refusal(engine: SqlEngine, statement: SqlStatement) -> QueryResult | str:
+    """Returns the engine's result, or the reason for which the engine does not run the statement."""
     try:
         return engine.run(statement)
     except EngineRefusalError as refusal:
@@ -61,8 +65,8 @@ def _try_engine(engine: SqlEngine, statement: Statement) -> Answer | str:
 
 
 def _fall_back_to_spark(
-    statement: Statement, engine: EngineName, run_with_spark: RunWithSpark, say: Callable[[str], None], why: str
-) -> Answer:
+    statement: SqlStatement, engine: EngineName, run_with_spark: RunWithSpark, say: Callable[[str], None], why: str
+) -> QueryResult:
     if engine is EngineName.SAIL:
         raise UsageError(
             f"query: the engine Sail does not run this statement, because {why}",

@@ -1,18 +1,17 @@
 """Says which statements Sail may run: those whose parts are all covered by the tests that compare Sail with Spark.
 
 What is not listed here is left to Spark. `tests/spark/test_query_engines.py` compares the results of both engines for
-each function and node in these lists. `kind_rules` leaves out the kinds of values for which they differ.
+each function and node in these lists. `sail_support` leaves out the kinds of values for which they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from sessionlake.cli.engines.kind_rules import KindRules
-from sessionlake.cli.engines.kinds import KindFinder, Kinds, is_added_by_sqlglot
-from sessionlake.cli.sql_names import is_explain_statement, parse_statements
-from sessionlake.cli.sql_reading import find_tables_read, list_called_names
+from sessionlake.cli.engines.sail_support import SailSupportRules
+from sessionlake.cli.engines.value_kinds import ValueKindFinder, ValueKinds, is_added_by_sqlglot
+from sessionlake.cli.sql_names import SqlNode, is_explain_statement, parse_statements
+from sessionlake.cli.sql_reading import find_tables_and_functions_read, list_names_of_called_function
 from sessionlake.errors import UsageError
 
 TABLE_FEATURES = frozenset(
@@ -42,7 +41,7 @@ NODES = frozenset(
 """Nodes of sqlglot's syntax trees that the tests cover, apart from functions."""
 
 
-def explain_why_not_covered(sql: str, view_queries: Sequence[str], columns: Mapping[str, Kinds]) -> str | None:
+def explain_why_sail_cannot_run(sql: str, view_queries: Sequence[str], columns: Mapping[str, ValueKinds]) -> str | None:
     """Returns why Spark must run a statement, as the end of a sentence; None if Sail may run it.
 
     Args:
@@ -56,23 +55,23 @@ def explain_why_not_covered(sql: str, view_queries: Sequence[str], columns: Mapp
     if len(trees) != 1 or not isinstance(trees[0], exp.Query) or is_explain_statement(sql):
         return "only single queries are covered"
     try:
-        find_tables_read(sql)
+        find_tables_and_functions_read(sql)
     except UsageError as error:
         return str(error).partition("\n")[0]
     if "\\" in sql or '"' in sql:
         return "texts with a backslash or in double quotes are not covered"
     texts = {id(tree): text for text in (sql, *view_queries) for tree in parse_statements(text)}
 
-    def name_of(node: Any) -> str:
-        names = list_called_names(node, texts[id(node.root())])
+    def get_called_name(node: SqlNode) -> str:
+        names = list_names_of_called_function(node, texts[id(node.root())])
         return min(names & FUNCTIONS or names)
 
     views = [tree for query in view_queries for tree in parse_statements(query)]
-    kinds = KindFinder(columns, [trees[0], *views], name_of)
-    return next(_find_uncovered_parts(trees[0], KindRules(kinds, name_of)), None)
+    kinds = ValueKindFinder(columns, [trees[0], *views], get_called_name)
+    return next(_explain_unsupported_parts(trees[0], SailSupportRules(kinds, get_called_name)), None)
 
 
-def _find_uncovered_parts(tree: Any, rules: KindRules) -> Iterator[str]:
+def _explain_unsupported_parts(tree: SqlNode, rules: SailSupportRules) -> Iterator[str]:
     from sqlglot import exp
 
     for node in tree.walk():
@@ -80,11 +79,11 @@ def _find_uncovered_parts(tree: Any, rules: KindRules) -> Iterator[str]:
         if is_added_by_sqlglot(node):
             continue
         if is_call:
-            if (name := rules.name_of(node)) not in FUNCTIONS:
+            if (name := rules.get_called_name(node)) not in FUNCTIONS:
                 yield f"{name} is not covered"
-            elif why := rules.explain_call(node, name):
+            elif why := rules.explain_unsupported_call(node, name):
                 yield why
         elif type(node).__name__ not in NODES:
             yield f"{type(node).__name__} is not covered"
-        if why := rules.explain_node(node):
+        if why := rules.explain_unsupported_node(node):
             yield why

@@ -25,7 +25,7 @@ class EngineName(StrEnum):
 
 
 @dataclass(frozen=True)
-class Statement:
+class SqlStatement:
     """A SQL statement that reads tables of the lake.
 
     Attributes:
@@ -40,7 +40,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """The result of a statement.
 
     Attributes:
@@ -61,7 +61,7 @@ class EngineRefusalError(Exception):
 class SqlEngine(Protocol):
     """An engine that runs SQL statements on tables of the lake."""
 
-    def run(self, statement: Statement) -> Answer:
+    def run(self, statement: SqlStatement) -> QueryResult:
         """Runs a statement and returns its result.
 
         Raises:

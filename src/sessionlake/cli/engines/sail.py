@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
-from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_why_not_covered
+from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_why_sail_cannot_run
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
-from sessionlake.cli.engines.interface import Answer, EngineRefusalError, Statement
-from sessionlake.cli.engines.kinds import LAKE_COUNTS, Kinds, find_kinds_of_fields
-from sessionlake.cli.engines.versions import LakeAtVersions, build_version_clause, insert_versions
-from sessionlake.cli.sql_names import insert_arguments
-from sessionlake.cli.sql_reading import find_tables_read
+from sessionlake.cli.engines.interface import EngineRefusalError, QueryResult, SqlStatement
+from sessionlake.cli.engines.value_kinds import LAKE_COUNTS, ValueKinds, map_columns_to_value_kinds
+from sessionlake.cli.engines.versions import LakeAtVersions, build_version_clause, insert_version_clauses
+from sessionlake.cli.sql_names import insert_sql_arguments
+from sessionlake.cli.sql_reading import find_tables_and_functions_read
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
@@ -84,22 +84,22 @@ class SailEngine:
                 with suppress(OSError):  # what was not sent is no longer needed
                     pipe.close()
 
-    def run(self, statement: Statement) -> Answer:
+    def run(self, statement: SqlStatement) -> QueryResult:
         """Runs a statement and returns its result. The statement's versions must include all tables that it reads.
 
         Raises:
             EngineRefusalError: Spark must run the statement.
             UsageError: The result is too large.
         """
-        sql = insert_arguments(statement.sql, statement.arguments)
+        sql = insert_sql_arguments(statement.sql, statement.arguments)
         if sql is None:
             raise EngineRefusalError("only parameters with plain texts are covered")
-        names = _find_lake_names(sql)
+        names = _find_tables_and_views_read(sql)
         views = [name for name in names if name in DEFINITIONS]
-        tables = dict.fromkeys([*(name for name in names if name not in views), *_list_tables_of_views(views)])
-        lake = _LakeInSail(self._settings, statement.versions)
+        tables = dict.fromkeys([*(name for name in names if name not in views), *_list_tables_read_by_views(views)])
+        lake = _LakeWithSailTableNames(self._settings, statement.versions)
         queries = {view: build_view_query(lake, view) for view in views}
-        columns: dict[str, Kinds] = {}
+        columns: dict[str, ValueKinds] = {}
         setup = [
             f"CREATE DATABASE IF NOT EXISTS {quote(schema)}"
             for schema in {name.partition(".")[0] for name in [*tables, *views]}
@@ -112,37 +112,37 @@ class SailEngine:
                     raise EngineRefusalError(f"{table} does not exist yet")
                 continue  # a view counts it as a table without rows
             folder = lake.folder(table)
-            _merge_kinds(columns, _list_covered_columns(lake, table, statement.versions[table]))
-            setup.append(f"CREATE TABLE IF NOT EXISTS {_quote_name(table)} USING delta LOCATION '{folder}'")
-        if why := explain_why_not_covered(sql, list(queries.values()), columns):
+            _add_value_kinds(columns, _read_value_kinds_of_columns(lake, table, statement.versions[table]))
+            setup.append(f"CREATE TABLE IF NOT EXISTS {_quote_table_name(table)} USING delta LOCATION '{folder}'")
+        if why := explain_why_sail_cannot_run(sql, list(queries.values()), columns):
             raise EngineRefusalError(why)
-        setup += [f"CREATE OR REPLACE VIEW {_quote_name(view)} AS {query}" for view, query in queries.items()]
-        rows = self._fetch(setup, insert_versions(sql, statement.versions))
-        return Answer(rows, names, describe_expired_rows(lake.reader(None), self._settings, names))
+        setup += [f"CREATE OR REPLACE VIEW {_quote_table_name(view)} AS {query}" for view, query in queries.items()]
+        rows = self._run_in_sail_process(setup, insert_version_clauses(sql, statement.versions))
+        return QueryResult(rows, names, describe_expired_rows(lake.reader(None), self._settings, names))
 
-    def _fetch(self, setup: list[str], sql: str) -> pa.Table:
+    def _run_in_sail_process(self, setup: list[str], sql: str) -> pa.Table:
         import pyarrow as pa
 
-        asked, answered = self._process.stdin, self._process.stdout
-        if asked is None or answered is None:
+        asked, status_pipe = self._process.stdin, self._process.stdout
+        if asked is None or status_pipe is None:
             raise EngineRefusalError("Sail has no pipes")
         try:
             asked.write(json.dumps({"setup": setup, "sql": sql}).encode() + b"\n")
             asked.flush()
-            _require_success(answered)
-            with pa.ipc.open_stream(answered) as stream:
-                rows = _read_limited_result(stream)
-            _require_success(answered)
+            _require_success_status(status_pipe)
+            with pa.ipc.open_stream(status_pipe) as stream:
+                rows = _read_result_up_to_size_limit(stream)
+            _require_success_status(status_pipe)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise EngineRefusalError(f"Sail failed: {_shorten_error(str(error))}") from error
+            raise EngineRefusalError(f"Sail failed: {_shorten_sail_error(str(error))}") from error
         return rows
 
 
-class _LakeInSail(LakeAtVersions):
+class _LakeWithSailTableNames(LakeAtVersions):
     """A lake whose tables Sail knows by their two-level names."""
 
     def to_sql_identifier(self, table: str) -> str:
-        return _quote_name(table) + build_version_clause(self.versions, table)
+        return _quote_table_name(table) + build_version_clause(self.versions, table)
 
     def folder(self, table: str) -> Path:
         """Returns the folder of a table.
@@ -157,24 +157,24 @@ class _LakeInSail(LakeAtVersions):
         return folder
 
 
-def _find_lake_names(sql: str) -> list[str]:
+def _find_tables_and_views_read(sql: str) -> list[str]:
     """Returns the names of the tables and views of the lake that a statement reads.
 
     Raises:
         EngineRefusalError: The names cannot be found.
     """
     try:
-        found = [".".join(name) for name in find_tables_read(sql)]
+        found = [".".join(name) for name in find_tables_and_functions_read(sql)]
     except UsageError as error:
         raise EngineRefusalError(str(error).partition("\n")[0]) from None
     return list(dict.fromkeys(found))
 
 
-def _list_tables_of_views(views: list[str]) -> list[str]:
+def _list_tables_read_by_views(views: list[str]) -> list[str]:
     return [table for view in views for table in DEFINITIONS[view].reads.values()]
 
 
-def _list_covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, Kinds]:
+def _read_value_kinds_of_columns(lake: Lake, table: str, version: int) -> Mapping[str, ValueKinds]:
     """Returns, for each column of a table and each field inside it, the kinds of its values.
 
     Raises:
@@ -188,30 +188,30 @@ def _list_covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, 
     if description.has_partitions:
         raise EngineRefusalError(f"{table} has partitions, which are not covered")
     fixed = {name for name, _ in TABLES[table].column_types if name != DECLARED} if table in TABLES else set()
-    kinds = dict[str, Kinds]()
+    kinds = dict[str, ValueKinds]()
     for field in description.fields:
-        found = find_kinds_of_fields([field], LAKE_COUNTS if field["name"] in fixed else ())
-        _merge_kinds(kinds, found)
+        found = map_columns_to_value_kinds([field], LAKE_COUNTS if field["name"] in fixed else ())
+        _add_value_kinds(kinds, found)
     return kinds
 
 
-def _merge_kinds(kinds: dict[str, Kinds], added: Mapping[str, Kinds]) -> None:
+def _add_value_kinds(kinds: dict[str, ValueKinds], added: Mapping[str, ValueKinds]) -> None:
     for name, found in added.items():
         kinds[name] = kinds.get(name, frozenset()) | found
 
 
-def _require_success(answered: IO[bytes]) -> None:
+def _require_success_status(status_pipe: IO[bytes]) -> None:
     """Reads one line of status that Sail's process has written.
 
     Raises:
         EngineRefusalError: Sail has refused the statement, or failed.
     """
-    error = json.loads(answered.readline() or b'{"error": "its process ended"}')["error"]
+    error = json.loads(status_pipe.readline() or b'{"error": "its process ended"}')["error"]
     if error is not None:
-        raise EngineRefusalError(f"Sail refuses it: {_shorten_error(error)}")
+        raise EngineRefusalError(f"Sail refuses it: {_shorten_sail_error(error)}")
 
 
-def _read_limited_result(stream: pa.RecordBatchReader) -> pa.Table:
+def _read_result_up_to_size_limit(stream: pa.RecordBatchReader) -> pa.Table:
     import pyarrow as pa
 
     batches, size = list[pa.RecordBatch](), 0
@@ -228,9 +228,9 @@ def _read_limited_result(stream: pa.RecordBatchReader) -> pa.Table:
     return pa.Table.from_batches(batches, stream.schema)
 
 
-def _quote_name(name: str) -> str:
+def _quote_table_name(name: str) -> str:
     return ".".join(map(quote, name.split(".")))
 
 
-def _shorten_error(text: str) -> str:
+def _shorten_sail_error(text: str) -> str:
     return text.partition("\n")[0].removeprefix("Flight returned internal error, with message: ")

@@ -27,7 +27,7 @@ _SEVEN_BITS = 0x7F
 _PAUSE_SECONDS = 0.5
 
 
-def move_into_empty_network() -> bool:
+def isolate_process_from_network() -> bool:
     """Moves this process into a new network that has only a loopback interface. Must run before threads start.
 
     Returns:
@@ -45,22 +45,22 @@ def move_into_empty_network() -> bool:
     return True
 
 
-def encode_statement(sql: str) -> bytes:
+def encode_flight_sql_request(sql: str) -> bytes:
     """Returns the request of Arrow Flight SQL that runs a statement: two nested Protobuf messages of text fields."""
-    return _encode_field(1, _COMMAND) + _encode_field(2, _encode_field(1, sql.encode()))
+    return _encode_protobuf_field(1, _COMMAND) + _encode_protobuf_field(2, _encode_protobuf_field(1, sql.encode()))
 
 
-def _encode_field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _encode_length(len(content)) + content
+def _encode_protobuf_field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _encode_protobuf_length(len(content)) + content
 
 
-def _encode_length(length: int) -> bytes:
+def _encode_protobuf_length(length: int) -> bytes:
     if length <= _SEVEN_BITS:
         return bytes([length])
-    return bytes([length & _SEVEN_BITS | _SEVEN_BITS + 1]) + _encode_length(length >> 7)
+    return bytes([length & _SEVEN_BITS | _SEVEN_BITS + 1]) + _encode_protobuf_length(length >> 7)
 
 
-class _Connection:
+class _SailConnection:
     """Starts a Sail server in this process, and is a connection to it."""
 
     def __init__(self) -> None:
@@ -72,42 +72,42 @@ class _Connection:
         host, port = self._server.listening_address
         self._client = flight.FlightClient(f"grpc://{host}:{port}")
 
-    def open_result(self, sql: str) -> Any:
+    def start_statement_and_open_result(self, sql: str) -> Any:
         """Starts a statement, and returns a reader for its result."""
         from pyarrow import flight
 
-        info = self._client.get_flight_info(flight.FlightDescriptor.for_command(encode_statement(sql)))
+        info = self._client.get_flight_info(flight.FlightDescriptor.for_command(encode_flight_sql_request(sql)))
         return self._client.do_get(info.endpoints[0].ticket)
 
 
 def main() -> None:
     """Runs statements until standard input ends."""
-    move_into_empty_network()
-    Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    isolate_process_from_network()
+    Thread(target=_exit_when_parent_has_ended, args=(os.getppid(),), daemon=True).start()
     import pyarrow as pa
 
-    connection = _Connection()  # before the first statement is there: both take time
+    connection = _SailConnection()  # before the first statement is there: both take time
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:
             for sql in request["setup"]:
-                connection.open_result(sql).read_all()
-            result = connection.open_result(request["sql"]).to_reader()
+                connection.start_statement_and_open_result(sql).read_all()
+            result = connection.start_statement_and_open_result(request["sql"]).to_reader()
         except (pa.ArrowException, OSError, KeyError) as error:
-            _write_status(str(error))
+            _write_status_line(str(error))
             continue
-        _write_status(None)
-        _write_status(_write_result(result))
+        _write_status_line(None)
+        _write_status_line(_write_arrow_result(result))
 
 
-def _end_with_parent(parent: int) -> None:
+def _exit_when_parent_has_ended(parent: int) -> None:
     """Ends this process once its parent has ended, even if the parent was killed while Sail computes."""
     while os.getppid() == parent:
         time.sleep(_PAUSE_SECONDS)
     os._exit(1)
 
 
-def _write_result(result: Any) -> str | None:
+def _write_arrow_result(result: Any) -> str | None:
     """Writes the result as an Arrow IPC stream to standard output. Returns the error that ended it early, or None."""
     import pyarrow as pa
 
@@ -123,7 +123,7 @@ def _write_result(result: Any) -> str | None:
             stream.write_batch(batch)
 
 
-def _write_status(error: str | None) -> None:
+def _write_status_line(error: str | None) -> None:
     sys.stdout.buffer.write(json.dumps({"error": error}).encode() + b"\n")
     sys.stdout.buffer.flush()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sessionlake.cli.sql_names import replace_names
+from sessionlake.cli.sql_names import replace_table_and_function_names
 from sessionlake.delta.lake import Lake
 from sessionlake.settings.model import Settings
 
@@ -29,7 +29,7 @@ class LakeAtVersions(Lake):
         return super().to_sql_identifier(table) + build_version_clause(self.versions, table)
 
 
-def read_latest_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
+def read_latest_table_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
     """Returns the latest version of each of these tables that exists, if tables are in a home; empty for a catalog.
 
     All versions were the latest at the same moment: they are read again until none has changed. If commits are so
@@ -54,9 +54,9 @@ def build_version_clause(versions: Mapping[str, int], table: str) -> str:
     return f" VERSION AS OF {versions[table]}" if table in versions else ""
 
 
-def insert_versions(sql: str, versions: Mapping[str, int]) -> str:
+def insert_version_clauses(sql: str, versions: Mapping[str, int]) -> str:
     """Returns the statement with a `VERSION AS OF` for each table in `versions` that has none in the statement."""
-    return replace_names(
+    return replace_table_and_function_names(
         sql,
         lambda one: (
             f"{sql[one.start : one.end]}{build_version_clause(versions, str(one))}"

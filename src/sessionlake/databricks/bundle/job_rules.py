@@ -41,15 +41,15 @@ _KIND, _PROFILE = "CLASSIC_PREVIEW", "spark.databricks.cluster.profile"
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 
 
-def find_job_faults(job: Tree, explain_refusal: Refused) -> Iterator[ResourceFault]:
+def find_job_faults(job: Tree, explain_why_job_may_not_run: Refused) -> Iterator[ResourceFault]:
     """Yields key and text of all faults of one job.
 
     Args:
         job: The job as the bundle declares it, with all variables replaced by their values.
-        explain_refusal: Returns why the package's command line rejects a job's parameters, or None.
+        explain_why_job_may_not_run: Returns why the package's command line rejects a job's parameters, or None.
     """
     yield from _find_task_faults(job)
-    yield from _find_command_faults(job, explain_refusal)
+    yield from _find_command_faults(job, explain_why_job_may_not_run)
     yield from _find_trigger_faults(job)
     yield from _find_compute_faults(job)
     yield from _find_cluster_faults(job)
@@ -92,7 +92,7 @@ def find_tasks_ended_before(job: Tree) -> dict[str, set[str]]:
     return needs
 
 
-def _find_command_faults(job: Tree, explain_refusal: Refused) -> Iterator[ResourceFault]:
+def _find_command_faults(job: Tree, explain_why_job_may_not_run: Refused) -> Iterator[ResourceFault]:
     """Yields key and text of faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
@@ -104,7 +104,9 @@ def _find_command_faults(job: Tree, explain_refusal: Refused) -> Iterator[Resour
         if wheel["entry_point"] != ENTRY_POINT:
             yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"
         words = [str(word) for word in wheel.get("parameters", [])]
-        if why := explain_refusal(words, _read_publications(job, task) if words[:1] == [_PUBLISH] else None):
+        if why := explain_why_job_may_not_run(
+            words, _read_publications(job, task) if words[:1] == [_PUBLISH] else None
+        ):
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
 

@@ -49,13 +49,15 @@ _ANOTHER_USER = {"userName": "grace@example.com", "short_name": "grace"}
 _DEPLOYED = ("resources", "workspace", "permissions", "run_as")
 
 
-def find_bundle_faults(folder: Path, variables: Mapping[str, Any], explain_refusal: Refused) -> list[FileFault]:
+def find_bundle_faults(
+    folder: Path, variables: Mapping[str, Any], explain_why_job_may_not_run: Refused
+) -> list[FileFault]:
     """Returns all faults of the bundle in a folder, sorted by file and line.
 
     Args:
         folder: The bundle's folder.
         variables: Values of variables of the bundle, by name.
-        explain_refusal: Returns why the package's command line rejects a job's parameters, or None.
+        explain_why_job_may_not_run: Returns why the package's command line rejects a job's parameters, or None.
     """
     try:
         files = read_bundle(folder)
@@ -70,7 +72,7 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], explain_refus
     ]
     found += [] if found else _find_faults_of_written_resources(files)
     if not found:
-        context = _read_context(files, folder, explain_refusal)
+        context = _read_context(files, folder, explain_why_job_may_not_run)
         found = [*_find_query_faults(context)]
         placed = (fault for name in files.targets for fault in _find_target_faults(context, name, variables))
         found += join_faults(placed)
@@ -118,11 +120,11 @@ class _CheckContext:
     settings: YamlDocument | None
 
 
-def _read_context(files: BundleFiles, folder: Path, explain_refusal: Refused) -> _CheckContext:
+def _read_context(files: BundleFiles, folder: Path, explain_why_job_may_not_run: Refused) -> _CheckContext:
     queries = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob(f"{QUERIES}/*.sql"))}
     added: Columns = {name: {} for name in _list_added_tables(folder)}
     columns = {**list_lake_columns(_read_declared_columns(folder)), **added}
-    return _CheckContext(files, folder, explain_refusal, columns, queries, _read_settings_file(folder))
+    return _CheckContext(files, folder, explain_why_job_may_not_run, columns, queries, _read_settings_file(folder))
 
 
 def _read_settings_file(folder: Path) -> YamlDocument | None:

@@ -27,7 +27,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
             Column("taken_by", "bigint", "Number of the gold batch that read the rule so first"),
         ),
         "Enabled rules: since which batch gold evaluates each, or why it does not",
-        written_by="gold.alerts.book",
+        written_by="gold.alerts.rule_loading",
         writes=WriteMode.REPLACE,
     ),
     RULE_TIMES: TableSchema(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.functions import Aggregate, Derived
+from sessionlake.gold.aggregate.functions import Aggregate, DerivedAggregate
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.names import quote
@@ -40,26 +40,36 @@ class DecimalSum(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column_name(name), "string")
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
+        return (result_name, f"decimal({MOST_DIGITS},{self.scale})"), (
+            build_unscaled_sum_column_name(result_name),
+            "string",
+        )
 
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
-        # `merge_groups` reads units from decimals, too. It makes the texts once per row, not per event.
-        return {name: events[self.of], build_units_column_name(name): events[self.of]}
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
+        # `merge_partial_results_by_group` reads units from decimals, too. It makes the texts once per row, not per
+        # event.
+        return {result_name: events[self.of], build_unscaled_sum_column_name(result_name): events[self.of]}
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
         return {
-            build_units_column_name(name): left[build_units_column_name(name)] + right[build_units_column_name(name)]
+            build_unscaled_sum_column_name(result_name): left[build_unscaled_sum_column_name(result_name)]
+            + right[build_unscaled_sum_column_name(result_name)]
         }
 
-    def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        units = build_units_column_name(name)
-        held = {units: read_units(parts[units])}
-        merged = groups.merge_rows(held, lambda one, other: self.combine(name, one, other))[units].tolist()
-        return {name: _to_decimals(merged, self.scale), units: pa.array(map(str, merged), pa.string())}
+    def merge_partial_results_by_group(self, result_name: str, partial_results: pa.Table, groups: RowGroups) -> Columns:
+        units = build_unscaled_sum_column_name(result_name)
+        held = {units: read_unscaled_integers(partial_results[units])}
+        merged = groups.merge_rows_of_each_group(
+            held, lambda one, other: self.combine_partial_results(result_name, one, other)
+        )[units].tolist()
+        return {
+            result_name: _create_decimals_from_unscaled(merged, self.scale),
+            units: pa.array(map(str, merged), pa.string()),
+        }
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Exact sum of {self.of}; null if it has more than {MOST_DIGITS} digits"
 
     def build_result_sql(self) -> str:
@@ -71,7 +81,7 @@ class DecimalSum(Aggregate):
 
 
 @dataclass(frozen=True)
-class DecimalMean(Derived):
+class DecimalMean(DerivedAggregate):
     """The double nearest to the exact mean of a decimal column.
 
     Attributes:
@@ -86,13 +96,16 @@ class DecimalMean(Derived):
     scale: int
     value: str = "value"
 
-    def compute(self, results: Columns) -> Any:
+    def compute_from_results(self, results: Columns) -> Any:
         # Python divides integers exactly and rounds once.
-        units, counts = read_units(results[build_units_column_name(self.sum)]).tolist(), results[self.count].tolist()
+        units, counts = (
+            read_unscaled_integers(results[build_unscaled_sum_column_name(self.sum)]).tolist(),
+            results[self.count].tolist(),
+        )
         return np.array([total / (n * 10**self.scale) for total, n in zip(units, counts, strict=True)], np.float64)
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Mean of {self.value}: the double nearest to the exact mean"
 
     def build_result_sql(self) -> str:
@@ -102,16 +115,16 @@ class DecimalMean(Derived):
         return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
 
 
-def build_units_column_name(name: str) -> str:
+def build_unscaled_sum_column_name(sum_column: str) -> str:
     """Returns the name of the column in which a `DecimalSum` stores its sum in units of 10^-s.
 
     Args:
-        name: Name of the column with the sum itself.
+        sum_column: Name of the column with the sum itself.
     """
-    return f"_{name}_units"
+    return f"_{sum_column}_units"
 
 
-def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
+def read_unscaled_integers(column: pa.ChunkedArray | pa.Array) -> Any:
     """Returns decimals in units of 10^-s, as Python integers in a numpy array.
 
     Args:
@@ -120,21 +133,21 @@ def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
     values = to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_decimal(values.type):
         return np.array([int(text) for text in values.to_pylist()], object)
-    return join_halves(*split_units(values))
+    return join_64_bit_halves(*split_decimals_into_64_bit_halves(values))
 
 
-def split_units(decimals: pa.Array) -> tuple[Int64s, Uint64s]:
+def split_decimals_into_64_bit_halves(decimals: pa.Array) -> tuple[Int64s, Uint64s]:
     """Returns the upper and the lower 64 bits of the units of decimals (128 bits). They have no meaning for nulls."""
     parts = np.frombuffer(decimals.buffers()[1], _UNITS)[decimals.offset : decimals.offset + len(decimals)]
     return parts["high"].astype(np.int64), parts["low"].astype(np.uint64)
 
 
-def join_halves(high: Int64s, low: Uint64s) -> Any:
+def join_64_bit_halves(high: Int64s, low: Uint64s) -> Any:
     """Returns unscaled decimals as Python integers in a numpy array, given their upper and lower 64 bits."""
     return high.astype(object) * _LIMB + low.astype(object)
 
 
-def build_decimals(high: Int64s, low: Uint64s, is_null: Bools) -> pa.Array:
+def build_decimals_from_64_bit_halves(high: Int64s, low: Uint64s, is_null: Bools) -> pa.Array:
     """Returns unscaled decimals as `decimal(38,0)`, given their upper and lower 64 bits; null where `is_null`."""
     parts = np.empty(len(high), _UNITS)
     parts["high"], parts["low"] = high, low
@@ -142,9 +155,9 @@ def build_decimals(high: Int64s, low: Uint64s, is_null: Bools) -> pa.Array:
     return pa.Array.from_buffers(pa.decimal128(MOST_DIGITS, 0), len(high), [valid, pa.py_buffer(parts)])
 
 
-def _to_decimals(unit_counts: Iterable[int], scale: int) -> pa.Array:
+def _create_decimals_from_unscaled(unscaled_integers: Iterable[int], scale: int) -> pa.Array:
     """Converts integers in units of 10^-scale to decimals; null for integers with more than 38 digits."""
-    every = list(unit_counts)
+    every = list(unscaled_integers)
     fits = pa.array([abs(one) < 10**MOST_DIGITS for one in every], pa.bool_())
     content = b"".join(
         one.to_bytes(16, "little", signed=True) if valid else bytes(16)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket, merge_latest_times
+from sessionlake.gold.aggregate.late import NEVER, compute_first_unexpired_bucket_start, merge_latest_times
 from sessionlake.gold.aggregate.product import APPEND, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.arrow import number_distinct_combinations
@@ -102,7 +102,8 @@ class FinalTable:
         """
         known = {place: time for place, time in stream_times.items() if time > NEVER}
         return {
-            place: compute_first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()
+            place: compute_first_unexpired_bucket_start(time, self.bucket_ms, self.lateness_ms)
+            for place, time in known.items()
         }
 
     def compute_bucket_ends(self, bucket_starts: PartitionTimes) -> dict[TopicPartition, int]:
@@ -115,7 +116,7 @@ class FinalTable:
 
 
 @dataclass
-class AppendProgress:
+class FinalRowProgress:
     """How far the final rows of one product have been appended to their table. Kept in memory by the gold stream.
 
     Attributes:
@@ -129,7 +130,7 @@ class AppendProgress:
     appended_until: PartitionTimes
     already_in_table: PartitionTimes
 
-    def compute_append_limits(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
+    def compute_times_to_append_until(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the start in ms of the first bucket that is not final yet.
 
         Rows of earlier buckets can be appended now. Topic-partitions without newly final buckets are left out.
@@ -171,10 +172,15 @@ def select_newly_final_rows(rows: pa.Table, since: PartitionTimes, until: Partit
             an entry are left out.
     """
     start = compute_bucket_starts_ms(rows)
-    return rows.filter(pa.array((start >= look_up_limits(rows, since)) & (start < look_up_limits(rows, until))))
+    return rows.filter(
+        pa.array(
+            (start >= look_up_time_limit_of_each_row(rows, since))
+            & (start < look_up_time_limit_of_each_row(rows, until))
+        )
+    )
 
 
-def look_up_limits(rows: pa.Table, limits: PartitionTimes) -> Int64s:
+def look_up_time_limit_of_each_row(rows: pa.Table, limits: PartitionTimes) -> Int64s:
     """Returns, for each row, the limit of the row's topic-partition in ms.
 
     The result is `NEVER`, which is earlier than all times, for a topic-partition without a limit.

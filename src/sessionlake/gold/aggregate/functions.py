@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,35 +41,35 @@ class Aggregate(ABC):
         return ()
 
     @abstractmethod
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
         """Returns the columns that the aggregate stores, as pairs of name and Spark SQL type. The result comes first.
 
         Args:
-            name: Name of the result.
+            result_name: Name of the result.
         """
 
     @abstractmethod
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
         """Returns the values of the stored columns for each event alone: one array per column, one item per event."""
 
     @abstractmethod
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
         """Merges pairs of partial results: row i of `left` with row i of `right`. Returns the merged columns."""
 
-    def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        """Merges the partial results in `parts` into one row per group.
+    def merge_partial_results_by_group(self, result_name: str, partial_results: pa.Table, groups: RowGroups) -> Columns:
+        """Merges the partial results in `partial_results` into one row per group.
 
         Args:
-            name: Name of the result.
-            parts: Rows with the aggregate's columns, any number per group.
-            groups: The groups of rows of `parts` that are merged into one row each.
+            result_name: Name of the result.
+            partial_results: Rows with the aggregate's columns, any number per group.
+            groups: The groups of rows of `partial_results` that are merged into one row each.
         """
-        held = {column: parts[column].to_numpy() for column, _ in self.list_state_columns(name)}
+        held = {column: partial_results[column].to_numpy() for column, _ in self.list_state_columns(result_name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
-            return groups.merge_rows(held, lambda one, other: self.combine(name, one, other))
+            return groups.merge_rows_of_each_group(held, partial(self.combine_partial_results, result_name))
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         """A description of the result in words, used as the column's comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
@@ -91,17 +92,17 @@ class Aggregate(ABC):
 class Count(Aggregate):
     """The number of events."""
 
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return ((name, "bigint"),)
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
+        return ((result_name, "bigint"),)
 
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
-        return {name: np.ones(events.num_rows, np.int64)}
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
+        return {result_name: np.ones(events.num_rows, np.int64)}
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        return {name: left[name] + right[name]}
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
+        return {result_name: left[result_name] + right[result_name]}
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return "Number of values"
 
     def build_result_sql(self) -> str:
@@ -126,31 +127,31 @@ class Sum(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
         # The second column is the rounding error of the sum.
-        return (name, "double"), (_build_state_column_name(name, "rest"), "double")
+        return (result_name, "double"), (_build_extra_column_name(result_name, "rest"), "double")
 
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
         values = _read_doubles(events, self.of)
         if not self.squared:
-            return {name: values, _build_state_column_name(name, "rest"): np.zeros(len(values))}
+            return {result_name: values, _build_extra_column_name(result_name, "rest"): np.zeros(len(values))}
         with np.errstate(over="ignore", invalid="ignore"):
             squares, rest = _multiply_exactly(values, values)
-        return {name: squares, _build_state_column_name(name, "rest"): rest}
+        return {result_name: squares, _build_extra_column_name(result_name, "rest"): rest}
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
         """Adds two sums with Knuth's two-sum. A second column adds up the rounding errors."""
-        rest = _build_state_column_name(name, "rest")
-        a, b = left[name], right[name]
+        rest = _build_extra_column_name(result_name, "rest")
+        a, b = left[result_name], right[result_name]
         added = a + b
         back = added - a
         lost = (a - (added - back)) + (b - back) + left[rest] + right[rest]
         total = added + lost
         finite = np.isfinite(total)
-        return {name: np.where(finite, total, added), rest: np.where(finite, lost - (total - added), 0.0)}
+        return {result_name: np.where(finite, total, added), rest: np.where(finite, lost - (total - added), 0.0)}
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Sum of the squares of {self.of}" if self.squared else f"Sum of {self.of}"
 
     def build_result_sql(self) -> str:
@@ -180,18 +181,18 @@ class Extreme(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return ((name, self.type),)
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
+        return ((result_name, self.type),)
 
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
-        return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]}
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
+        return {result_name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]}
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
         pick: Any = np.maximum if self.greatest else np.minimum
-        return {name: pick(left[name], right[name])}
+        return {result_name: pick(left[result_name], right[result_name])}
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         end = "Highest" if self.greatest else "Lowest"
         return f"{end} event time, ms since 1970" if self.of == "ts" else f"{end} {self.of}"
 
@@ -219,47 +220,49 @@ class Endmost(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of, *(column for _, column, _ in ORDER))
 
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
         # The other columns store the event's place in `ORDER`.
-        return (name, self.type), *((_build_state_column_name(name, part), sql) for part, _, sql in ORDER)
+        return (result_name, self.type), *((_build_extra_column_name(result_name, part), sql) for part, _, sql in ORDER)
 
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
-        places = {_build_state_column_name(name, part): events[column].to_numpy() for part, column, _ in ORDER}
-        return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]} | places
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
+        places = {_build_extra_column_name(result_name, part): events[column].to_numpy() for part, column, _ in ORDER}
+        return {result_name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]} | places
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        a, b = left[_build_state_column_name(name, "ts")], right[_build_state_column_name(name, "ts")]
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
+        a, b = left[_build_extra_column_name(result_name, "ts")], right[_build_extra_column_name(result_name, "ts")]
         later = b > a
         ties = np.flatnonzero(a == b)  # mostly few
         if len(ties):
             sides = (
-                {part: side[_build_state_column_name(name, part)][ties] for part, _, _ in ORDER}
+                {part: side[_build_extra_column_name(result_name, part)][ties] for part, _, _ in ORDER}
                 for side in (left, right)
             )
             later[ties] = are_right_events_later(*sides)
         picked = later if self.last else ~later
-        return {column: np.where(picked, right[column], left[column]) for column, _ in self.list_state_columns(name)}
+        return {
+            column: np.where(picked, right[column], left[column]) for column, _ in self.list_state_columns(result_name)
+        }
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"{'Last' if self.last else 'First'} {self.of} in event time"
 
     def build_result_sql(self) -> str:
         return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
 
-class Derived(ABC):
+class DerivedAggregate(ABC):
     """A column that is computed from other columns of the same row, and not merged."""
 
     type = "double"
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         """A description of the column, used as its comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
-    def compute(self, results: Columns) -> Any:
+    def compute_from_results(self, results: Columns) -> Any:
         """Returns the column's values, one per row. NaN where a row has none.
 
         Args:
@@ -279,7 +282,7 @@ class Derived(ABC):
 
 
 @dataclass(frozen=True)
-class Mean(Derived):
+class Mean(DerivedAggregate):
     """The mean of a column, computed from its sum and the number of events.
 
     Attributes:
@@ -292,11 +295,11 @@ class Mean(Derived):
     count: str
     value: str = "value"
 
-    def compute(self, results: Columns) -> Any:
+    def compute_from_results(self, results: Columns) -> Any:
         return results[self.sum] / results[self.count]
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Mean of {self.value}"
 
     def build_result_sql(self) -> str:
@@ -307,7 +310,7 @@ class Mean(Derived):
 
 
 @dataclass(frozen=True)
-class Variance(Derived):
+class Variance(DerivedAggregate):
     """The sample variance of a column, computed from its sum, the sum of its squares and the number of events.
 
     Both sums have twice the digits of a double. So the subtraction of two large, nearly equal numbers loses nothing.
@@ -324,20 +327,20 @@ class Variance(Derived):
     count: str
     value: str = "value"
 
-    def compute(self, results: Columns) -> Any:
+    def compute_from_results(self, results: Columns) -> Any:
         # A single event has no variance. There is also none if the squares exceed the range of doubles.
-        n, total, rest = results[self.count], results[self.sum], results[_build_state_column_name(self.sum, "rest")]
+        n, total, rest = results[self.count], results[self.sum], results[_build_extra_column_name(self.sum, "rest")]
         square, lost = _multiply_exactly(total, total)
         mean = square / n
         back, behind = _multiply_exactly(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * total * rest) / n
-        spread = (results[self.squares] - mean) + (results[_build_state_column_name(self.squares, "rest")] - mean_rest)
+        spread = (results[self.squares] - mean) + (results[_build_extra_column_name(self.squares, "rest")] - mean_rest)
         # The squared sum is no larger than this product, so it has not overflowed either.
         has_variance = (n > 1) & np.isfinite(results[self.squares] * n)
         return np.maximum(spread, 0.0) / np.where(has_variance, n - 1, np.nan)
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Sample variance of {self.value}; null if there is one, or squares are beyond the range of doubles"
 
     def build_result_sql(self) -> str:
@@ -365,14 +368,14 @@ def are_right_events_later(left: Columns, right: Columns) -> Bools:
     return later
 
 
-def _build_state_column_name(name: str, part: str) -> str:
+def _build_extra_column_name(result_name: str, part: str) -> str:
     """Returns the name of a column that an aggregate stores in addition to its result, for merging.
 
     Args:
-        name: Name of the result.
+        result_name: Name of the result.
         part: What the column holds, for example `rest` for the rounding error.
     """
-    return f"_{name}_{part}"
+    return f"_{result_name}_{part}"
 
 
 def _read_doubles(events: pa.Table, column: str) -> Any:
@@ -386,12 +389,12 @@ def _read_doubles(events: pa.Table, column: str) -> Any:
 def _multiply_exactly(a: Any, b: Any) -> tuple[Any, Any]:
     """Returns the products `a * b` as doubles, and their rounding errors (algorithm of Veltkamp and Dekker)."""
     total = a * b
-    (a_high, a_low), (b_high, b_low) = _split_double(a), _split_double(b)
+    (a_high, a_low), (b_high, b_low) = _split_double_into_halves(a), _split_double_into_halves(b)
     lost = ((a_high * b_high - total) + a_high * b_low + a_low * b_high) + a_low * b_low
     return total, np.where(np.isfinite(lost), lost, 0.0)
 
 
-def _split_double(value: Any) -> tuple[Any, Any]:
+def _split_double_into_halves(value: Any) -> tuple[Any, Any]:
     high = _SPLIT * value
     high = high - (high - value)
     return high, value - high

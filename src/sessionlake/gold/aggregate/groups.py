@@ -47,18 +47,18 @@ class RowGroups:
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
-    def first_rows(self) -> Int64s:
+    def first_row_indices(self) -> Int64s:
         """For each group, the index in the table of the group's first row."""
         return self.row_order[self.start_positions]
 
     @property
-    def group_numbers(self) -> Int64s:
+    def group_number_of_each_row(self) -> Int64s:
         """For each row of the table, the number of its group, from 0."""
         found = np.empty(len(self.row_order), np.int64)
         found[self.row_order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return found
 
-    def merge_rows(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
+    def merge_rows_of_each_group(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
         """Merges the rows of each group into one row, and returns one row per group.
 
         Rows are merged in pairs, then the results in pairs, and so on.
@@ -68,8 +68,8 @@ class RowGroups:
             combine: Function that merges row i of its first argument with row i of its second, for all i at once. The
                 order in which rows are merged must not matter.
         """
-        result = {name: column[self.first_rows] for name, column in columns.items()}
-        several, rounds = self._merge_rounds
+        result = {name: column[self.first_row_indices] for name, column in columns.items()}
+        several, rounds = self._pairs_to_merge_by_round
         if not rounds:
             return result
         held = {name: column[several.row_order] for name, column in columns.items()}
@@ -84,7 +84,7 @@ class RowGroups:
         return result
 
     @cached_property
-    def _merge_rounds(self) -> tuple[RowGroups, list[tuple[Int64s, Int64s]]]:
+    def _pairs_to_merge_by_round(self) -> tuple[RowGroups, list[tuple[Int64s, Int64s]]]:
         """The groups that have several rows, and for each round the pairs of rows to merge.
 
         A pair is two positions in the `row_order` of these groups. The second row is merged into the first. The first

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, EventSource
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, DeclaredColumns, EventSource
 from sessionlake.protocol.arrow import number_distinct_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
@@ -24,7 +24,7 @@ APPLIED = "applied"
 # Stands for an unknown stream time. Changes written by early versions have none, and are never late.
 NEVER = -(1 << 62)
 OFFSET = "offset"
-WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)
+WITH_PLACE = (*CHANGE_KEY_AND_ORDER, "position", APPLIED, OFFSET)
 """The columns of an event that are needed to write a row of `gold.late_points`."""
 LATE_KEYS = ("table", "topic", "session_id", "partition", "row_id", "name", "position", "ordinal")
 """The columns that identify a row of `gold.late_points`."""
@@ -87,7 +87,7 @@ def merge_latest_times(times: Mapping[T, int], newer_times: Mapping[T, int]) -> 
     return {**times, **{name: max(time, times.get(name, time)) for name, time in newer_times.items()}}
 
 
-def compute_first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
+def compute_first_unexpired_bucket_start(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
     """Returns the start in ms of the first bucket that has not expired at a stream time.
 
     A bucket expires once stream time has reached its end plus the retention. All arguments are in ms.
@@ -95,7 +95,7 @@ def compute_first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: in
     return (stream_time - retention_ms) // bucket_ms * bucket_ms
 
 
-def create_late_rows(table: str, changes: pa.Table, source: EventSource, declared: DeclaredColumns) -> pa.Table:
+def create_late_point_rows(table: str, changes: pa.Table, source: EventSource, declared: DeclaredColumns) -> pa.Table:
     """Returns the rows of `gold.late_points` for changes that were too late for a product's table.
 
     Args:

@@ -40,7 +40,7 @@ class OnceTopics:
         """Returns True if the topic has the class `once`."""
         return JudgingRuleLookup(self.capture).find_judging_rules(topic).integrity is Integrity.ONCE
 
-    def filter_topics(self, topics: Sequence[str]) -> list[str]:
+    def select_once_topics(self, topics: Sequence[str]) -> list[str]:
         """Returns those of the topics that have the class `once`."""
         return [topic for topic in topics if self(topic)]
 
@@ -51,7 +51,7 @@ class OnceTopics:
         return Integrity.ONCE in (capture.integrity, *(rule.integrity for rule in capture.by_topic))
 
 
-def add_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) -> pa.Table:
+def add_change_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) -> pa.Table:
     """Adds the columns `order:life` and `order:turn`, which order changes of equal event time in a session.
 
     For topics with the class `once` they are silver's life and seq. For other topics they are -1 and the position.
@@ -73,9 +73,9 @@ def add_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) 
     return _add_or_replace_column(_add_or_replace_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
-def ensure_order_columns(changes: pa.Table) -> pa.Table:
+def add_missing_change_order_columns(changes: pa.Table) -> pa.Table:
     """Adds `order:life` (-1) and `order:turn` (the position) to changes that lack these columns."""
-    return changes if TURN in changes.column_names else add_order_columns(changes)
+    return changes if TURN in changes.column_names else add_change_order_columns(changes)
 
 
 def add_session_hashes(changes: pa.Table) -> pa.Table:

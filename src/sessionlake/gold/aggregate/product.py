@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
+from sessionlake.gold.aggregate.functions import ORDER, Aggregate, DerivedAggregate
 from sessionlake.gold.aggregate.groups import RowGroups
-from sessionlake.gold.aggregate.late import are_changes_late, create_late_rows
-from sessionlake.gold.aggregate.order import ensure_order_columns
+from sessionlake.gold.aggregate.late import are_changes_late, create_late_point_rows
+from sessionlake.gold.aggregate.order import add_missing_change_order_columns
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     POINTS,
@@ -27,7 +27,7 @@ from sessionlake.gold.aggregate.sources import (
     EventSource,
     Rows,
     build_key_field_name,
-    include_session_keys,
+    have_session_keys,
 )
 from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.names import build_ddl, internal
@@ -73,7 +73,7 @@ class Product:
 
     name: str
     keys: tuple[str, ...]
-    aggregates: Mapping[str, Aggregate | Derived]
+    aggregates: Mapping[str, Aggregate | DerivedAggregate]
     source: EventSource = POINTS
     bucket_ms: int | None = None
     below: Product | None = None
@@ -95,7 +95,7 @@ class Product:
 
         These are the keys, the partition if the keys name a session, and the start of the bucket.
         """
-        own = include_session_keys(self.keys) and not isinstance(self.source, Rows)
+        own = have_session_keys(self.keys) and not isinstance(self.source, Rows)
         partition = (PARTITION,) if own else ()
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
@@ -118,7 +118,7 @@ class Product:
         return tuple(name for name in self.aggregates if not name.startswith("_"))
 
     @cached_property
-    def key_fields(self) -> dict[str, str]:
+    def event_columns_by_key(self) -> dict[str, str]:
         """For each column in `row_keys`, the name of the column of events from which it is read."""
         is_apart = isinstance(self.source, Rows)
         own = {name: build_key_field_name(place) if is_apart else name for place, name in enumerate(self.keys)}
@@ -132,7 +132,7 @@ class Product:
         If the product's source is another table (`Rows`), these are columns of that table.
         """
         own = {name for one in self._mergeable_aggregates.values() for name in one.input_columns}
-        known = {"value", VALUE_AS_DOUBLE, *(column for _, column, _ in ORDER), *self.key_fields.values()}
+        known = {"value", VALUE_AS_DOUBLE, *(column for _, column, _ in ORDER), *self.event_columns_by_key.values()}
         return tuple(sorted(own - known))
 
     @property
@@ -150,7 +150,7 @@ class Product:
         return tuple(
             column
             for name, one in self.aggregates.items()
-            for column in (((name, one.type),) if isinstance(one, Derived) else one.list_state_columns(name))
+            for column in (((name, one.type),) if isinstance(one, DerivedAggregate) else one.list_state_columns(name))
         )
 
     @cached_property
@@ -178,7 +178,7 @@ class Product:
             declared: The declared columns that the changes have.
         """
         if self.below is not None:
-            return self.aggregate_finer_rows(self.below.aggregate_changes(changes, declared))
+            return self.aggregate_shorter_buckets(self.below.aggregate_changes(changes, declared))
         if self.lateness_ms is not None:
             changes = changes.filter(pa.array(~are_changes_late(changes, self.bucket_ms, self.lateness_ms)))
         return self.aggregate_events(self.source.extract_events(changes, declared))
@@ -191,9 +191,9 @@ class Product:
             declared: The declared columns that the changes have.
         """
         if self.lateness_ms is None:
-            return create_late_rows(self.table_name, changes.slice(0, 0), self.source, declared)
+            return create_late_point_rows(self.table_name, changes.slice(0, 0), self.source, declared)
         late = changes.filter(pa.array(are_changes_late(changes, self.bucket_ms, self.lateness_ms)))
-        return create_late_rows(self.table_name, late, self.source, declared)
+        return create_late_point_rows(self.table_name, late, self.source, declared)
 
     def aggregate_events(self, events: pa.Table) -> pa.Table:
         """Returns the product's rows for these events alone, before they are merged with the table's rows.
@@ -201,72 +201,72 @@ class Product:
         Args:
             events: Events that the product's source extracted from changes, with `ts` in ms.
         """
-        events = ensure_order_columns(events) if "position" in events.column_names else events
+        events = add_missing_change_order_columns(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _drop_events_with_unstorable_times(events, self.bucket_ms)
-            events = events.append_column(
-                START_FIELD, _compute_bucket_start_times(events["ts"].to_numpy(), self.bucket_ms)
-            )
+            events = events.append_column(START_FIELD, _compute_bucket_starts(events["ts"].to_numpy(), self.bucket_ms))
         events = events.combine_chunks()  # columns are read several times
-        begun: dict[str, Any] = {name: events[field] for name, field in self.key_fields.items()}
+        begun: dict[str, Any] = {name: events[field] for name, field in self.event_columns_by_key.items()}
         for name, aggregate in self._mergeable_aggregates.items():
             begun |= aggregate.build_state_of_each_event(name, events)
         return self.merge_rows(pa.table(begun))
 
-    def aggregate_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
+    def aggregate_source_table_rows(self, key_columns: pa.Table, value_columns: pa.Table) -> pa.Table:
         """Returns the rows of a product whose source is another table (`Rows`), computed from rows of that table.
 
         The source rows must be all rows of each key and bucket.
 
         Args:
-            keys: The key columns of the source rows.
-            values: The columns of the same source rows that `Rows.extract_events` reads. They are in a table of their
-                own because a key may have the same name.
+            key_columns: The key columns of the source rows.
+            value_columns: The columns of the same source rows that `Rows.extract_events` reads. They are in a table of
+                their own because a key may have the same name.
         """
-        columns = {name: values[name] for name in values.column_names} | {
-            self.key_fields[key]: keys[key] for key in self.keys
+        columns = {name: value_columns[name] for name in value_columns.column_names} | {
+            self.event_columns_by_key[key]: key_columns[key] for key in self.keys
         }
-        marks = (*(self.key_fields[key] for key in self.keys), *self.source_columns)
+        marks = (*(self.event_columns_by_key[key] for key in self.keys), *self.source_columns)
         return self.aggregate_events(self.source.extract_events(pa.table(columns), DeclaredColumns(()), marks))
 
-    def aggregate_finer_rows(self, rows: pa.Table) -> pa.Table:
+    def aggregate_shorter_buckets(self, shorter_bucket_rows: pa.Table) -> pa.Table:
         """Returns the product's rows, computed from rows of the product in `below`, which has shorter buckets.
 
         Args:
-            rows: Rows of the product in `below`.
+            shorter_bucket_rows: Rows of the product in `below`.
         """
         if self.bucket_ms is None:
-            return self.merge_rows(rows)
-        place = rows.column_names.index(START)
-        start = _compute_bucket_start_times(compute_bucket_starts_ms(rows), self.bucket_ms)
-        return self.merge_rows(rows.set_column(place, START, start))
+            return self.merge_rows(shorter_bucket_rows)
+        place = shorter_bucket_rows.column_names.index(START)
+        start = _compute_bucket_starts(compute_bucket_starts_ms(shorter_bucket_rows), self.bucket_ms)
+        return self.merge_rows(shorter_bucket_rows.set_column(place, START, start))
 
-    def merge_rows(self, parts: pa.Table, stored: pa.Table | None = None) -> pa.Table:
-        """Merges new rows with each other and with stored rows. Returns one row for each key that occurs in `parts`.
+    def merge_rows(self, new_rows: pa.Table, stored_rows: pa.Table | None = None) -> pa.Table:
+        """Merges new rows with each other and with stored rows. Returns one row for each key that occurs in `new_rows`.
 
-        Key columns that are dictionary-encoded in `parts` are dictionary-encoded in the result, too.
+        Key columns that are dictionary-encoded in `new_rows` are dictionary-encoded in the result, too.
 
         Args:
-            parts: New rows of the product, any number per key.
-            stored: Rows of the product's table, at most one per key; None for none. Rows whose key is not in `parts`
-                are ignored.
+            new_rows: New rows of the product, any number per key.
+            stored_rows: Rows of the product's table, at most one per key; None for none. Rows whose key is not in
+                `new_rows` are ignored.
         """
         both = (
-            parts if stored is None else pa.concat_tables([parts, stored.select(parts.column_names).cast(parts.schema)])
+            new_rows
+            if stored_rows is None
+            else pa.concat_tables([new_rows, stored_rows.select(new_rows.column_names).cast(new_rows.schema)])
         )
         groups = RowGroups.group_rows(both, self.row_keys)
-        firsts = groups.first_rows  # rows of `parts` come before those of `stored`
+        firsts = groups.first_row_indices  # rows of `parts` come before those of `stored`
         results: dict[str, Any] = {}
         for name, aggregate in self._mergeable_aggregates.items():
-            results |= aggregate.merge_groups(name, both, groups)
+            results |= aggregate.merge_partial_results_by_group(name, both, groups)
         with np.errstate(over="ignore", invalid="ignore"):
             for name, derived in self.aggregates.items():
-                if isinstance(derived, Derived):
-                    results[name] = pa.array(derived.compute(results), from_pandas=True)
+                if isinstance(derived, DerivedAggregate):
+                    results[name] = pa.array(derived.compute_from_results(results), from_pandas=True)
         keys = {name: both[name].take(pa.array(firsts)) for name in self.row_keys}
         schema = pa.schema([both.schema.field(f.name) if f.name in keys else f for f in self.arrow_schema()])
         rows = pa.table([(keys | results)[name] for name, _ in self.column_types], schema=schema)
-        return rows if stored is None else rows.filter(pa.array(firsts < parts.num_rows))
+        return rows if stored_rows is None else rows.filter(pa.array(firsts < new_rows.num_rows))
 
 
 def _drop_events_with_unstorable_times(events: pa.Table, bucket_ms: int) -> pa.Table:
@@ -287,6 +287,6 @@ def compute_bucket_starts_ms(rows: pa.Table) -> Int64s:
     return found
 
 
-def _compute_bucket_start_times(times_ms: Any, bucket_ms: int) -> pa.Array:
+def _compute_bucket_starts(times_ms: Any, bucket_ms: int) -> pa.Array:
     start: Any = np.floor_divide(times_ms, bucket_ms) * (bucket_ms * 1000)
     return pa.array(start).cast(_TIME)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.functions import Aggregate, Derived
+from sessionlake.gold.aggregate.functions import Aggregate, DerivedAggregate
 from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.names import quote
@@ -47,31 +47,39 @@ class SketchAggregate(Aggregate):
     entry_type: ClassVar[np.dtype[Any]]
     combine_entries: ClassVar[np.ufunc]
 
-    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return ((name, "binary"),)
+    def list_state_columns(self, result_name: str) -> tuple[tuple[str, str], ...]:
+        return ((result_name, "binary"),)
 
-    def build_state_of_each_event(self, name: str, events: pa.Table) -> Columns:
+    def build_state_of_each_event(self, result_name: str, events: pa.Table) -> Columns:
         entries = np.zeros(events.num_rows, self.entry_type)
-        entries["code"], entries["number"] = self._compute_codes_and_numbers(events)
-        return {name: _pack_entries(entries, np.ones(events.num_rows, np.int64))}
+        entries["code"], entries["number"] = self._compute_sketch_entries(events)
+        return {result_name: _pack_sketch_entries(entries, np.ones(events.num_rows, np.int64))}
 
     @abstractmethod
-    def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
+    def _compute_sketch_entries(self, events: pa.Table) -> tuple[Any, Any]:
         """Returns the pair that stands for each event alone: an array of codes, and an array of numbers or one number.
 
         Args:
             events: Events with the columns in `input_columns`.
         """
 
-    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        pairs = np.arange(len(left[name]))
-        return {name: self._merge_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
+    def combine_partial_results(self, result_name: str, left: Columns, right: Columns) -> Columns:
+        pairs = np.arange(len(left[result_name]))
+        return {
+            result_name: self._merge_sketch_entries(
+                pa.concat_arrays([left[result_name], right[result_name]]), np.tile(pairs, 2), len(pairs)
+            )
+        }
 
-    def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        return {name: self._merge_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
+    def merge_partial_results_by_group(self, result_name: str, partial_results: pa.Table, groups: RowGroups) -> Columns:
+        return {
+            result_name: self._merge_sketch_entries(
+                to_contiguous(partial_results[result_name]), groups.group_number_of_each_row, len(groups.lengths)
+            )
+        }
 
-    def _merge_entries(self, rows: pa.Array, group_of_row: Int64s, group_count: int) -> pa.Array:
-        entries, lengths = unpack_entries(rows, self.entry_type)
+    def _merge_sketch_entries(self, packed_entries: pa.Array, group_of_row: Int64s, group_count: int) -> pa.Array:
+        entries, lengths = unpack_sketch_entries(packed_entries, self.entry_type)
         place = (np.repeat(group_of_row, lengths) << 32) + entries["code"]
         order = np.argsort(place, kind="stable")
         place = place[order]
@@ -80,7 +88,7 @@ class SketchAggregate(Aggregate):
         united["code"] = place[starts] & 0xFFFF_FFFF
         if len(starts):
             united["number"] = self.combine_entries.reduceat(entries["number"][order], starts)
-        return _pack_entries(united, np.bincount(place[starts] >> 32, minlength=group_count))
+        return _pack_sketch_entries(united, np.bincount(place[starts] >> 32, minlength=group_count))
 
 
 @dataclass(frozen=True)
@@ -106,13 +114,13 @@ class Buckets(SketchAggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
+    def _compute_sketch_entries(self, events: pa.Table) -> tuple[Any, Any]:
         values = events[self.of].to_numpy().astype(np.float64)
         bucket = np.abs(values).view(np.int64) >> _DROPPED
         return np.where(values < 0, _NEGATIVES - 1 - bucket, _NEGATIVES + bucket), 1
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Number of {self.of}s in each bucket of numbers, for quantiles"
 
     def build_result_sql(self) -> str:
@@ -121,7 +129,7 @@ class Buckets(SketchAggregate):
 
 
 @dataclass(frozen=True)
-class Quantile(Derived):
+class Quantile(DerivedAggregate):
     """An approximate quantile, with a relative error of at most 0.8 %.
 
     The exact quantile is the lowest value v such that at least the share `share` of all values is v or less. The result
@@ -137,17 +145,17 @@ class Quantile(Derived):
     share: float
     value: str = "value"
 
-    def compute(self, results: Columns) -> Any:
-        entries, lengths = unpack_entries(results[self.buckets], Buckets.entry_type)
+    def compute_from_results(self, results: Columns) -> Any:
+        entries, lengths = unpack_sketch_entries(results[self.buckets], Buckets.entry_type)
         until = np.cumsum(entries["number"])
         ends = np.cumsum(lengths)
         before = np.concatenate([[0], until])[ends - lengths]
         count = np.concatenate([[0], until])[ends] - before
         rank = np.maximum(np.ceil(self.share * count), 1).astype(np.int64)
-        return _compute_bucket_middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
+        return _compute_middle_of_buckets(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Quantile {self.share:g} of {self.value}, within 0.8 %"
 
     def build_result_sql(self) -> str:
@@ -183,7 +191,7 @@ class Registers(SketchAggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _compute_codes_and_numbers(self, events: pa.Table) -> tuple[Any, Any]:
+    def _compute_sketch_entries(self, events: pa.Table) -> tuple[Any, Any]:
         code, distinct = encode_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
@@ -191,7 +199,7 @@ class Registers(SketchAggregate):
         return (hashed >> np.uint64(_RANK_BITS))[code], (_RANK_BITS + 1 - bits)[code]
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Registers of HyperLogLog, of {self.of}s"
 
     def build_result_sql(self) -> str:
@@ -200,7 +208,7 @@ class Registers(SketchAggregate):
 
 
 @dataclass(frozen=True)
-class Distinct(Derived):
+class Distinct(DerivedAggregate):
     """The approximate number of different texts; the standard error is 0.8 %.
 
     Source: Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6. The estimate has
@@ -216,20 +224,20 @@ class Distinct(Derived):
 
     type = "bigint"
 
-    def compute(self, results: Columns) -> Any:
-        entries, lengths = unpack_entries(results[self.registers], Registers.entry_type)
+    def compute_from_results(self, results: Columns) -> Any:
+        entries, lengths = unpack_sketch_entries(results[self.registers], Registers.entry_type)
         ranks, rows = _RANK_BITS + 2, len(lengths)
         places = np.repeat(np.arange(rows), lengths) * ranks + entries["number"]
         counts = np.bincount(places, minlength=rows * ranks).reshape(rows, ranks).astype(np.float64)
         counts[:, 0] = _REGISTERS - lengths
-        z = _REGISTERS * _compute_ertl_tau(1 - counts[:, -1] / _REGISTERS)
+        z = _REGISTERS * _compute_hyperloglog_tau(1 - counts[:, -1] / _REGISTERS)
         for rank in range(_RANK_BITS, 0, -1):
             z = 0.5 * (z + counts[:, rank])
-        z += _REGISTERS * _compute_ertl_sigma(counts[:, 0] / _REGISTERS)
+        z += _REGISTERS * _compute_hyperloglog_sigma(counts[:, 0] / _REGISTERS)
         return np.rint(_REGISTERS * _REGISTERS / (2 * np.log(2)) / z).astype(np.int64)
 
     @property
-    def description(self) -> str:
+    def column_comment(self) -> str:
         return f"Number of different {self.value}s, with a standard error of 0.8 %"
 
     def build_result_sql(self) -> str:
@@ -239,39 +247,41 @@ class Distinct(Derived):
         return f"{_OFF * 1e9}D * {self.build_result_sql()} + {_FEW * 1e9}D"
 
 
-def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry_type: np.dtype[Any]) -> tuple[Any, Int64s]:
+def unpack_sketch_entries(packed_entries: pa.Array | pa.ChunkedArray, entry_type: np.dtype[Any]) -> tuple[Any, Int64s]:
     """Returns the pairs of code and number of all rows in one array, and how many pairs each row has.
 
     Args:
-        rows: The binary column that a `SketchAggregate` stores.
+        packed_entries: The binary column that a `SketchAggregate` stores.
         entry_type: Numpy type of a pair.
     """
-    held = (to_contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
+    held = (to_contiguous(packed_entries) if isinstance(packed_entries, pa.ChunkedArray) else packed_entries).cast(
+        pa.binary()
+    )
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
     return content.view(entry_type), np.diff(ends) // entry_type.itemsize
 
 
-def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
+def _pack_sketch_entries(entries: Any, lengths: Int64s) -> pa.Array:
     ends = np.concatenate([[0], np.cumsum(lengths)]) * entries.itemsize
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(entries.tobytes())]
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
 
-def _compute_bucket_middle(codes: Int64s) -> Any:
+def _compute_middle_of_buckets(bucket_codes: Int64s) -> Any:
     """Returns the value in the middle of each bucket; zero for the bucket nearest to zero.
 
     Args:
-        codes: Codes of buckets, as the aggregate `Buckets` stores them.
+        bucket_codes: Codes of buckets, as the aggregate `Buckets` stores them.
     """
-    bucket = np.where(codes < _NEGATIVES, _NEGATIVES - 1 - codes, codes - _NEGATIVES)
+    bucket = np.where(bucket_codes < _NEGATIVES, _NEGATIVES - 1 - bucket_codes, bucket_codes - _NEGATIVES)
     half = np.where((bucket == 0) | (bucket == _INFINITY), 0, 1 << (_DROPPED - 1))
     middle = ((bucket << _DROPPED) + half).view(np.float64)
-    return np.where(codes < _NEGATIVES, -middle, middle) + 0.0
+    return np.where(bucket_codes < _NEGATIVES, -middle, middle) + 0.0
 
 
-def _compute_ertl_sigma(x: Any) -> Any:
+def _compute_hyperloglog_sigma(x: Any) -> Any:
     """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1. A term of Ertl's estimate (`Distinct`)."""
     found, before, power, factor = x, -x, x, 1.0
     while (found != before).any():
@@ -281,7 +291,7 @@ def _compute_ertl_sigma(x: Any) -> Any:
     return found
 
 
-def _compute_ertl_tau(x: Any) -> Any:
+def _compute_hyperloglog_tau(x: Any) -> Any:
     """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1. A term of Ertl's estimate (`Distinct`).
 
     For a share of 0 the result is 0.

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.feeds.topics import FeedTopics
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_change_order_columns
 from sessionlake.protocol.arrow import encode_as_codes, sort_rows, to_contiguous
 from sessionlake.protocol.names import internal
 
@@ -23,14 +23,14 @@ The session's partition is a key in addition.
 """
 VALUE_AS_DOUBLE = "value as a double"
 """The column of events that functions without an exact result read, if `value` is a decimal."""
-MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
+CHANGE_KEY_AND_ORDER = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
 """The columns that are copied from a change to each of its events.
 
 `ts` is event time in ms. The columns after it order changes of equal event time.
 """
 
 
-def include_session_keys(keys: Collection[str]) -> bool:
+def have_session_keys(keys: Collection[str]) -> bool:
     """Returns True if the keys include `topic` and `session_id`, so that they identify a session within a partition."""
     return {"topic", "session_id"} <= {*keys}
 
@@ -80,7 +80,7 @@ class EventSource(ABC):
     topics: FeedTopics | None = None
 
     @property
-    def column(self) -> str | None:
+    def only_decimal_column(self) -> str | None:
         """The only declared column whose values are events, as exact decimals. None if all columns' values are."""
         return None
 
@@ -91,7 +91,7 @@ class EventSource(ABC):
 
     @abstractmethod
     def extract_events(
-        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
         """Returns the events that are in changes, one row per event. No column has nulls.
 
@@ -112,10 +112,10 @@ class Points(EventSource):
     """
 
     def extract_events(
-        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
         fields = [(name, build_number_field_name(i)) for i, name in enumerate(declared.numbers)]
-        found = _list_set_values(changes, fields, "metric", pa.float64(), copied_columns)
+        found = _extract_one_row_per_set_value(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
 
@@ -129,10 +129,10 @@ class Texts(EventSource):
     numbers = False
 
     def extract_events(
-        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
         fields = [(name, build_text_field_name(i)) for i, name in enumerate(declared.texts)]
-        return _list_set_values(changes, fields, "column", pa.string(), copied_columns)
+        return _extract_one_row_per_set_value(changes, fields, "column", pa.string(), copied_columns)
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,17 @@ class DecimalPoints(EventSource):
     type: str
 
     @property
-    def column(self) -> str:
+    def only_decimal_column(self) -> str:
         return self.decimal_column
 
     def extract_events(
-        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        name = build_decimal_field_name(declared.decimals.index(self.column))
+        name = build_decimal_field_name(declared.decimals.index(self.only_decimal_column))
         kind = changes.schema.field(name).type
-        return _list_set_values(changes, [(self.column, name)], "metric", kind, copied_columns)
+        return _extract_one_row_per_set_value(
+            changes, [(self.only_decimal_column, name)], "metric", kind, copied_columns
+        )
 
 
 @dataclass(frozen=True)
@@ -174,15 +176,15 @@ class FeedEvents(EventSource):
     topics: FeedTopics
 
     @property
-    def column(self) -> str | None:
-        return self.source.column
+    def only_decimal_column(self) -> str | None:
+        return self.source.only_decimal_column
 
     @property
     def numbers(self) -> bool:
         return self.source.numbers
 
     def extract_events(
-        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
         return self.source.extract_events(select_changes_of_feed(changes, self.topics), declared, copied_columns)
 
@@ -279,7 +281,7 @@ def build_key_field_name(index: int) -> str:
     return internal(f"key:{index}")
 
 
-def _list_set_values(
+def _extract_one_row_per_set_value(
     changes: pa.Table,
     column_names: Iterable[tuple[str, str]],
     name_column: str,
@@ -295,7 +297,7 @@ def _list_set_values(
         value_type: Arrow type of the values.
         copied_columns: Columns to copy from the change.
     """
-    changes = ensure_order_columns(changes)
+    changes = add_missing_change_order_columns(changes)
     names, nothing = [*copied_columns, name_column, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in copied_columns), pa.array([], pa.string()), pa.array([], value_type)]
     parts = [pa.table(none, names)]

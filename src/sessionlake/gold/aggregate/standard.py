@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
+from sessionlake.gold.aggregate.functions import (
+    Aggregate,
+    Count,
+    DerivedAggregate,
+    Endmost,
+    Extreme,
+    Mean,
+    Sum,
+    Variance,
+)
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS
 
 _MINUTE = 60_000
-_POINTS: dict[str, Aggregate | Derived] = {
+_POINTS: dict[str, Aggregate | DerivedAggregate] = {
     "points": Count(),
     "min": Extreme("value", greatest=False),
     "max": Extreme("value", greatest=True),
@@ -66,7 +75,7 @@ class MetricsRange:
     end: int
 
 
-def split_range_by_table(
+def split_time_range_by_metrics_table(
     begin: int, end: int, step: int | None = None, tables: Sequence[Product] = TIERS
 ) -> Iterator[MetricsRange]:
     """Splits a range of time into parts, each read from one table of metrics, so that as few rows as possible are read.
@@ -87,14 +96,14 @@ def split_range_by_table(
     length = tier.bucket_ms or 0
     first, last = -(-begin // length) * length, end // length * length
     if first >= last or (step or 0) % length:
-        yield from split_range_by_table(begin, end, step, finer)
+        yield from split_time_range_by_metrics_table(begin, end, step, finer)
         return
-    yield from split_range_by_table(begin, first, step, finer)
+    yield from split_time_range_by_metrics_table(begin, first, step, finer)
     yield MetricsRange(tier, first, last)
-    yield from split_range_by_table(last, end, step, finer)
+    yield from split_time_range_by_metrics_table(last, end, step, finer)
 
 
-def create_answer_product(keys: Sequence[str], step: int | None) -> Product:
+def create_product_of_metrics_answer(keys: Sequence[str], step: int | None) -> Product:
     """Returns a product that merges rows of the tables of metrics into the answer of a query for metrics.
 
     `first` and `last` are left out unless `keys` are all keys of these tables, as points of different series have no

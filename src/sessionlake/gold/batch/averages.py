@@ -20,9 +20,9 @@ from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
-from sessionlake.gold.fold.outputs import AveragesOutput, RowCountAndTimeRange, append_report
-from sessionlake.gold.fold.pack import ReadChanges, combine_partition_and_offset
+from sessionlake.gold.batch.rows import GoldFoldResult, read_payload_rows
+from sessionlake.gold.fold.outputs import AveragesPayloadKind, RowCountAndTimeRange, append_report_payload
+from sessionlake.gold.fold.pack import ReadChangesSummary, combine_partition_and_offset
 from sessionlake.gold.fold.series import EXACT, EXACT_TYPES, RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
@@ -60,7 +60,7 @@ class AverageWriter:
 
     spark: SparkSession
     lake: Lake
-    fold_result: FoldResult
+    fold_result: GoldFoldResult
     txn: Txn
     shards: int
 
@@ -70,47 +70,50 @@ class AverageWriter:
         Args:
             averages: The tables of averages.
         """
-        parts = [self.fold_result, *self._recompute_for_old_points(averages)]
-        outputs = [self._write_restatements(parts, averages), *(self._write_rows(parts, series) for series in averages)]
+        parts = [self.fold_result, *self._recompute_averages_for_old_points(averages)]
+        outputs = [
+            self._write_restatements(parts, averages),
+            *(self._write_average_rows(parts, series) for series in averages),
+        ]
         return [output for output in outputs if output is not None]
 
-    def _recompute_for_old_points(self, averages: Sequence[RollingAverage]) -> Iterator[FoldResult]:
+    def _recompute_averages_for_old_points(self, averages: Sequence[RollingAverage]) -> Iterator[GoldFoldResult]:
         """Computes averages from the tables, for new points that are too old for the points in the state.
 
         Yields one result for each table of averages that has such new points.
         """
         spark, limits = self.spark, self.lake.driver_limits
         for series in averages:
-            beyond = AveragesOutput.BEYOND.build_payload_kind(series)
+            beyond = AveragesPayloadKind.BEYOND.build_payload_kind(series)
             if beyond not in self.fold_result.report.spans:
                 continue
             points, found = read_payload_rows([self.fold_result], [beyond], build_older_points_ddl(series)), None
             if isinstance(points, pa.Table):
                 found = recompute_averages_in_driver(points, self.lake.reader(spark), series, limits)
             if found is not None:
-                yield FoldResult.from_payloads(spark, found)
+                yield GoldFoldResult.from_payloads(spark, found)
             else:
                 held = self.lake.read(spark, series.table_name)
                 frame = recompute_averages_on_cluster(to_spark_frame(spark, points), held, series, shards=self.shards)
                 # A checkpoint, not persist(): Spark would compute persisted rows again after each write to the table.
-                yield FoldResult.collect_payloads(frame.localCheckpoint(), limits.inline_bytes)
+                yield GoldFoldResult.collect_payloads(frame.localCheckpoint(), limits.inline_bytes)
 
     def _write_restatements(
-        self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
+        self, fold_results: Sequence[GoldFoldResult], averages: Sequence[RollingAverage]
     ) -> TableOutput | None:
-        kinds = [AveragesOutput.RESTATED.build_payload_kind(series) for series in averages]
-        span = _sum_counts_and_time_ranges(parts, kinds)
+        kinds = [AveragesPayloadKind.RESTATED.build_payload_kind(series) for series in averages]
+        span = _sum_counts_and_time_ranges(fold_results, kinds)
         if span is None:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
         rows = apply_to_rows(
-            read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constant_columns(some, stamps), _STAMPED
+            read_payload_rows(fold_results, kinds, _RESTATED), lambda some: add_constant_columns(some, stamps), _STAMPED
         )
         commit = append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, commit.version, span.rows)
 
-    def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
+    def _write_average_rows(self, fold_results: Sequence[GoldFoldResult], series: RollingAverage) -> TableOutput | None:
         """Appends the new rows, and merges the changed rows, of one table of averages.
 
         Most rows of a batch are new and need no lookup.
@@ -119,16 +122,20 @@ class AverageWriter:
             The table's new version and the number of written rows; None if the batch has no rows for the table.
         """
         new, changed = (
-            _sum_counts_and_time_ranges(parts, [kind.build_payload_kind(series)])
-            for kind in (AveragesOutput.NEW, AveragesOutput.CHANGED)
+            _sum_counts_and_time_ranges(fold_results, [kind.build_payload_kind(series)])
+            for kind in (AveragesPayloadKind.NEW, AveragesPayloadKind.CHANGED)
         )
         if not new and not changed:
             return None
         if new:
-            rows = read_payload_rows(parts, [AveragesOutput.NEW.build_payload_kind(series)], series.columns_ddl)
+            rows = read_payload_rows(
+                fold_results, [AveragesPayloadKind.NEW.build_payload_kind(series)], series.columns_ddl
+            )
             commit = append_rows(self.spark, self.lake, series.table_name, rows, self.txn)
         if changed:
-            rows = read_payload_rows(parts, [AveragesOutput.CHANGED.build_payload_kind(series)], series.columns_ddl)
+            rows = read_payload_rows(
+                fold_results, [AveragesPayloadKind.CHANGED.build_payload_kind(series)], series.columns_ddl
+            )
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
             commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.txn_of_second_write)
@@ -136,9 +143,9 @@ class AverageWriter:
 
 
 def _sum_counts_and_time_ranges(
-    fold_results: Sequence[FoldResult], kinds: Iterable[str]
+    fold_results: Sequence[GoldFoldResult], payload_kinds: Iterable[str]
 ) -> RowCountAndTimeRange | None:
-    found = [part.report.spans[kind] for part in fold_results for kind in kinds if kind in part.report.spans]
+    found = [part.report.spans[kind] for part in fold_results for kind in payload_kinds if kind in part.report.spans]
     return reduce(operator.add, found) if found else None
 
 
@@ -170,7 +177,7 @@ def recompute_averages_on_cluster(
     """
     from pyspark.sql import functions as F
 
-    columns, new = _list_history_columns(series), new_points.columns
+    columns, new = _list_columns_to_recompute_from(series), new_points.columns
     asked = F.broadcast(new_points.select(*map(quote, series.keys)).distinct())
     history = (
         _filter_to_sessions_of_points(stored_rows, new_points, series)
@@ -181,14 +188,14 @@ def recompute_averages_on_cluster(
         new_points.withColumn("fresh", F.lit(col=True)), allowMissingColumns=True
     )
 
-    def recompute_group(rows: pa.Table) -> pa.Table:
+    def recompute_averages_of_group(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
         points = combine_new_and_stored_points(
             series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns)
         )
         return build_payload_table(_build_recomputed_payloads(points, series))
 
-    return apply_to_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
+    return apply_to_groups(both, series.keys, shards, recompute_averages_of_group, FOLDED_SCHEMA)
 
 
 def recompute_averages_in_driver(
@@ -211,14 +218,14 @@ def recompute_averages_in_driver(
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
         rows = reader.read_arrow_table(
-            series.table_name, *conditions, columns=_list_history_columns(series), max_bytes=most
+            series.table_name, *conditions, columns=_list_columns_to_recompute_from(series), max_bytes=most
         )
     except TooLargeError:
         return None
     return _build_recomputed_payloads(combine_new_and_stored_points(series, new_points, rows), series)
 
 
-def _list_history_columns(series: RollingAverage) -> list[str]:
+def _list_columns_to_recompute_from(series: RollingAverage) -> list[str]:
     """Returns the names of a table's columns from which averages are recomputed."""
     places = ["position"] if series.is_per_session else ["partition", "offset"]
     own = [*series.keys, "ts", "ordinal", "value", *places, *series.seq_order_columns, "revision", *EXACT]
@@ -235,15 +242,15 @@ def combine_new_and_stored_points(
         new_points: New points, columns as in `build_older_points_ddl`, or with `position` instead of `place`.
         stored_rows: Rows of the table; None for none. Rows of series without a new point are dropped.
     """
-    parts = [_convert_to_points(series, new_points, fresh=True)]
+    parts = [_convert_rows_to_points(series, new_points, is_new=True)]
     if stored_rows is not None:
         parts.insert(
-            0, select_matching_rows(_convert_to_points(series, stored_rows, fresh=False), series.keys, parts[0])
+            0, select_matching_rows(_convert_rows_to_points(series, stored_rows, is_new=False), series.keys, parts[0])
         )
     return pa.concat_tables(parts, promote_options="default")
 
 
-def _convert_to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Table:
+def _convert_rows_to_points(series: RollingAverage, rows: pa.Table, *, is_new: bool) -> pa.Table:
     names = rows.column_names
     numbers = {
         name: rows[name].cast(pa.int64()) for name in ("place", "position", "partition", "offset") if name in names
@@ -255,12 +262,12 @@ def _convert_to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -
     own = (*series.text_keys, "ts", "ordinal", "value", *series.seq_order_columns, *EXACT)
     columns = {name: rows[name] for name in own}
     columns |= {name: numbers[name] for name in ("place", "partition", "offset") if name in numbers}
-    revision = zeros if fresh else rows["revision"].cast(pa.int64())
-    return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})
+    revision = zeros if is_new else rows["revision"].cast(pa.int64())
+    return pa.table(columns | {"revision": revision, "fresh": pa.repeat(is_new, rows.num_rows)})
 
 
 def _build_recomputed_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
-    return encode_payloads(append_report(ReadChanges(), 0, recompute_averages(points, series)))
+    return encode_payloads(append_report_payload(ReadChangesSummary(), 0, recompute_averages(points, series)))
 
 
 def _filter_to_sessions_of_points(stored_rows: DataFrame, new_points: DataFrame, series: RollingAverage) -> DataFrame:

@@ -30,10 +30,10 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import (
     BATCH,
-    AppendProgress,
+    FinalRowProgress,
     FinalTable,
     PartitionTimes,
-    look_up_limits,
+    look_up_time_limit_of_each_row,
     select_newly_final_rows,
 )
 from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest_times
@@ -66,10 +66,10 @@ class FinalRowAppender:
         self._first = handover.read_first_batch_number(lake.settings, GOLD)
         following, reader = handover.read_next_batch_number(lake.settings, GOLD), lake.reader(spark)
         self._tables = {
-            final.product.table_name: _read_append_progress(reader, final, following)
+            final.product.table_name: _read_final_row_progress(reader, final, following)
             for final in find_final_tables(products)
         }
-        self._times = _read_stream_times_of_partial_version(spark, lake) if self._tables else {}
+        self._times = _read_stream_times_of_partly_read_version(spark, lake) if self._tables else {}
 
     def require_open_buckets(self, spark: SparkSession, product: Product, rows: Rows, earliest_start: int) -> None:
         """Checks that a batch has no rows for buckets that are already final.
@@ -88,7 +88,9 @@ class FinalRowAppender:
             return
         if not isinstance(rows, pa.Table):
             rows = _find_earliest_bucket_starts(to_spark_frame(spark, rows))
-        closed = rows.filter(pa.array(compute_bucket_starts_ms(rows) < look_up_limits(rows, progress.appended_until)))
+        closed = rows.filter(
+            pa.array(compute_bucket_starts_ms(rows) < look_up_time_limit_of_each_row(rows, progress.appended_until))
+        )
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             final_name, begin = progress.final_table.table_name, f"{one[START]:%Y-%m-%d %H:%M:%SZ}"
@@ -118,74 +120,81 @@ class FinalRowAppender:
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, since = progress.compute_append_limits(self._times), progress.appended_until
-            output = self._append_rows_between(spark, progress.final_table, since, until, txn) if until else None
+            until, since = progress.compute_times_to_append_until(self._times), progress.appended_until
+            output = self._append_final_rows_between(spark, progress.final_table, since, until, txn) if until else None
             if output is not None:
                 yield output
             progress.mark_appended(until)
         self._times = {}
 
-    def _append_rows_between(
-        self, spark: SparkSession, final: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
+    def _append_final_rows_between(
+        self, spark: SparkSession, final_table: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
     ) -> TableOutput | None:
-        reader, table = self._lake.reader(spark), final.product.table_name
-        floors = [self._expiry.get_expiry_times(table) for table in (table, final.table_name)]
+        reader, table = self._lake.reader(spark), final_table.product.table_name
+        floors = [self._expiry.get_expiry_times(table) for table in (table, final_table.table_name)]
         names, most, found = (
-            [name for name, _ in final.copied_columns],
+            [name for name, _ in final_table.copied_columns],
             self._lake.driver_limits.driver_bytes,
             list[pa.Table](),
         )
         try:
-            for some in _build_range_conditions(since, until):
+            for some in _build_bucket_range_conditions(since, until):
                 found.append(reader.read_arrow_table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
-            near = _select_candidate_rows(final, self._lake.read(spark, table), since, until)
+            near = _select_candidate_rows(final_table, self._lake.read(spark, table), since, until)
         rows = apply_to_rows(
-            near, _build_final_row_filter(final, since, until, txn.version, *floors), build_ddl(final.column_types)
+            near,
+            _build_final_row_filter(final_table, since, until, txn.version, *floors),
+            build_ddl(final_table.column_types),
         )
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
         if not count:
             return None
-        return TableOutput(final.table_name, append_rows(spark, self._lake, final.table_name, rows, txn).version, count)
+        return TableOutput(
+            final_table.table_name, append_rows(spark, self._lake, final_table.table_name, rows, txn).version, count
+        )
 
 
 def _build_final_row_filter(
-    final: FinalTable, since: PartitionTimes, until: PartitionTimes, batch: int, *floors: ExpiryTimes
+    final_table: FinalTable, since: PartitionTimes, until: PartitionTimes, batch: int, *expiry_times: ExpiryTimes
 ) -> Callable[[pa.Table], pa.Table]:
     """Returns a function that selects the rows of a product that became final between two limits.
 
     The function leaves out expired rows, and returns the columns of the table of final rows.
 
     Args:
-        final: The table of final rows.
+        final_table: The table of final rows.
         since: By topic-partition, the bucket start in ms from which rows are wanted.
         until: By topic-partition, the bucket start in ms up to which rows are wanted. It is not included.
         batch: The batch number to write in the rows.
-        floors: For the product's two tables, the first time in ms that has not expired, by topic.
+        expiry_times: For the product's two tables, the first time in ms that has not expired, by topic.
     """
-    names, stamps = [name for name, _ in final.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
+    names, stamps = [name for name, _ in final_table.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
     return lambda rows: add_constant_columns(
-        drop_expired_arrow_rows(select_newly_final_rows(rows.select(names), since, until), *floors), stamps
+        drop_expired_arrow_rows(select_newly_final_rows(rows.select(names), since, until), *expiry_times), stamps
     )
 
 
 def rebuild_final_rows(
-    spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: PartitionTimes, batch: int
+    spark: SparkSession, lake: Lake, final_table: FinalTable, rows: DataFrame, times: PartitionTimes, batch: int
 ) -> None:
     """Replaces all rows of a table of final rows, in one commit.
 
     Args:
-        final: The table of final rows.
+        final_table: The table of final rows.
         rows: All rows of the product that have not expired.
-        times: By topic-partition, the stream time in ms up to which gold has read. It decides which rows are final.
+        times: By topic-partition, the stream time in ms up to which gold has read. It decides which rows are
+            final_table.
         batch: The last batch of gold that the rows include.
     """
-    until = final.compute_first_open_buckets(times)
-    keep = PerBatchFunction(_build_final_row_filter(final, {}, until, batch))
-    found = apply_to_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
-    lake.storage.require_claims_before_commit(final.table_name)
-    lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
+    until = final_table.compute_first_open_buckets(times)
+    keep = PerBatchFunction(_build_final_row_filter(final_table, {}, until, batch))
+    found = apply_to_batches(
+        _select_candidate_rows(final_table, rows, {}, until), keep, build_ddl(final_table.column_types)
+    )
+    lake.storage.require_claims_before_commit(final_table.table_name)
+    lake.overwrite_table(spark, final_table.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
 def find_latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
@@ -200,27 +209,29 @@ def find_latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
     return {(row["topic"], row[PARTITION]): row["time"] for row in found}
 
 
-def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: int) -> AppendProgress:
+def _read_final_row_progress(reader: TableReader, final_table: FinalTable, next_batch: int) -> FinalRowProgress:
     """Reads from a table of final rows up to which bucket rows were appended before gold's next batch.
 
     Args:
         reader: Reads the table.
-        final: The table of final rows.
+        final_table: The table of final rows.
         next_batch: Number of gold's next batch. It may be a replay whose rows the table already has.
     """
 
-    def read_appended_until(*conditions: Condition) -> PartitionTimes:
-        last = reader.find_highest_values(final.table_name, START, _PLACE, *conditions)
+    def read_end_of_last_appended_bucket(*conditions: Condition) -> PartitionTimes:
+        last = reader.find_highest_values(final_table.table_name, START, _PLACE, *conditions)
         starts = {(topic, partition): convert_time_to_ms(start) for (topic, partition), start in last.items()}
-        return final.compute_bucket_ends(starts)
+        return final_table.compute_bucket_ends(starts)
 
-    is_there = reader.has_rows(final.table_name, (BATCH, operator.ge, next_batch))
-    return AppendProgress(
-        final, read_appended_until((BATCH, operator.lt, next_batch)), read_appended_until() if is_there else {}
+    is_there = reader.has_rows(final_table.table_name, (BATCH, operator.ge, next_batch))
+    return FinalRowProgress(
+        final_table,
+        read_end_of_last_appended_bucket((BATCH, operator.lt, next_batch)),
+        read_end_of_last_appended_bucket() if is_there else {},
     )
 
 
-def _read_stream_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
+def _read_stream_times_of_partly_read_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
     """Returns the stream times in the version of silver's changes that gold has read only in part.
 
     Empty if there is no such version. These stream times have made no row final yet.
@@ -240,7 +251,7 @@ def _read_stream_times_of_partial_version(spark: SparkSession, lake: Lake) -> di
     return find_latest_stream_times(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
 
 
-def _build_range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[list[Condition]]:
+def _build_bucket_range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[list[Condition]]:
     """Yields lists of conditions. Each row between two limits meets all conditions of one list.
 
     The conditions let Delta skip files, and may select further rows. If a topic has a partition without a lower limit,
@@ -265,23 +276,26 @@ def _build_range_conditions(since: PartitionTimes, until: PartitionTimes) -> Ite
 
 
 def _select_candidate_rows(
-    final: FinalTable, rows: DataFrame, since: PartitionTimes, until: PartitionTimes
+    final_table: FinalTable, rows: DataFrame, since: PartitionTimes, until: PartitionTimes
 ) -> DataFrame:
     """Returns all rows of a product that became final between two limits, and possibly some other rows.
 
     Args:
-        final: The table of final rows.
+        final_table: The table of final rows.
         rows: Rows of the product.
         since: By topic-partition, the bucket start in ms from which rows are wanted.
         until: By topic-partition, the bucket start in ms up to which rows are wanted. It is not included.
     """
-    rows = rows.select(*(quote(name) for name, _ in final.copied_columns))
+    rows = rows.select(*(quote(name) for name, _ in final_table.copied_columns))
     if not until:
         return rows.limit(0)
     return rows.where(
         reduce(
             or_,
-            (reduce(and_, map(_convert_to_spark_condition, some)) for some in _build_range_conditions(since, until)),
+            (
+                reduce(and_, map(_convert_to_spark_condition, some))
+                for some in _build_bucket_range_conditions(since, until)
+            ),
         )
     )
 

@@ -25,8 +25,8 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch.final import FinalRowAppender
-from sessionlake.gold.batch.rows import BatchRows, FoldResult, is_keyed_by_session, read_payload_rows
-from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
+from sessionlake.gold.batch.rows import BatchProductRows, GoldFoldResult, is_keyed_by_session, read_payload_rows
+from sessionlake.gold.fold.product_payloads import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_arrow_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns
@@ -56,46 +56,48 @@ class ProductMerger:
 
     spark: SparkSession
     lake: Lake
-    rows: BatchRows
+    rows: BatchProductRows
     txn: Txn
     expiry: BucketExpiry
     final_rows: FinalRowAppender
 
-    def merge_batch(self, products: Iterable[Product]) -> Iterator[TableOutput]:
+    def merge_batch_into_products(self, products: Iterable[Product]) -> Iterator[TableOutput]:
         """Merges the batch into these products' tables. Products without rows in the batch are left out.
 
         Yields the new version and the number of merged rows of each table.
         """
         for product in products:
-            if self.rows.compute_count_and_time_range(product).rows:
-                part = self._drop_expired(product, self.rows.find_product_rows(product))
+            if self.rows.compute_row_count_and_time_range(product).rows:
+                part = self._drop_expired_rows(product, self.rows.find_product_rows(product))
                 self.final_rows.require_open_buckets(
-                    self.spark, product, part, self.rows.compute_count_and_time_range(product).low
+                    self.spark, product, part, self.rows.compute_row_count_and_time_range(product).low
                 )
-                yield self._merge_rows(product, part)
+                yield self._merge_product_rows(product, part)
 
-    def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
+    def _drop_expired_rows(self, product: Product, batch_rows: pa.Table | UnappliedMap) -> Rows:
         """Returns the batch's rows of a product without those whose bucket has expired."""
         floors = self.expiry.get_expiry_times(product.table_name)
-        if self.rows.compute_count_and_time_range(product).low >= max(floors.values(), default=NEVER) * 1000:
-            return part
-        return apply_to_rows(part, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
+        if self.rows.compute_row_count_and_time_range(product).low >= max(floors.values(), default=NEVER) * 1000:
+            return batch_rows
+        return apply_to_rows(batch_rows, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
 
-    def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
-        rows = self.rows.compute_count_and_time_range(product).rows
-        if not isinstance(part, pa.Table):
+    def _merge_product_rows(self, product: Product, batch_rows: Rows) -> TableOutput:
+        rows = self.rows.compute_row_count_and_time_range(product).rows
+        if not isinstance(batch_rows, pa.Table):
             if self._has_only_new_keys(product):
-                done = append_rows(self.spark, self.lake, product.table_name, part, self.txn)
+                done = append_rows(self.spark, self.lake, product.table_name, batch_rows, self.txn)
                 return TableOutput(product.table_name, done.version, done.rows)
             if rows > self.lake.driver_limits.driver_changes:
-                return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
-            part = drop_expired_arrow_rows(
-                self.rows.collect_rows(product), self.expiry.get_expiry_times(product.table_name)
+                return self._merge_rows_on_cluster(product, to_spark_frame(self.spark, batch_rows))
+            batch_rows = drop_expired_arrow_rows(
+                self.rows.collect_product_rows(product), self.expiry.get_expiry_times(product.table_name)
             )
         try:
-            return self._merge_in_driver(product, part)
+            return self._merge_rows_in_driver(product, batch_rows)
         except TooLargeError:
-            return self._merge_on_cluster(product, to_spark_frame(self.spark, part.cast(product.arrow_schema())))
+            return self._merge_rows_on_cluster(
+                product, to_spark_frame(self.spark, batch_rows.cast(product.arrow_schema()))
+            )
 
     def _has_only_new_keys(self, product: Product) -> bool:
         """Returns True if all rows of the batch have keys that the product's table does not have.
@@ -106,49 +108,59 @@ class ProductMerger:
             return False
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.fold_result.report.times_by_topic))]
         if product.bucket_ms is not None:
-            span = self.rows.compute_count_and_time_range(product)
+            span = self.rows.compute_row_count_and_time_range(product)
             ends = (find_nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).has_rows(product.table_name, *conditions)
 
-    def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
+    def _merge_rows_in_driver(self, product: Product, batch_rows: pa.Table) -> TableOutput:
         """Merges the batch's rows of a product in the driver's memory.
 
         Raises:
             TooLargeError: The table's rows with the same keys do not fit into the driver's memory.
         """
 
-        def merge_stored_rows(part: pa.Table, held: pa.Table) -> pa.Table:
-            return product.merge_rows(part, held).cast(product.arrow_schema())
+        def merge_stored_rows(new_rows: pa.Table, stored_rows: pa.Table) -> pa.Table:
+            return product.merge_rows(new_rows, stored_rows).cast(product.arrow_schema())
 
         commit = combine_and_merge_rows(
-            self.spark, self.lake, product.table_name, part, merge_stored_rows, _build_product_upsert(product), self.txn
+            self.spark,
+            self.lake,
+            product.table_name,
+            batch_rows,
+            merge_stored_rows,
+            _build_product_upsert(product),
+            self.txn,
         )
-        return TableOutput(product.table_name, commit.version, part.num_rows)
+        return TableOutput(product.table_name, commit.version, batch_rows.num_rows)
 
-    def _merge_on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
+    def _merge_rows_on_cluster(self, product: Product, batch_rows: DataFrame) -> TableOutput:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]
-        held = self._select_rows_in_span(product).join(part.select(*keys), list(product.row_keys), "left_semi")
-        fresh = part.withColumn(_FRESH, F.lit(col=True))
+        held = self._select_stored_rows_in_time_range(product).join(
+            batch_rows.select(*keys), list(product.row_keys), "left_semi"
+        )
+        fresh = batch_rows.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
 
-        def merge_key_rows(table: pa.Table) -> pa.Table:
-            is_fresh = table[_FRESH]
-            rows = table.drop_columns([_FRESH])
+        def merge_rows_of_same_keys(new_and_stored_rows: pa.Table) -> pa.Table:
+            is_fresh = new_and_stored_rows[_FRESH]
+            rows = new_and_stored_rows.drop_columns([_FRESH])
             return product.merge_rows(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
-        rows = apply_to_groups(both, product.row_keys, GROUPS, merge_key_rows, product.columns_ddl).localCheckpoint()
+        rows = apply_to_groups(
+            both, product.row_keys, GROUPS, merge_rows_of_same_keys, product.columns_ddl
+        ).localCheckpoint()
         commit = merge_rows(self.spark, self.lake, product.table_name, rows, _build_product_upsert(product), self.txn)
         return TableOutput(product.table_name, commit.version, rows.count())
 
-    def _select_rows_in_span(self, product: Product) -> DataFrame:
+    def _select_stored_rows_in_time_range(self, product: Product) -> DataFrame:
         """Returns the rows of a product's table in the batch's range of time, so that Delta reads fewer files."""
         from pyspark.sql import functions as F
 
-        rows, span = self.lake.read(self.spark, product.table_name), self.rows.compute_count_and_time_range(product)
+        rows, span = self.lake.read(self.spark, product.table_name), self.rows.compute_row_count_and_time_range(product)
         if START not in product.row_keys:
             return rows
         return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))
@@ -161,7 +173,7 @@ def _build_product_upsert(product: Product) -> Upsert:
 
 
 def append_late_points(
-    spark: SparkSession, lake: Lake, fold_result: FoldResult, products: Sequence[Product], txn: Txn
+    spark: SparkSession, lake: Lake, fold_result: GoldFoldResult, products: Sequence[Product], txn: Txn
 ) -> Iterator[TableOutput]:
     """Appends a batch's events that were too late for these products to `gold.late_points`.
 

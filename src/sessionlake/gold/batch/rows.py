@@ -15,15 +15,13 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.fold.outputs import (
-    CHANGES,
-    AveragesOutput,
-    GoldReport,
+    AveragesPayloadKind,
+    GoldFoldReport,
     RowCountAndTimeRange,
-    compute_product_rows,
-    count_rows_and_time_range,
-    dictionary_encode_keys,
-    sum_reports,
+    count_rows_and_find_time_range,
+    sum_encoded_reports,
 )
+from sessionlake.gold.fold.product_payloads import CHANGES, compute_product_rows, dictionary_encode_keys
 from sessionlake.gold.fold.series import OF_SESSION
 from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import encode_ipc
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BatchRows:
+class BatchProductRows:
     """The rows that one batch adds to each product, before they are merged with the rows of the product's table.
 
     Attributes:
@@ -48,7 +46,7 @@ class BatchRows:
     """
 
     spark: SparkSession
-    fold_result: FoldResult
+    fold_result: GoldFoldResult
     declared: DeclaredColumns
     products: Sequence[Product]
 
@@ -71,13 +69,13 @@ class BatchRows:
             )
         return UnappliedMap(frame, unpack_payloads, product.columns_ddl)
 
-    def collect_rows(self, product: Product) -> pa.Table:
+    def collect_product_rows(self, product: Product) -> pa.Table:
         """Returns the rows that the batch adds to a product as an Arrow table, one row per key, even if it is large."""
         return _merge_payload_rows(
             product, self._merged_rows_of_small_shards[product.name], self._collect_payloads(product.name)
         )
 
-    def compute_count_and_time_range(self, product: Product) -> RowCountAndTimeRange:
+    def compute_row_count_and_time_range(self, product: Product) -> RowCountAndTimeRange:
         """Returns the number of rows that the batch adds to a product, and their range of `window_start` in µs.
 
         A row that several shards have counts once for each shard.
@@ -85,7 +83,7 @@ class BatchRows:
         few, left = self._merged_rows_of_small_shards[product.name], self.fold_result.report.spans.get(product.name)
         if not few.num_rows:
             return left or RowCountAndTimeRange(0, 0, 0)
-        span = count_rows_and_time_range(few, START if product.bucket_ms else None)
+        span = count_rows_and_find_time_range(few, START if product.bucket_ms else None)
         return span if left is None else span + left
 
     @cached_property
@@ -97,18 +95,19 @@ class BatchRows:
         together = decode_payload_rows(changes, keeps_encoding=True).unify_dictionaries()
         return compute_product_rows(together, self.declared, self.products)
 
-    def _collect_payloads(self, kind: str) -> list[bytes]:
-        in_memory = self.fold_result.folded.find_collected_payloads([kind])
+    def _collect_payloads(self, payload_kind: str) -> list[bytes]:
+        in_memory = self.fold_result.folded.find_collected_payloads([payload_kind])
         if in_memory is not None:
             return in_memory
         return [
-            payload.as_buffer().to_pybytes() for payload in self._compute_payloads_on_cluster(kind).toArrow()["payload"]
+            payload.as_buffer().to_pybytes()
+            for payload in self._compute_payloads_on_cluster(payload_kind).toArrow()["payload"]
         ]
 
-    def _compute_payloads_on_cluster(self, kind: str) -> DataFrame:
+    def _compute_payloads_on_cluster(self, payload_kind: str) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return self.fold_result.folded.frame.where(F.col("kind") == kind).select("payload")
+        return self.fold_result.folded.frame.where(F.col("kind") == payload_kind).select("payload")
 
 
 def is_keyed_by_session(product: Product) -> bool:
@@ -127,7 +126,7 @@ def _merge_payload_rows(product: Product, rows: pa.Table, payloads: Sequence[byt
 
 
 @dataclass(frozen=True)
-class FoldResult:
+class GoldFoldResult:
     """What the shards emitted for one batch.
 
     Attributes:
@@ -136,44 +135,44 @@ class FoldResult:
     """
 
     folded: FoldedBatch
-    report: GoldReport
+    report: GoldFoldReport
 
     @staticmethod
-    def collect_payloads(frame: DataFrame, inline_bytes: int) -> FoldResult:
+    def collect_payloads(frame: DataFrame, inline_bytes: int) -> GoldFoldResult:
         """Runs one Spark job that computes the payloads of all shards, and reads the shards' reports.
 
         Args:
             frame: The payloads, `kind string, payload binary`, not computed yet.
             inline_bytes: The most bytes of payloads to keep in the driver's memory.
         """
-        folded, reports = collect_reports(frame, AveragesOutput.REPORT, inline_bytes)
-        return FoldResult(folded, sum_reports(reports))
+        folded, reports = collect_reports(frame, AveragesPayloadKind.REPORT, inline_bytes)
+        return GoldFoldResult(folded, sum_encoded_reports(reports))
 
     @staticmethod
-    def from_payloads(spark: SparkSession, payloads: Payloads) -> FoldResult:
+    def from_payloads(spark: SparkSession, payloads: Payloads) -> GoldFoldResult:
         """Returns the result for payloads that the driver itself computed."""
         frame = to_spark_frame(spark, build_payload_table(payloads))
-        folded, reports = separate_reports(frame, payloads, AveragesOutput.REPORT)
-        return FoldResult(folded, sum_reports(reports))
+        folded, reports = separate_reports(frame, payloads, AveragesPayloadKind.REPORT)
+        return GoldFoldResult(folded, sum_encoded_reports(reports))
 
 
-def read_payload_rows(fold_results: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows:
+def read_payload_rows(fold_results: Sequence[GoldFoldResult], payload_kinds: Sequence[str], ddl: str) -> Rows:
     """Returns the rows that payloads of some kinds contain.
 
     They are an Arrow table if all these payloads are in memory. Else the cluster decodes them when they are used.
 
     Args:
         fold_results: What the shards emitted; several results are concatenated.
-        kinds: The kinds of payload. All have rows with the same columns.
+        payload_kinds: The kinds of payload. All have rows with the same columns.
         ddl: Spark DDL of these columns.
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.find_collected_payloads(kinds) for part in fold_results]
+    found = [part.folded.find_collected_payloads(payload_kinds) for part in fold_results]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
         return decode_payload_rows(in_memory)
-    payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in fold_results]
+    payloads = [part.folded.frame.where(F.col("kind").isin(*payload_kinds)).select("payload") for part in fold_results]
     return UnappliedMap(reduce(lambda a, b: a.union(b), payloads), unpack_payloads, ddl)
 
 

@@ -55,7 +55,7 @@ def _build_key_comments(product: Product) -> dict[str, str]:
 
 def _build_result_comments(product: Product) -> Iterator[tuple[str, str]]:
     for name, one in product.aggregates.items():
-        comment = one.description
+        comment = one.column_comment
         if name not in product.result_columns:
             comment = f"State: {comment[0].lower()}{comment[1:]}"
         yield name, comment
@@ -78,7 +78,7 @@ def build_enriched_comments(table: EnrichedTable) -> dict[str, str]:
         comments |= {
             name: f"{column} of {source} at event time; null if no row held then" for name, column in join.taken_columns
         }
-        comments[join.version_column] = f"{FROM} of the row of {source} that held at event time; null if none did"
+        comments[join.valid_from_column] = f"{FROM} of the row of {source} that held at event time; null if none did"
     return comments | {BATCH: "Number of the silver batch that wrote the change"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import build_enriched_comments, build_reference_comments
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, list_applied_columns
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, list_columns_of_applied_table
 from sessionlake.gold.enrich.table import BATCH, CHANGE_COLUMNS, JOINABLE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.model import Settings
@@ -56,8 +56,8 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             statistics_columns=one.key_names,
             writes=WriteMode.BOTH,
         )
-        found[one.applied_table] = TableSchema(
-            add_comments(list_applied_columns(one), comments),
+        found[one.applied_table_name] = TableSchema(
+            add_comments(list_columns_of_applied_table(one), comments),
             f"The rows of {one.table_name} that gold has applied: enriched tables use those without {GONE_BY}",
             written_by="gold.references.applied",
             cluster_by=first,
@@ -70,7 +70,7 @@ def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
 def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) -> EnrichedTable:
     declared = {column.name: column.sql for column in settings.capture.declared_columns}
     where = f"gold.enriched.{declaration.name}"
-    joins = tuple(_create_join(settings, join, where) for join in declaration.join)
+    joins = tuple(_create_reference_join(settings, join, where) for join in declaration.join)
     chosen = tuple(declared) if declaration.columns is None else declaration.columns
     if unknown := [name for name in chosen if name not in declared]:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _require_valid_column_names(table: EnrichedTable, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> ReferenceJoin:
+def _create_reference_join(settings: Settings, declaration: JoinSettings, where: str) -> ReferenceJoin:
     known = {reference.name: reference for reference in list_declared_references(settings)}
     reference = known.get(declaration.reference)
     if reference is None:

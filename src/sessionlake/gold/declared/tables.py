@@ -12,24 +12,24 @@ from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.decimals import DecimalMean, DecimalSum
 from sessionlake.gold.aggregate.final import BATCH, FinalTable, find_final_table
-from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
+from sessionlake.gold.aggregate.functions import (
+    Aggregate,
+)
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     POINTS,
     TEXTS,
-    VALUE_AS_DOUBLE,
     DecimalPoints,
     DecimalRows,
     EventSource,
     FeedEvents,
     Rows,
-    include_session_keys,
+    have_session_keys,
 )
 from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.declared.aggregates import create_declared_aggregates, is_source_value_decimal
 from sessionlake.gold.declared.comments import build_final_comments, build_product_comments
 from sessionlake.gold.declared.references import (
     build_enriched_schema,
@@ -38,12 +38,10 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import is_decimal, parse_arrow_type
-from sessionlake.protocol.names import describe_name_clash, find_clashing_names, internal
+from sessionlake.protocol.names import describe_name_clash, find_clashing_names
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
-    AggregateKind,
     AverageSettings,
     EventKind,
     OutputMode,
@@ -53,49 +51,6 @@ from sessionlake.settings.gold import (
 from sessionlake.settings.model import Settings
 from sessionlake.settings.named_code import NamedCodeError, load_named_code
 from sessionlake.settings.section import milliseconds
-
-_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
-_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
-    AggregateKind.COUNT: Count(),
-    AggregateKind.SUM: Sum("value"),
-    AggregateKind.MIN: Extreme("value", greatest=False),
-    AggregateKind.MAX: Extreme("value", greatest=True),
-    AggregateKind.MEAN: Mean(_SUM, _COUNT),
-    AggregateKind.VARIANCE: Variance(_SUM, _SQUARES, _COUNT),
-    AggregateKind.FIRST: Endmost("value", last=False),
-    AggregateKind.LAST: Endmost("value", last=True),
-    AggregateKind.FIRST_TS: Extreme("ts", greatest=False, type="bigint"),
-    AggregateKind.LAST_TS: Extreme("ts", greatest=True, type="bigint"),
-    AggregateKind.P50: Quantile(_BUCKETS, 0.5),
-    AggregateKind.P90: Quantile(_BUCKETS, 0.9),
-    AggregateKind.P95: Quantile(_BUCKETS, 0.95),
-    AggregateKind.P99: Quantile(_BUCKETS, 0.99),
-    AggregateKind.APPROX_DISTINCT: Distinct(_REGISTERS),
-}
-_SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
-_BUCKET_COUNTS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
-_QUANTILES = (AggregateKind.P50, AggregateKind.P90, AggregateKind.P95, AggregateKind.P99)
-# The columns with state (names start with an underscore) that each kind of aggregate needs.
-_HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
-    AggregateKind.MEAN: _SUMS,
-    AggregateKind.VARIANCE: _SUMS | {_SQUARES: Sum("value", squared=True)},
-    **dict.fromkeys(_QUANTILES, _BUCKET_COUNTS),
-    AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
-}
-# Of a source's decimal column, these functions aggregate the nearest doubles.
-_DOUBLE_SUM = internal("double_sum")
-_INEXACT_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
-    AggregateKind.VARIANCE: Variance(_DOUBLE_SUM, _SQUARES, _COUNT, VALUE_AS_DOUBLE),
-}
-_HIDDEN_INEXACT_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
-    AggregateKind.VARIANCE: {
-        _COUNT: Count(),
-        _DOUBLE_SUM: Sum(VALUE_AS_DOUBLE),
-        _SQUARES: Sum(VALUE_AS_DOUBLE, squared=True),
-    },
-    **{kind: {_BUCKETS: Buckets(VALUE_AS_DOUBLE)} for kind in _QUANTILES},
-}
-
 
 GoldTable = Product | RollingAverage | EnrichedTable
 """A table that gold maintains. Gold rebuilds it by itself if its definition changes."""
@@ -107,8 +62,8 @@ def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(
-        [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
+    _refuse_names_of_other_gold_tables(
+        [*(one.table for one in settings.gold.enriched), *(one.applied_table_name for one in settings.gold.references)]
     )
     return (
         *list_declared_averages(settings),
@@ -124,14 +79,14 @@ def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
         ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_existing_table_names(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    _refuse_names_of_other_gold_tables(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
     by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
     return tuple(_create_rolling_average(settings, one) for one in by_name.values())
 
 
 def _create_rolling_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
     keys = declaration.keys or STANDARD_AVERAGES[declaration.name]
-    own = {*keys, *((PARTITION,) if include_session_keys(keys) else ())}
+    own = {*keys, *((PARTITION,) if have_session_keys(keys) else ())}
     points = declaration.points or settings.gold.rolling_points
     return RollingAverage(
         declaration.name,
@@ -146,7 +101,7 @@ def _create_rolling_average(settings: Settings, declaration: AverageSettings) ->
     )
 
 
-def _refuse_existing_table_names(tables: Iterable[str]) -> None:
+def _refuse_names_of_other_gold_tables(tables: Iterable[str]) -> None:
     for table in tables:
         if table in {*TABLES, *VIEWS}:
             raise ConfigError(
@@ -161,11 +116,11 @@ def list_declared_products(settings: Settings) -> tuple[Product, ...]:
     Raises:
         ConfigError: two tables have the same name.
     """
-    _refuse_existing_table_names(table for one in settings.gold.products for table in one.tables)
+    _refuse_names_of_other_gold_tables(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
     own = (one for one in settings.gold.products if one.source is None)
-    return (*standard, *(create_product(one, settings.capture) for one in own))
+    return (*standard, *(create_product_from_settings(one, settings.capture) for one in own))
 
 
 def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
@@ -183,7 +138,7 @@ def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTab
 def build_declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
     tables = list_declared_gold_tables(settings)
-    own = {table.table_name: _create_table_schema(table) for table in tables if table.table_name not in TABLES}
+    own = {table.table_name: _create_gold_table_schema(table) for table in tables if table.table_name not in TABLES}
     own |= {final.table_name: _create_final_schema(final) for final in find_final_tables(tables)}
     return own | build_reference_schemas(settings)
 
@@ -271,13 +226,13 @@ def _refuse_equal_column_names(product: Product, where: str) -> None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
-def create_product(
-    declared: ProductSettings, capture: CaptureSettings | None = None, value_type: str | None = None
+def create_product_from_settings(
+    declaration: ProductSettings, capture: CaptureSettings | None = None, value_type: str | None = None
 ) -> Product:
     """Creates a product from its settings. It aggregates silver's changes or the rows of another table.
 
     Args:
-        declared: The settings of the product.
+        declaration: The settings of the product.
         capture: The feeds and columns that the settings may name; None if they name neither a feed nor a column.
         value_type: With a source table, the Spark SQL type of its column `value`; None if it is not known. Then the
             product has the right names of columns, but decimals are not aggregated exactly.
@@ -285,62 +240,24 @@ def create_product(
     Raises:
         ConfigError: The product is written in Python, and its code cannot be used.
     """
-    if declared.python is not None:
-        return _load_python_product(declared, declared.python)
+    if declaration.python is not None:
+        return _load_python_product(declaration, declaration.python)
     found = Product(
-        declared.name,
-        declared.keys,
-        _create_aggregates(declared, capture, value_type),
-        source=_create_event_source(declared, capture, value_type),
-        bucket_ms=_to_milliseconds(declared.bucket),
-        lateness_ms=_to_milliseconds(declared.lateness),
-        retention_ms=_to_milliseconds(declared.retention),
-        output=declared.output.value,
-        comment=f"A row for each {', '.join(declared.keys)}"
-        + (f" and {declared.bucket}" if declared.bucket else "")
-        + _describe_feed_restriction(declared.feed),
-        shown=tuple(declared.aggregates),
+        declaration.name,
+        declaration.keys,
+        create_declared_aggregates(declaration, capture, value_type),
+        source=_create_event_source(declaration, capture, value_type),
+        bucket_ms=_to_milliseconds(declaration.bucket),
+        lateness_ms=_to_milliseconds(declaration.lateness),
+        retention_ms=_to_milliseconds(declaration.retention),
+        output=declaration.output.value,
+        comment=f"A row for each {', '.join(declaration.keys)}"
+        + (f" and {declaration.bucket}" if declaration.bucket else "")
+        + _describe_feed_restriction(declaration.feed),
+        shown=tuple(declaration.aggregates),
     )
-    _refuse_equal_column_names(found, f"gold.products.{declared.name}")
+    _refuse_equal_column_names(found, f"gold.products.{declaration.name}")
     return found
-
-
-def _create_aggregates(
-    declared: ProductSettings, capture: CaptureSettings | None, value_type: str | None
-) -> dict[str, Aggregate | Derived]:
-    functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
-    if capture is not None and declared.source is None and declared.value is not None:
-        functions, hidden = _create_decimal_aggregates(capture.find_column(declared.value).sql)
-    elif _has_decimals(declared, value_type):
-        exact, exact_hidden = _create_decimal_aggregates(str(value_type))
-        functions, hidden = exact | _INEXACT_AGGREGATES, exact_hidden | _HIDDEN_INEXACT_AGGREGATES
-    aggregates = {name: functions[kind] for name, kind in declared.aggregates.items()}
-    for kind in sorted({*declared.aggregates.values()}):
-        aggregates |= hidden.get(kind, {})
-    return aggregates
-
-
-def _create_decimal_aggregates(
-    sql: str,
-) -> tuple[dict[AggregateKind, Aggregate | Derived], dict[AggregateKind, dict[str, Aggregate]]]:
-    """Returns, for a decimal column, the aggregate of each kind of result, and the columns with state that it needs."""
-    scale = parse_arrow_type(sql).scale
-    total = DecimalSum("value", scale)
-    exact: dict[AggregateKind, Aggregate | Derived] = {
-        AggregateKind.SUM: total,
-        AggregateKind.MEAN: DecimalMean(_SUM, _COUNT, scale),
-        AggregateKind.MIN: Extreme("value", greatest=False, type=sql),
-        AggregateKind.MAX: Extreme("value", greatest=True, type=sql),
-        AggregateKind.FIRST: Endmost("value", last=False, type=sql),
-        AggregateKind.LAST: Endmost("value", last=True, type=sql),
-    }
-    return _AGGREGATES | exact, {AggregateKind.MEAN: {_COUNT: Count(), _SUM: total}}
-
-
-def _has_decimals(declared: ProductSettings, value_type: str | None) -> bool:
-    """Returns True if the product aggregates a decimal column of a source table."""
-    is_of_numbers = declared.source is not None and declared.of is EventKind.NUMBERS
-    return is_of_numbers and value_type is not None and is_decimal(value_type)
 
 
 def _create_event_source(
@@ -349,7 +266,11 @@ def _create_event_source(
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
         settings = declared.source, declared.time, declared.value, declared.order, numbers
-        return DecimalRows(*settings, str(value_type)) if _has_decimals(declared, value_type) else Rows(*settings)
+        return (
+            DecimalRows(*settings, str(value_type))
+            if is_source_value_decimal(declared, value_type)
+            else Rows(*settings)
+        )
     found: EventSource = POINTS if numbers else TEXTS
     if capture is not None and declared.value is not None:
         found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)
@@ -370,7 +291,7 @@ def _to_timedelta(ms: int | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def _create_table_schema(table: GoldTable) -> TableSchema:
+def _create_gold_table_schema(table: GoldTable) -> TableSchema:
     if isinstance(table, EnrichedTable):
         return build_enriched_schema(table)
     keys = table.row_keys

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import (
     OPEN_END,
-    convert_ends_to_ms,
-    convert_starts_to_ms,
-    find_versions_as_of,
-    number_equal_rows,
-    to_micros,
+    convert_span_ends_to_ms,
+    convert_span_starts_to_ms,
+    convert_times_to_micros,
+    find_time_spans_containing,
+    number_equal_rows_across_tables,
 )
 from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.names import internal
@@ -51,7 +51,7 @@ class ReferenceTable:
         return f"reference.{self.name}"
 
     @property
-    def applied_table(self) -> str:
+    def applied_table_name(self) -> str:
         """Name of gold's copy of the table, `gold.reference_<name>`."""
         return f"gold.reference_{self.name}"
 
@@ -74,7 +74,7 @@ class ReferenceTable:
         """Returns the Arrow schema of the table."""
         return pa.schema([(name, parse_arrow_type(sql)) for name, sql in self.all_columns])
 
-    def number_keys(self, *tables: pa.Table) -> list[Int64s]:
+    def number_keys_of_rows(self, *tables: pa.Table) -> list[Int64s]:
         """Returns, for each table, an array with the number of each row's key; -1 where a key column is null.
 
         Equal keys get equal numbers, also in different tables.
@@ -82,16 +82,18 @@ class ReferenceTable:
         Args:
             tables: tables with this reference table's key columns.
         """
-        return number_equal_rows([[table[name] for name in self.key_names] for table in tables], nulls=False)
+        return number_equal_rows_across_tables(
+            [[table[name] for name in self.key_names] for table in tables], nulls_are_equal=False
+        )
 
 
-def list_applied_columns(reference: ReferenceTable) -> tuple[tuple[str, str], ...]:
+def list_columns_of_applied_table(reference: ReferenceTable) -> tuple[tuple[str, str], ...]:
     """Returns the columns of gold's copy of a reference table, and their Spark SQL types."""
     return (*reference.all_columns, (TAKEN_BY, "bigint"), (GONE_BY, "bigint"))
 
 
 @dataclass(frozen=True)
-class KeyFault:
+class ReferenceKeyFault:
     """A key of a reference table whose rows contradict each other or are incomplete.
 
     Gold ignores changes of this key and continues to use the rows that it applied before.
@@ -108,15 +110,15 @@ class KeyFault:
         return f"{', '.join(map(repr, self.key))}: {self.reason}"
 
 
-def find_key_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, list[KeyFault]]:
+def find_reference_key_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, list[ReferenceKeyFault]]:
     """Searches the rows of a reference table for faults: null keys, invalid spans, and spans that overlap.
 
     Returns:
         True for each row whose key has a fault; and the faults, one per key.
     """
-    (code,) = reference.number_keys(rows)
+    (code,) = reference.number_keys_of_rows(rows)
     known = rows[FROM].is_valid().to_numpy()
-    begin, end = to_micros(rows[FROM], 0), to_micros(rows[TO], OPEN_END)
+    begin, end = convert_times_to_micros(rows[FROM], 0), convert_times_to_micros(rows[TO], OPEN_END)
     order = np.lexsort((end, begin, code))
     overlaps = np.zeros(rows.num_rows, np.bool_)
     following, before = order[1:], order[:-1]
@@ -127,7 +129,7 @@ def find_key_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, l
         (known & (end <= begin), f"{TO} is not after {FROM}"),
         (overlaps & known, "two rows hold at the same time"),
     )
-    first: dict[int, KeyFault] = {}
+    first: dict[int, ReferenceKeyFault] = {}
     for wrong, reason in reasons:
         for place in np.flatnonzero(wrong).tolist():
             number = int(code[place])
@@ -135,7 +137,7 @@ def find_key_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, l
                 key = tuple(rows[name][place].as_py() for name in reference.key_names)
                 # Formatted by Arrow, which has no smaller range than the column.
                 (moment,) = rows[FROM].slice(place, 1).cast(pa.string()).to_pylist()
-                first[number] = KeyFault(key, f"{reason} ({FROM} {moment})")
+                first[number] = ReferenceKeyFault(key, f"{reason} ({FROM} {moment})")
     return np.isin(code, list(first)), list(first.values())
 
 
@@ -156,22 +158,22 @@ class ReferenceDifference:
         """The number of removed and added rows."""
         return self.removed.num_rows + self.added.num_rows
 
-    def split_into_parts(self, reference: ReferenceTable, rows: int) -> Iterator[ReferenceDifference]:
-        """Yields the difference in parts of at most `rows` rows.
+    def split_into_parts(self, reference: ReferenceTable, max_rows: int) -> Iterator[ReferenceDifference]:
+        """Yields the difference in parts of at most `max_rows` rows.
 
         All rows of a key are in the same part, so a part with a single key can be larger.
 
         Args:
             reference: the reference table.
-            rows: the most rows of a part.
+            max_rows: the most rows of a part.
         """
-        removed, added = reference.number_keys(self.removed, self.added)
+        removed, added = reference.number_keys_of_rows(self.removed, self.added)
         both = np.sort(np.concatenate([removed, added]))
         begin = 0
         while begin < len(both):
-            first, last = both[begin], both[min(begin + rows, len(both)) - 1]
+            first, last = both[begin], both[min(begin + max_rows, len(both)) - 1]
             end = int(np.searchsorted(both, last, side="right"))
-            if end - begin > rows and last != first:
+            if end - begin > max_rows and last != first:
                 end = int(np.searchsorted(both, last))
                 last = both[end - 1]
             masks = (pa.array((first <= code) & (code <= last)) for code in (removed, added))
@@ -183,7 +185,7 @@ class ReferenceDifference:
 
 def find_reference_difference(
     reference: ReferenceTable, applied: pa.Table, rows: pa.Table
-) -> tuple[ReferenceDifference, list[KeyFault]]:
+) -> tuple[ReferenceDifference, list[ReferenceKeyFault]]:
     """Compares the rows of a reference table with the rows that gold has applied.
 
     Args:
@@ -194,20 +196,20 @@ def find_reference_difference(
     Returns:
         The difference that gold must apply, without keys that have a fault; and these faults.
     """
-    wrong, faults = find_key_faults(reference, rows)
+    wrong, faults = find_reference_key_faults(reference, rows)
     sound = rows.select(reference.column_names).cast(reference.arrow_schema()).filter(pa.array(~wrong))
     if faults:
-        skipped, applied_keys = reference.number_keys(rows.filter(pa.array(wrong)), applied)
+        skipped, applied_keys = reference.number_keys_of_rows(rows.filter(pa.array(wrong)), applied)
         compared = applied.filter(pa.array(~np.isin(applied_keys, skipped)))
     else:
         compared = applied
     before = compared.select(reference.column_names).cast(reference.arrow_schema())
-    old_rows, new_rows = number_equal_rows([before.columns, sound.columns], nulls=True)
+    old_rows, new_rows = number_equal_rows_across_tables([before.columns, sound.columns], nulls_are_equal=True)
     removed, added = ~np.isin(old_rows, new_rows), ~np.isin(new_rows, old_rows)
     return ReferenceDifference(compared.filter(pa.array(removed)), sound.filter(pa.array(added))), faults
 
 
-def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifference) -> pa.Table:
+def find_changed_time_spans(reference: ReferenceTable, difference: ReferenceDifference) -> pa.Table:
     """Returns the spans of event time in which a difference changes the valid values of a key.
 
     Returns:
@@ -218,10 +220,10 @@ def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifferenc
         side.select(reference.column_names).cast(reference.arrow_schema())
         for side in (difference.removed, difference.added)
     ]
-    old, new = reference.number_keys(*sides)
+    old, new = reference.number_keys_of_rows(*sides)
     values = [[side[FROM], *(side[name] for name, _ in reference.columns)] for side in sides]
-    bounds = [(convert_starts_to_ms(side[FROM]), convert_ends_to_ms(side[TO])) for side in sides]
-    value_codes = number_equal_rows(values, nulls=True)
+    bounds = [(convert_span_starts_to_ms(side[FROM]), convert_span_ends_to_ms(side[TO])) for side in sides]
+    value_codes = number_equal_rows_across_tables(values, nulls_are_equal=True)
     code = np.concatenate([old, old, new, new])
     at = np.concatenate([bound for pair in bounds for bound in pair])
     row = np.concatenate([np.arange(len(old))] * 2 + [np.arange(len(new)) + len(old)] * 2)
@@ -234,21 +236,25 @@ def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifferenc
     end[:-1] = np.where(code[1:] == code[:-1], at[1:], OPEN_END)
     holding = []
     for key_codes, (begin, until), what in zip((old, new), bounds, value_codes, strict=True):
-        place = find_versions_as_of(code, at, key_codes, begin, until)
+        place = find_time_spans_containing(code, at, key_codes, begin, until)
         holding.append(np.where(place >= 0, what[np.maximum(place, 0)] if len(what) else -1, -1))
     other = (holding[0] != holding[1]) & (at < OPEN_END)
     keys = pa.concat_tables([side.select(reference.key_names) for side in sides]).take(pa.array(row[other]))
     return keys.append_column(BEGIN, pa.array(at[other])).append_column(END, pa.array(end[other]))
 
 
-def are_rows_in_spans(reference: ReferenceTable, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
+def are_rows_in_time_spans(
+    reference: ReferenceTable, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s
+) -> Bools:
     """Returns True for each row whose key has a span that contains the row's time.
 
     Args:
         reference: the reference table.
-        spans: spans of keys, as `find_changed_spans` returns them.
+        spans: spans of keys, as `find_changed_time_spans` returns them.
         keys: the key columns of the rows, in the order of the reference table's keys.
         ts: event times of the rows in ms.
     """
-    row_keys, span_keys = number_equal_rows([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
-    return find_versions_as_of(row_keys, ts, span_keys, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0
+    row_keys, span_keys = number_equal_rows_across_tables(
+        [list(keys), [spans[name] for name in reference.key_names]], nulls_are_equal=False
+    )
+    return find_time_spans_containing(row_keys, ts, span_keys, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.enrich.asof import (
-    convert_ends_to_ms,
-    convert_starts_to_ms,
-    find_versions_as_of,
-    number_equal_rows,
+    convert_span_ends_to_ms,
+    convert_span_starts_to_ms,
+    find_time_spans_containing,
+    number_equal_rows_across_tables,
 )
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 
@@ -55,7 +55,7 @@ class ReferenceJoin:
     taken_columns: tuple[tuple[str, str], ...]
 
     @property
-    def version_column(self) -> str:
+    def valid_from_column(self) -> str:
         """Name of the column with the joined reference row's `valid_from`; null for a change without a valid row."""
         return f"{self.name}_{FROM}"
 
@@ -63,33 +63,33 @@ class ReferenceJoin:
     def added_columns(self) -> tuple[tuple[str, str], ...]:
         """The columns that the join adds, and their Spark SQL types."""
         types = dict(self.reference.all_columns)
-        return (*((name, types[source]) for name, source in self.taken_columns), (self.version_column, "timestamp"))
+        return (*((name, types[source]) for name, source in self.taken_columns), (self.valid_from_column, "timestamp"))
 
-    def compute_added_columns(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
+    def compute_added_columns(self, changes: pa.Table, reference_rows: pa.Table) -> dict[str, pa.ChunkedArray]:
         """Returns the columns that the join adds, by name, with one value per change; null without a valid row.
 
         Args:
             changes: changes with `ts` (event time in ms) and the columns in `on`.
-            versions: rows of the reference table. The time spans of one key's rows do not overlap.
+            reference_rows: rows of the reference table. The time spans of one key's rows do not overlap.
         """
-        known = self._select_versions(changes, versions)
+        known = self._select_joinable_reference_rows(changes, reference_rows)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
-        change_codes, version_codes = number_equal_rows(keys, nulls=False)
-        place = find_versions_as_of(
+        change_codes, version_codes = number_equal_rows_across_tables(keys, nulls_are_equal=False)
+        place = find_time_spans_containing(
             change_codes,
             changes["ts"].to_numpy(),
             version_codes,
-            convert_starts_to_ms(known[FROM]),
-            convert_ends_to_ms(known[TO]),
+            convert_span_starts_to_ms(known[FROM]),
+            convert_span_ends_to_ms(known[TO]),
         )
         places = pa.array(place, mask=place < 0)
-        sources = (*self.taken_columns, (self.version_column, FROM))
+        sources = (*self.taken_columns, (self.valid_from_column, FROM))
         return {name: known[source].take(places) for name, source in sources}
 
-    def _select_versions(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
+    def _select_joinable_reference_rows(self, changes: pa.Table, reference_rows: pa.Table) -> pa.Table:
         """Returns the rows of the reference table that changes may join, by their first key column."""
         first, on = self.reference.key_names[0], self.on[0]
-        return versions.filter(pc.is_in(versions[first], value_set=pc.unique(changes[on])))
+        return reference_rows.filter(pc.is_in(reference_rows[first], value_set=pc.unique(changes[on])))
 
 
 @dataclass(frozen=True)
@@ -150,20 +150,22 @@ class EnrichedTable:
         """Names of the columns that are copied from the change, and of the silver batch."""
         return [*(name for name, _ in self.change_columns), BATCH]
 
-    def join_rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
+    def join_changes_with_references(self, changes: pa.Table, reference_rows: Mapping[str, pa.Table]) -> pa.Table:
         """Returns one enriched row per change, with nulls where no row of a reference table is valid for it.
 
         Args:
             changes: rows of `silver.session_changes`.
-            versions: all versions of the rows of each joined reference table, by name of the reference table.
+            reference_rows: all versions of the rows of each joined reference table, by name of the reference table.
         """
         values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.change_column_names}
         table = pa.table(values)
         for join in self.joins:
-            values |= join.compute_added_columns(table, versions[join.reference.name])
+            values |= join.compute_added_columns(table, reference_rows[join.reference.name])
         return pa.table([values[name] for name, _ in self.column_types], [name for name, _ in self.column_types])
 
 
-def find_joins(tables: Sequence[EnrichedTable], reference: ReferenceTable) -> list[tuple[EnrichedTable, ReferenceJoin]]:
+def find_joins_with_reference(
+    tables: Sequence[EnrichedTable], reference: ReferenceTable
+) -> list[tuple[EnrichedTable, ReferenceJoin]]:
     """Returns the joins of enriched tables with one reference table, as pairs of enriched table and join."""
     return [(table, join) for table in tables for join in table.joins if join.reference.name == reference.name]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN_END
-from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_key_faults
+from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_reference_key_faults
 from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
@@ -22,7 +22,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class RowVersion:
+class ReferenceRowVersion:
     """A row of a reference table: the values of one key in a span of time.
 
     Attributes:
@@ -37,7 +37,7 @@ class RowVersion:
 
 
 @dataclass(frozen=True)
-class NewRow:
+class NewReferenceRow:
     """A row to insert into a reference table.
 
     Attributes:
@@ -53,7 +53,7 @@ class NewRow:
 
 
 @dataclass(frozen=True)
-class TableUpsert:
+class ReferenceUpsert:
     """The changes to make in a reference table so that new rows are inserted.
 
     Attributes:
@@ -67,7 +67,9 @@ class TableUpsert:
     refused: Mapping[Key, str]
 
 
-def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], now: int) -> list[RowVersion]:
+def insert_reference_rows(
+    versions: Sequence[ReferenceRowVersion], new_rows: Iterable[NewReferenceRow], now_micros: int
+) -> list[ReferenceRowVersion]:
     """Returns the rows of one key after new rows are inserted, ordered by start. Overlapped rows are shortened.
 
     A new row without a start changes nothing if its values are already valid at the current time.
@@ -75,13 +77,13 @@ def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], 
     Args:
         versions: the rows of the key before.
         new_rows: the rows to insert.
-        now: the current time in microseconds since 1970.
+        now_micros: the current time in microseconds since 1970.
 
     Raises:
         ValueError: two rows start at the same moment, or a row ends before it starts.
     """
     rows = list(new_rows)
-    row_starts = [now if versions else FIRST_MICROS] * len(rows)
+    row_starts = [now_micros if versions else FIRST_MICROS] * len(rows)
     row_starts = [first if row.begin is None else row.begin for row, first in zip(rows, row_starts, strict=True)]
     if len({*row_starts}) < len(row_starts):
         raise ValueError("two rows start at the same moment")
@@ -92,11 +94,11 @@ def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], 
             raise ValueError(f"{TO} is not after {FROM}")
         same = any(one.begin <= begin < one.end and one.values == row.values for one in versions)
         if row.begin is not None or not same:
-            versions = [*_remove_time_span(versions, begin, until), RowVersion(begin, until, row.values)]
+            versions = [*_remove_time_span(versions, begin, until), ReferenceRowVersion(begin, until, row.values)]
     return sorted(versions, key=lambda one: one.begin)
 
 
-def _remove_time_span(versions: Iterable[RowVersion], begin: int, end: int) -> Iterable[RowVersion]:
+def _remove_time_span(versions: Iterable[ReferenceRowVersion], begin: int, end: int) -> Iterable[ReferenceRowVersion]:
     """Yields the rows of one key, shortened so that no row is valid from `begin` until just before `end`.
 
     A row that starts before `begin` and ends after `end` becomes two rows. Times are in microseconds since 1970.
@@ -106,43 +108,51 @@ def _remove_time_span(versions: Iterable[RowVersion], begin: int, end: int) -> I
             yield one
             continue
         if one.begin < begin:
-            yield RowVersion(one.begin, begin, one.values)
+            yield ReferenceRowVersion(one.begin, begin, one.values)
         if end < one.end:
-            yield RowVersion(end, one.end, one.values)
+            yield ReferenceRowVersion(end, one.end, one.values)
 
 
-def plan_upsert(reference: ReferenceTable, versions: pa.Table, new_rows: pa.Table, now: int) -> TableUpsert:
+def plan_reference_upsert(
+    reference: ReferenceTable, versions: pa.Table, new_rows: pa.Table, now_micros: int
+) -> ReferenceUpsert:
     """Returns the changes to make in a reference table so that new rows are inserted.
 
     Args:
         reference: the reference table.
         versions: the table's current rows.
-        new_rows: rows to insert, with the table's columns. For null in `valid_from` or `valid_to` see `NewRow`.
-        now: the current time in microseconds since 1970.
+        new_rows: rows to insert, with the table's columns. For null in `valid_from` or `valid_to` see
+            `NewReferenceRow`.
+        now_micros: the current time in microseconds since 1970.
     """
-    held_keys, given_keys = reference.number_keys(versions, new_rows)
+    held_keys, given_keys = reference.number_keys_of_rows(versions, new_rows)
     near = versions.filter(pa.array(np.isin(held_keys, given_keys[given_keys >= 0])))
     known, new = _group_rows_by_key(reference, near), _group_rows_by_key(reference, new_rows)
     refused = {key: "a key is null" for key in new if None in key}
     refused |= {
         fault.key: f"the table's own rows of this key have a fault: {fault.reason}"
-        for fault in find_key_faults(reference, near)[1]
+        for fault in find_reference_key_faults(reference, near)[1]
     }
     written: list[Row] = []
     removed: list[Row] = []
     for key in (key for key in new if key not in refused):
         before = [
-            RowVersion(row[FROM], OPEN_END if row[TO] is None else row[TO], row["values"]) for row in known.get(key, [])
+            ReferenceRowVersion(row[FROM], OPEN_END if row[TO] is None else row[TO], row["values"])
+            for row in known.get(key, [])
         ]
         try:
-            after = insert_versions(before, (NewRow(row[FROM], row[TO], row["values"]) for row in new[key]), now)
+            after = insert_reference_rows(
+                before, (NewReferenceRow(row[FROM], row[TO], row["values"]) for row in new[key]), now_micros
+            )
         except ValueError as error:
             refused[key] = str(error)
             continue
         unchanged, remaining = {*before}, {one.begin for one in after}
         written += [_create_reference_row(reference, key, one) for one in after if one not in unchanged]
         removed += [_create_reference_row(reference, key, one) for one in before if one.begin not in remaining]
-    return TableUpsert(_create_reference_rows(reference, written), _create_reference_rows(reference, removed), refused)
+    return ReferenceUpsert(
+        _create_reference_rows(reference, written), _create_reference_rows(reference, removed), refused
+    )
 
 
 def _group_rows_by_key(reference: ReferenceTable, rows: pa.Table) -> dict[Key, list[Row]]:
@@ -160,14 +170,16 @@ def _normalize_nan(value: Any) -> Any:
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
-def _create_reference_row(reference: ReferenceTable, key: Key, version: RowVersion) -> Row:
-    values = dict(zip((name for name, _ in reference.columns), version.values, strict=True))
+def _create_reference_row(reference: ReferenceTable, key: Key, row_version: ReferenceRowVersion) -> Row:
+    values = dict(zip((name for name, _ in reference.columns), row_version.values, strict=True))
     return (
-        dict(zip(reference.key_names, key, strict=True)) | {FROM: version.begin, TO: _get_end_or_none(version)} | values
+        dict(zip(reference.key_names, key, strict=True))
+        | {FROM: row_version.begin, TO: _get_end_or_none(row_version)}
+        | values
     )
 
 
-def _get_end_or_none(version: RowVersion) -> int | None:
+def _get_end_or_none(version: ReferenceRowVersion) -> int | None:
     return None if version.end == OPEN_END else version.end
 
 

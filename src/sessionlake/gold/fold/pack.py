@@ -20,9 +20,9 @@ from sessionlake.gold.aggregate.order import (
     SESSION_MARK,
     TURN,
     OnceTopics,
-    add_order_columns,
+    add_change_order_columns,
+    add_missing_change_order_columns,
     add_session_hashes,
-    ensure_order_columns,
 )
 from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
@@ -50,7 +50,7 @@ Owner = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class ReadChanges:
+class ReadChangesSummary:
     """How many rows of `silver.session_changes` were read, and from which batches of silver.
 
     Attributes:
@@ -63,10 +63,10 @@ class ReadChanges:
     first_batch: int | None = None
     last_batch: int | None = None
 
-    def __add__(self, other: ReadChanges) -> ReadChanges:
+    def __add__(self, other: ReadChangesSummary) -> ReadChangesSummary:
         firsts = [r.first_batch for r in (self, other) if r.first_batch is not None]
         lasts = [r.last_batch for r in (self, other) if r.last_batch is not None]
-        return ReadChanges(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
+        return ReadChangesSummary(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ChangePacker:
 
     Attributes:
         declared: The declared columns that the changes have.
-        owners: The kinds of owner, from `find_owner_columns`. Changes are packed for each.
+        owners: The kinds of owner, from `list_owner_columns_of_averages`. Changes are packed for each.
         once: Decides which topics have the class `once`. None if no topic has it.
     """
 
@@ -105,10 +105,10 @@ class ChangePacker:
         values = [build_number_field_name(i) for i in range(len(self.declared.numbers))]
         texts = [build_text_field_name(i) for i in range(len(self.declared.texts))]
         decimals = [build_decimal_field_name(i) for i in range(len(self.declared.decimals))]
-        encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
+        encoded, order = _dictionary_encode_columns(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
-            encoded, order = add_session_hashes(add_order_columns(encoded, self.once)), [LIFE, TURN]
-        with_points = encoded.filter(have_any_value(changes, values))
+            encoded, order = add_session_hashes(add_change_order_columns(encoded, self.once)), [LIFE, TURN]
+        with_points = encoded.filter(have_any_non_null_value(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
             kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
@@ -135,13 +135,13 @@ class DecodedChunks:
     """
 
     changes: dict[Owner, pa.Table]
-    read: ReadChanges
+    read: ReadChangesSummary
 
     @staticmethod
     def decode_chunks(chunks: Iterable[bytes]) -> DecodedChunks:
         """Decodes chunks that `ChangePacker` made for one shard, and concatenates their changes."""
         parts: dict[Owner, list[pa.Table]] = {}
-        read = ReadChanges()
+        read = ReadChangesSummary()
         for chunk in chunks:
             table = decode_ipc(chunk)
             metadata = table.schema.metadata
@@ -149,10 +149,12 @@ class DecodedChunks:
             owner = tuple(metadata[_OWNER].decode().split(SEPARATOR))
             parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
         tables = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
-        return DecodedChunks({owner: ensure_order_columns(changes) for owner, changes in tables.items()}, read)
+        return DecodedChunks(
+            {owner: add_missing_change_order_columns(changes) for owner, changes in tables.items()}, read
+        )
 
 
-def find_owner_columns(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
+def list_owner_columns_of_averages(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
     """Returns the distinct kinds of owner of the series of these tables.
 
     An owner is a session, or a row across sessions. Its kind is the tuple of its key columns. Sessions are always the
@@ -171,19 +173,19 @@ def combine_partition_and_offset(partition: Int64s, offset: Int64s) -> Int64s:
     return (partition << PLACE_BITS) | offset
 
 
-def split_into_partition_and_offset(place: Int64s) -> dict[str, Int64s]:
+def split_into_partition_and_offset(combined: Int64s) -> dict[str, Int64s]:
     """Splits integers from `combine_partition_and_offset`. Returns arrays with the keys `partition` and `offset`."""
-    return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
+    return {"partition": combined >> PLACE_BITS, "offset": combined & ((1 << PLACE_BITS) - 1)}
 
 
-def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
+def _dictionary_encode_columns(table: pa.Table, names: Iterable[str]) -> pa.Table:
     """Returns the table with some of its columns dictionary-encoded."""
     for name in names:
         table = table.set_column(table.column_names.index(name), name, to_contiguous(table[name]).dictionary_encode())
     return table
 
 
-def have_any_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
+def have_any_non_null_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
     """Returns True for each row in which at least one of the columns is not null."""
     found = np.zeros(table.num_rows, np.bool_)
     for name in columns:
@@ -207,11 +209,14 @@ def _split_by_shard(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int],
     code, table = code[order], table.take(pa.array(order)).combine_chunks()
     starts = np.flatnonzero(np.diff(code, prepend=-1))
     lengths = np.diff(starts, append=len(code))
-    slices = [_trim_dictionaries(table.slice(a, n)) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    slices = [
+        _remove_unused_dictionary_values(table.slice(a, n))
+        for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
+    ]
     return code[starts].tolist(), slices
 
 
-def _trim_dictionaries(table: pa.Table) -> pa.Table:
+def _remove_unused_dictionary_values(table: pa.Table) -> pa.Table:
     """Returns the table with dictionaries that have only the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
@@ -224,12 +229,12 @@ def _trim_dictionaries(table: pa.Table) -> pa.Table:
     return table
 
 
-def _encode_read_changes(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
-    bounds = pc.min_max(batch).as_py()
-    values = (len(batch), bounds["min"], bounds["max"])
+def _encode_read_changes(silver_batches: pa.ChunkedArray) -> dict[bytes, bytes]:
+    bounds = pc.min_max(silver_batches).as_py()
+    values = (len(silver_batches), bounds["min"], bounds["max"])
     return {name: str(value).encode() for name, value in zip(_COUNTS, values, strict=True) if value is not None}
 
 
-def _decode_read_changes(metadata: dict[bytes, bytes]) -> ReadChanges:
+def _decode_read_changes(metadata: dict[bytes, bytes]) -> ReadChangesSummary:
     found = {name: int(value) for name, value in metadata.items() if name in _COUNTS}
-    return ReadChanges(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))
+    return ReadChangesSummary(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import NO_LIFE
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.gold.fold.units import DecimalUnits
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1
@@ -23,7 +23,7 @@ _SORTED_BY_DIGITS = np.iinfo(np.uint16).max
 
 
 @dataclass(frozen=True)
-class SeqOrder:
+class PointSeqOrder:
     """For each point, the numbers that order points of equal event time in topics of class `once`.
 
     They are compared before the position. In other classes than `once` they are equal for all points of a series.
@@ -38,13 +38,13 @@ class SeqOrder:
     life: Int64s
     seq: Int64s
 
-    def select_points(self, index: Int64s | Bools) -> SeqOrder:
+    def select_points(self, index: Int64s | Bools) -> PointSeqOrder:
         """Returns session, life and seq of some points.
 
         Args:
             index: Indices of the points, or True for each of them.
         """
-        return SeqOrder(self.session[index], self.life[index], self.seq[index])
+        return PointSeqOrder(self.session[index], self.life[index], self.seq[index])
 
     def to_columns(self) -> dict[str, pa.Array]:
         """Returns session, life and seq as columns of a table of averages, by name.
@@ -52,15 +52,17 @@ class SeqOrder:
         They are null for points of other classes than `once`.
         """
         none = self.life == NO_LIFE
-        return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.sort_columns, strict=True)}
+        return {
+            name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.arrays_in_sort_order, strict=True)
+        }
 
     @property
-    def sort_columns(self) -> tuple[Int64s, Int64s, Int64s]:
+    def arrays_in_sort_order(self) -> tuple[Int64s, Int64s, Int64s]:
         """The arrays `session`, `life` and `seq`, in the order in which they are compared."""
         return self.session, self.life, self.seq
 
     @staticmethod
-    def from_table(rows: pa.Table) -> SeqOrder | None:
+    def from_table(rows: pa.Table) -> PointSeqOrder | None:
         """Reads session, life and seq from rows. Returns None if no row is of class `once`.
 
         Args:
@@ -70,18 +72,22 @@ class SeqOrder:
             return None
         found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
         filled = zip(found.values(), (0, NO_LIFE, 0), strict=True)
-        return SeqOrder(*(_to_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled))
+        return PointSeqOrder(
+            *(_convert_to_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled)
+        )
 
     @staticmethod
-    def concat_points(*parts: SeqOrder) -> SeqOrder:
+    def concat_points(*parts: PointSeqOrder) -> PointSeqOrder:
         """Concatenates several of these objects, in this order."""
-        return SeqOrder(*(np.concatenate(part) for part in zip(*(one.sort_columns for one in parts), strict=True)))
+        return PointSeqOrder(
+            *(np.concatenate(part) for part in zip(*(one.arrays_in_sort_order for one in parts), strict=True))
+        )
 
     @staticmethod
-    def create_nulls(count: int) -> SeqOrder:
+    def create_nulls(count: int) -> PointSeqOrder:
         """Returns session, life and seq of `count` points that are not of class `once`."""
         zeros = np.zeros(count, np.int64)
-        return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
+        return PointSeqOrder(zeros, np.full(count, NO_LIFE), zeros)
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,8 @@ class PointSet:
     ordinal: Int64s
     value: Float64s
     revision: Int64s
-    by_seq: SeqOrder | None = None
-    units: DecimalUnits | None = None
+    by_seq: PointSeqOrder | None = None
+    units: UnscaledDecimals | None = None
 
     def __len__(self) -> int:
         return len(self.key)
@@ -136,7 +142,7 @@ class PointSet:
         by_seq = () if self.by_seq is None else (self.by_seq.seq, self.by_seq.life, self.by_seq.session)
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
-    def replace_averages(self, averages: Float64s, index: Int64s, sizes: Int64s) -> Float64s:
+    def replace_by_exact_averages(self, averages: Float64s, index: Int64s, sizes: Int64s) -> Float64s:
         """Returns averages in which those over decimals are replaced by the doubles nearest to the exact averages.
 
         Args:
@@ -144,20 +150,20 @@ class PointSet:
             index: For each average, the index of its last point.
             sizes: For each average, its number of points, which are consecutive.
         """
-        return averages if self.units is None else self.units.replace_averages(averages, index, sizes)
+        return averages if self.units is None else self.units.replace_by_exact_averages(averages, index, sizes)
 
-    def with_keys(self, key: Int64s) -> PointSet:
+    def with_series_codes(self, series_codes: Int64s) -> PointSet:
         """Returns the same points with new codes of their series."""
-        return replace(self, key=key)
+        return replace(self, key=series_codes)
 
     @staticmethod
     def concat_points(*parts: PointSet) -> PointSet:
         """Concatenates several sets of points, in this order."""
         by_seq, units = None, None
         if any(p.by_seq is not None for p in parts):
-            by_seq = SeqOrder.concat_points(*(p.by_seq or SeqOrder.create_nulls(len(p)) for p in parts))
+            by_seq = PointSeqOrder.concat_points(*(p.by_seq or PointSeqOrder.create_nulls(len(p)) for p in parts))
         if any(p.units is not None for p in parts):
-            units = DecimalUnits.concat_points(*(p.units or DecimalUnits.create_nulls(len(p)) for p in parts))
+            units = UnscaledDecimals.concat_points(*(p.units or UnscaledDecimals.create_nulls(len(p)) for p in parts))
         columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}
         return PointSet(**columns, by_seq=by_seq, units=units)
 
@@ -168,14 +174,14 @@ class PointSet:
         return PointSet(none, none, none, none, np.empty(0), none)
 
     @staticmethod
-    def create_unpublished(
+    def create_unpublished_points(
         key: Int64s,
         ts: Int64s,
         position: Int64s,
         ordinal: Int64s,
         value: Float64s,
-        by_seq: SeqOrder | None = None,
-        units: DecimalUnits | None = None,
+        by_seq: PointSeqOrder | None = None,
+        units: UnscaledDecimals | None = None,
     ) -> PointSet:
         """Returns points with revision 0, whose averages have never been published.
 
@@ -184,7 +190,7 @@ class PointSet:
         """
         return PointSet(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq, units)
 
-    def drop_points(self, dropped_points: PointSet) -> PointSet:
+    def without_points(self, dropped_points: PointSet) -> PointSet:
         """Returns the points that are not in `dropped_points`, sorted.
 
         Two points are the same if series, event time, position and ordinal are equal.
@@ -218,14 +224,14 @@ class OlderPoints:
         return len(self.some)
 
     @staticmethod
-    def create_none_for(series_count: int) -> OlderPoints:
+    def create_without_older_points(series_count: int) -> OlderPoints:
         """Returns the values for `series_count` series that have no older points: their tails have all points."""
         return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
 
     @staticmethod
-    def create_for_forgotten_owners(some: Bools, ts: Int64s) -> OlderPoints:
-        """Returns the values for series of which all points up to time `ts` (ms) were dropped, where `some` is True."""
-        return OlderPoints(some, np.where(some, ts, 0))
+    def create_for_forgotten_owners(were_forgotten: Bools, ts: Int64s) -> OlderPoints:
+        """Returns the values for series whose points up to time `ts` (ms) were dropped, where `were_forgotten`."""
+        return OlderPoints(were_forgotten, np.where(were_forgotten, ts, 0))
 
     @staticmethod
     def concat_series(*parts: OlderPoints) -> OlderPoints:
@@ -251,21 +257,21 @@ class OlderPoints:
         result.some[index], result.ts[index] = changed.some, changed.ts
         return result
 
-    def add_dropped_points(self, key: Int64s, ts: Int64s) -> OlderPoints:
+    def add_dropped_points(self, series_codes: Int64s, ts: Int64s) -> OlderPoints:
         """Returns a copy that counts further points as older points, because the tails no longer have them.
 
         These points must be later than all older points of their series.
 
         Args:
-            key: Series of each point, sorted by series and event time.
+            series_codes: Series of each point, sorted by series and event time.
             ts: Event time of each point, in ms.
         """
-        last = np.flatnonzero(np.diff(key, append=-1))
-        return self.replace_series(key[last], OlderPoints(np.ones(len(last), np.bool_), ts[last]))
+        last = np.flatnonzero(np.diff(series_codes, append=-1))
+        return self.replace_series(series_codes[last], OlderPoints(np.ones(len(last), np.bool_), ts[last]))
 
 
 COLUMNS = tuple(f.name for f in fields(PointSet) if f.name not in ("by_seq", "units"))
 
 
-def _to_int64s(column: Any) -> Int64s:
+def _convert_to_int64s(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states
+from sessionlake.gold.fold.shard import TrackedAverageTable
+from sessionlake.gold.fold.state import ForgottenSeriesOwners, GoldShardState, decode_states, encode_states
 from sessionlake.protocol.types import Int64s
 
 
 @dataclass(frozen=True)
-class ShardsByHash:
+class NewShardsByOwnerHash:
     """The new shard of each owner, by hash of the owner's name.
 
     An owner is a session, or a row across sessions. Of a forgotten owner a state has only this hash.
@@ -33,29 +33,31 @@ class ShardsByHash:
     shards: Int64s
 
     @staticmethod
-    def from_table(table: pa.Table) -> ShardsByHash:
+    def from_table(table: pa.Table) -> NewShardsByOwnerHash:
         """Reads the hashes and shards from a table with the columns `shard int, mark uint64`; `mark` is the hash."""
         mark = table["mark"].to_numpy().astype(np.uint64)
         order = np.argsort(mark, kind="stable")
-        return ShardsByHash(mark[order], table["shard"].to_numpy().astype(np.int64)[order])
+        return NewShardsByOwnerHash(mark[order], table["shard"].to_numpy().astype(np.int64)[order])
 
-    def split_by_shard(self, forgotten: ForgottenOwners, shards: int) -> dict[int, ForgottenOwners]:
+    def split_by_shard(
+        self, forgotten: ForgottenSeriesOwners, new_shard_count: int
+    ) -> dict[int, ForgottenSeriesOwners]:
         """Splits forgotten owners by their new shard. An owner whose new shard is unknown is added to every shard.
 
         The addition is harmless, since a shard looks up only owners that belong to it.
 
         Args:
             forgotten: The forgotten owners of a former shard.
-            shards: The new number of shards.
+            new_shard_count: The new number of shards.
         """
         first, behind = (np.searchsorted(self.hashes, forgotten.mark, side) for side in ("left", "right"))
         count = behind - first
         index = np.repeat(np.arange(len(count)), count)
         place = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
         of_shard, nowhere = self.shards[place], forgotten.select_owners(count == 0)
-        targets = range(shards) if len(nowhere.mark) else np.unique(of_shard).tolist()
+        targets = range(new_shard_count) if len(nowhere.mark) else np.unique(of_shard).tolist()
         return {
-            one: ForgottenOwners.merge_owners(forgotten.select_owners(index[of_shard == one]), nowhere)
+            one: ForgottenSeriesOwners.merge_owners(forgotten.select_owners(index[of_shard == one]), nowhere)
             for one in targets
         }
 
@@ -72,8 +74,8 @@ class GoldResharder:
     """
 
     metrics: tuple[str, ...]
-    tracked: tuple[TrackedAverages, ...]
-    marked: Mapping[str, ShardsByHash]
+    tracked: tuple[TrackedAverageTable, ...]
+    marked: Mapping[str, NewShardsByOwnerHash]
     shards: int
 
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
@@ -107,7 +109,7 @@ class GoldResharder:
             done += len(own)
             forgotten = self.marked[name].split_by_shard(one.forgotten, self.shards)
             for target in {*own.tolist(), *forgotten}:
-                part = one.select_owners(own == target, forgotten.get(target, ForgottenOwners.merge_owners()))
+                part = one.select_owners(own == target, forgotten.get(target, ForgottenSeriesOwners.merge_owners()))
                 found.setdefault(target, {})[name] = part.encode_state()
         return {target: encode_states(states) for target, states in found.items()}
 
@@ -143,5 +145,5 @@ class GoldResharder:
             before = None if own is None else GoldShardState.decode_state(own)
             if before is None or before.rebuild_id != tracked.rebuild_id:
                 before = tracked.create_initial_state(shard, self.metrics)
-            found.append((tracked.series.name, before.renumber_for_metrics(self.metrics)))
+            found.append((tracked.series.name, before.renumber_series_for_metrics(self.metrics)))
         return found

@@ -1,8 +1,8 @@
 """Rolling averages over the last N points of a series, folded batch by batch and equal to a recomputation bit for bit.
 
-For each series the fold keeps only the *tail*, its newest points, and `OlderPoints` about the points before the tail. A
-window is the up to N points that an average is over. It is always summed from scratch, the oldest point first. So the
-order in which points arrived does not affect the sums.
+For each series the fold keeps only the *tail*, its newest points, and `OlderPoints` about the points before the
+tail. A window is the up to N points that an average is over. It is always summed from scratch, the oldest point first.
+So the order in which points arrived does not affect the sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PaneTiming(IntEnum):
 
 
 @dataclass(frozen=True)
-class AverageFigures:
+class AverageResults:
     """The averages of some rows, as columns.
 
     Attributes:
@@ -44,11 +44,11 @@ class AverageFigures:
     point_count: Int64s
     is_published: Bools
 
-    def select_rows(self, index: Int64s | Bools) -> AverageFigures:
+    def select_rows(self, index: Int64s | Bools) -> AverageResults:
         """Returns the averages of the rows at these indices, or where `index` is True."""
-        return AverageFigures(self.average[index], self.point_count[index], self.is_published[index])
+        return AverageResults(self.average[index], self.point_count[index], self.is_published[index])
 
-    def are_different(self, other_figures: AverageFigures) -> Bools:
+    def are_different_from(self, other_figures: AverageResults) -> Bools:
         """Returns True for each row whose published figures differ from those of the same row in `other_figures`."""
         same = (self.average == other_figures.average) | (np.isnan(self.average) & np.isnan(other_figures.average))
         return (
@@ -68,7 +68,7 @@ class AverageRows:
         pane: The `PaneTiming` of each row.
         is_new: True for a new point. False for an existing row whose figures or pane change.
         is_restated: True if a published figure has changed.
-        figures_before: The average of each row before the batch. Of a new point it is not published.
+        averages_before: The average of each row before the batch. Of a new point it is not published.
         cause_ranges: The batch's points that are among the points of each average, as positions in `points_in_order`:
             the first position of each row, and the position after its last.
         points_in_order: Indices of the batch's points, sorted by series and event time.
@@ -77,11 +77,11 @@ class AverageRows:
     """
 
     points: PointSet
-    figures: AverageFigures
+    figures: AverageResults
     pane: Int64s
     is_new: Bools
     is_restated: Bools
-    figures_before: AverageFigures
+    averages_before: AverageResults
     cause_ranges: tuple[Int64s, Int64s]
     points_in_order: Int64s
     late_ms: Int64s
@@ -138,24 +138,24 @@ class PointTimeline:
         """For each point, True if it is from this batch."""
         return self.batch_index >= 0
 
-    def compute_averages(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
+    def compute_averages(self, index: Int64s, max_points: int) -> tuple[Float64s, Int64s]:
         """Returns the average of each of some points and the points before it, and the number of points in it.
 
         Args:
             index: Indices of the points.
-            window: The highest number of points in an average.
+            max_points: The highest number of points in an average.
         """
         rank = self.points_before[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
-            for back in range(min(window - 1, int(rank.max(initial=0))), -1, -1):
+            for back in range(min(max_points - 1, int(rank.max(initial=0))), -1, -1):
                 total += np.where(rank >= back, self.points.value[np.maximum(index - back, 0)], 0.0)
-        size = np.minimum(rank + 1, window)
-        return self.points.replace_averages(total / size, index, size), size
+        size = np.minimum(rank + 1, max_points)
+        return self.points.replace_by_exact_averages(total / size, index, size), size
 
 
 @dataclass(frozen=True)
-class NewestTimes:
+class NewestEventTimes:
     """The newest event time of each series before and after a batch. The watermark is `watermark_ms` behind it.
 
     Attributes:
@@ -171,21 +171,21 @@ class NewestTimes:
     watermark_ms: int
 
     @staticmethod
-    def from_points(tail: PointSet, older: OlderPoints, new: PointSet, watermark_ms: int) -> NewestTimes:
+    def from_points(tail: PointSet, older: OlderPoints, new_points: PointSet, watermark_ms: int) -> NewestEventTimes:
         """Computes the newest event time of each series, before a batch and after it.
 
         Args:
             tail: The newest points of the series before the batch.
             older: What is known about points older than the tail, for each series.
-            new: The batch's points.
+            new_points: The batch's points.
             watermark_ms: By how many ms the watermark of a series is behind its newest event time.
         """
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
         np.maximum.at(before, tail.key, tail.ts)
         after = before.copy()
-        np.maximum.at(after, new.key, new.ts)
-        return NewestTimes(before, after, known, watermark_ms)
+        np.maximum.at(after, new_points.key, new_points.ts)
+        return NewestEventTimes(before, after, known, watermark_ms)
 
     def compute_pane_timings(self, points: PointSet, is_new: Bools) -> Int64s:
         """Returns the `PaneTiming` of the rows that this batch writes.
@@ -196,15 +196,15 @@ class NewestTimes:
             points: The point of each row.
             is_new: True for each point that is new in this batch.
         """
-        passed, passing = ~self.were_pending_before(points), self._are_before_watermark(self.after_batch, points)
+        passed, passing = ~self.were_pending_before_batch(points), self._are_before_watermark(self.after_batch, points)
         late = passed & ~(is_new & (points.ts == self._compute_watermarks(self.before_batch)[points.key]))
         return np.where(late, PaneTiming.LATE, np.where(passing, PaneTiming.ON_TIME, PaneTiming.EARLY))
 
-    def were_pending_before(self, points: PointSet) -> Bools:
+    def were_pending_before_batch(self, points: PointSet) -> Bools:
         """Returns True for each point that the watermark of its series had not passed before the batch."""
         return ~(self.had_points[points.key] & self._are_before_watermark(self.before_batch, points))
 
-    def are_pending_after(self, points: PointSet) -> Bools:
+    def are_pending_after_batch(self, points: PointSet) -> Bools:
         """Returns True for each point that the watermark of its series has not passed after the batch."""
         return ~self._are_before_watermark(self.after_batch, points)
 
@@ -222,28 +222,28 @@ class NewestTimes:
 
 
 def fold_points(
-    tail: PointSet, older: OlderPoints, new: PointSet, *, series: RollingAverage, kept_points: int
+    tail: PointSet, older: OlderPoints, new_points: PointSet, *, series: RollingAverage, kept_points: int
 ) -> FoldedPoints:
     """Computes the averages that a batch's points add or change, and the points to keep for the next batch.
 
     Args:
         tail: The newest points that the state has of each series with new points, in any order.
         older: What is known about the points that are older than the tail, for each series.
-        new: The batch's points, in any order. None of them is in `tail`.
+        new_points: The batch's points, in any order. None of them is in `tail`.
         series: The table of averages.
         kept_points: Number of points to keep per series, at least `series.window_points` - 1. Points that the watermark
             has not passed are kept in addition.
     """
-    times = NewestTimes.from_points(tail, older, new, series.watermark_ms)
-    timeline, too_old = _merge_into_timeline(tail, older, new)
-    affected = _are_points_affected(timeline, times, series.window_points)
-    needs_history = _is_history_needed(timeline, older, too_old, affected, series.window_points)
+    times = NewestEventTimes.from_points(tail, older, new_points, series.watermark_ms)
+    timeline, too_old = _merge_into_timeline(tail, older, new_points)
+    affected = _may_rows_of_points_change(timeline, times, series.window_points)
+    needs_history = _do_series_need_history(timeline, older, too_old, affected, series.window_points)
     needs_history = needs_history | times.have_pending_older_points(older)
     averages, revision = _compute_averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
     # Rows of series that need their history are computed from the table. So their revisions are not known here.
     is_unknown = needs_history[timeline.points.key] & ~timeline.is_new
     timeline = replace(timeline, points=replace(timeline.points, revision=np.where(is_unknown, UNKNOWN, revision)))
-    pending = np.bincount(timeline.points.key[times.are_pending_after(timeline.points)], minlength=len(older))
+    pending = np.bincount(timeline.points.key[times.are_pending_after_batch(timeline.points)], minlength=len(older))
     dropped = timeline.points_after >= kept_points + pending[timeline.points.key]
     return FoldedPoints(
         tail=timeline.points.select_points(~dropped),
@@ -253,13 +253,13 @@ def fold_points(
     )
 
 
-def _merge_into_timeline(tail: PointSet, older: OlderPoints, new: PointSet) -> tuple[PointTimeline, PointSet]:
+def _merge_into_timeline(tail: PointSet, older: OlderPoints, new_points: PointSet) -> tuple[PointTimeline, PointSet]:
     """Merges the tails of series and new points into one timeline.
 
     Returns:
         The timeline, and the new points that are older than their tail and therefore not in the timeline.
     """
-    both = PointSet.concat_points(tail, new)
+    both = PointSet.concat_points(tail, new_points)
     order = both.compute_sorted_indices()
     points, source = both.select_points(order), np.maximum(order - len(tail), -1)
     fresh = source >= 0
@@ -274,19 +274,20 @@ def _merge_into_timeline(tail: PointSet, older: OlderPoints, new: PointSet) -> t
     return PointTimeline.from_sorted(known_points, source[known], len(older)), points.select_points(~known)
 
 
-def _are_points_affected(timeline: PointTimeline, times: NewestTimes, window: int) -> Bools:
+def _may_rows_of_points_change(timeline: PointTimeline, times: NewestEventTimes, window: int) -> Bools:
     """Returns True for each point whose row may change in this batch.
 
     These are new points, up to `window` - 1 points after each of them, and points that the watermark passes with this
     batch.
     """
-    place, fresh = np.arange(len(timeline.points)), timeline.is_new
+    points, fresh = timeline.points, timeline.is_new
+    place = np.arange(len(points))
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
     follows = (last_fresh >= place - timeline.points_before) & (place - last_fresh < window)
-    return follows | (times.were_pending_before(timeline.points) & ~times.are_pending_after(timeline.points))
+    return follows | (times.were_pending_before_batch(points) & ~times.are_pending_after_batch(points))
 
 
-def _is_history_needed(
+def _do_series_need_history(
     timeline: PointTimeline, older: OlderPoints, too_old: PointSet, affected: Bools, window: int
 ) -> Bools:
     """Returns True for each series whose rows must be computed from the table, because its tail does not suffice.
@@ -310,30 +311,30 @@ def _is_history_needed(
 
 
 def _compute_averages(
-    timeline: PointTimeline, chosen: Bools, times: NewestTimes, series: RollingAverage
+    timeline: PointTimeline, may_change: Bools, times: NewestEventTimes, series: RollingAverage
 ) -> tuple[AverageRows, Int64s]:
     """Returns the rows to write, and the new revisions of all points.
 
     Args:
         timeline: All points.
-        chosen: True for each point whose row may change.
+        may_change: True for each point whose row may change.
         times: The newest event time of each series.
         series: The table of averages.
     """
-    index = np.flatnonzero(chosen)
+    index = np.flatnonzero(may_change)
     points, fresh = timeline.points.select_points(index), timeline.is_new[index]
     pane = times.compute_pane_timings(points, fresh)
-    now = _create_average_figures(
+    now = _create_average_results(
         *timeline.compute_averages(index, series.window_points), series, pane != PaneTiming.EARLY
     )
-    figures_before = _compute_figures_before(timeline, index, times, series)
-    restated = figures_before.is_published & now.are_different(figures_before)
-    passed = times.were_pending_before(points) & (pane != PaneTiming.EARLY)
+    averages_before = _compute_averages_before_batch(timeline, index, times, series)
+    restated = averages_before.is_published & now.are_different_from(averages_before)
+    passed = times.were_pending_before_batch(points) & (pane != PaneTiming.EARLY)
     revision = timeline.points.revision.copy()
     revision[index] += restated
-    written = fresh | now.are_different(figures_before) | passed
+    written = fresh | now.are_different_from(averages_before) | passed
     rows = index[written]
-    order, causes = _find_causes_of_rows(timeline, rows, series.window_points)
+    order, causes = _find_new_points_of_rows(timeline, rows, series.window_points)
     # Without a cause the value is meaningless. It is not used, since such a row is not restated.
     oldest = np.append(timeline.points.ts[timeline.is_new], 0)[causes[0]]
     averages = AverageRows(
@@ -342,7 +343,7 @@ def _compute_averages(
         pane=pane[written],
         is_new=fresh[written],
         is_restated=restated[written],
-        figures_before=figures_before.select_rows(written),
+        averages_before=averages_before.select_rows(written),
         cause_ranges=causes,
         points_in_order=order,
         late_ms=_compute_lag_ms(times.before_batch[timeline.points.key[rows]], oldest),
@@ -359,13 +360,13 @@ def _compute_lag_ms(newest: Int64s, oldest: Int64s) -> Int64s:
     return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
 
 
-def _create_average_figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> AverageFigures:
-    return AverageFigures(average, size, (size >= series.minimum_points) & (passed | series.publishes_early))
+def _create_average_results(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> AverageResults:
+    return AverageResults(average, size, (size >= series.minimum_points) & (passed | series.publishes_early))
 
 
-def _compute_figures_before(
-    timeline: PointTimeline, index: Int64s, times: NewestTimes, series: RollingAverage
-) -> AverageFigures:
+def _compute_averages_before_batch(
+    timeline: PointTimeline, index: Int64s, times: NewestEventTimes, series: RollingAverage
+) -> AverageResults:
     """Returns the averages that some points, at the indices `index`, had before the batch. New points have none."""
     held = ~timeline.is_new
     held_points = timeline.points.select_points(held)
@@ -374,13 +375,15 @@ def _compute_figures_before(
     place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
     average[had_row], size[had_row] = base.compute_averages(place, series.window_points)
-    found = _create_average_figures(
-        average, size, series, ~times.were_pending_before(timeline.points.select_points(index))
+    found = _create_average_results(
+        average, size, series, ~times.were_pending_before_batch(timeline.points.select_points(index))
     )
     return replace(found, is_published=found.is_published & had_row)
 
 
-def _find_causes_of_rows(timeline: PointTimeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
+def _find_new_points_of_rows(
+    timeline: PointTimeline, rows: Int64s, window: int
+) -> tuple[Int64s, tuple[Int64s, Int64s]]:
     """Returns which of the batch's points are among the points of each row's average.
 
     Args:

@@ -6,7 +6,7 @@ shard, the shard's whole state is decoded and encoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,38 +15,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.late import find_stream_times_by_partition
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
     build_decimal_field_name,
     build_number_field_name,
-    select_changes_of_feed,
 )
 from sessionlake.gold.fold.outputs import (
-    CauseMessages,
     EmittedPayload,
-    Names,
-    append_report,
+    GetKeyColumns,
+    PointSourceMessages,
+    append_report_payload,
     create_average_payloads,
-    create_product_payloads,
 )
-from sessionlake.gold.fold.pack import SEPARATOR, DecodedChunks, combine_partition_and_offset, have_any_value
-from sessionlake.gold.fold.points import OlderPoints, PointSet, SeqOrder
+from sessionlake.gold.fold.pack import SEPARATOR, DecodedChunks
+from sessionlake.gold.fold.point_changes import select_changes_with_points
+from sessionlake.gold.fold.points import OlderPoints, PointSeqOrder, PointSet
+from sessionlake.gold.fold.product_payloads import create_product_payloads
 from sessionlake.gold.fold.rolling import fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
-from sessionlake.gold.fold.units import DecimalUnits
+from sessionlake.gold.fold.state import (
+    ForgottenSeriesOwners,
+    GoldShardState,
+    SeriesOwners,
+    decode_states,
+    encode_states,
+)
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
 from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
 _APART = 120
-_AS_THEY_ARE = ("partition", "offset", "kafka_ms", "ts", "ordinal")
 
 
-def compute_tail_length(series: RollingAverage) -> int:
+def count_kept_points_per_series(series: RollingAverage) -> int:
     """Returns how many of the newest points of each series the state keeps.
 
     They suffice for an average, and for points that are late by about half a window. Series across sessions keep more,
@@ -58,7 +62,7 @@ def compute_tail_length(series: RollingAverage) -> int:
 
 
 @dataclass(frozen=True)
-class TrackedAverages:
+class TrackedAverageTable:
     """A table of averages that the gold stream maintains, and what its states start from after a rebuild.
 
     Attributes:
@@ -84,11 +88,11 @@ class TrackedAverages:
         if self.owners_at_rebuild is None:
             return state
         own = self.owners_at_rebuild(shard)
-        return replace(state, forgotten=ForgottenOwners(own["mark"].to_numpy(), own["newest"].to_numpy()))
+        return replace(state, forgotten=ForgottenSeriesOwners(own["mark"].to_numpy(), own["newest"].to_numpy()))
 
 
 @dataclass(frozen=True)
-class GoldFold:
+class GoldShardFold:
     """Computes rows of gold's tables from one shard's changes and state. It is called for each shard and batch.
 
     The state has the newest points of each of the shard's series.
@@ -103,7 +107,7 @@ class GoldFold:
     """
 
     declared: DeclaredColumns
-    tracked: tuple[TrackedAverages, ...]
+    tracked: tuple[TrackedAverageTable, ...]
     products: tuple[Product, ...]
     idle_ms: int
     row_idle_ms: int
@@ -140,10 +144,10 @@ class GoldFold:
                 else []
             )
             times = find_stream_times_by_partition(found.changes[OF_SESSION])
-        return encode_states(held) if is_changed else None, append_report(found.read, points, rows, times)
+        return encode_states(held) if is_changed else None, append_report_payload(found.read, points, rows, times)
 
     def _fold_table_of_averages(
-        self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
+        self, tracked: TrackedAverageTable, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[EmittedPayload], int]:
         """Computes the rows that changes from `select_changes_with_points` add to a table of averages, or change in it.
 
@@ -154,22 +158,26 @@ class GoldFold:
         before = GoldShardState.decode_state(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
             before = tracked.create_initial_state(shard, self.declared.numbers)
-        known, row = _add_rows_of_changes(before.renumber_for_metrics(self.declared.numbers), changes, series)
+        known, row = _add_rows_of_changes_to_state(
+            before.renumber_series_for_metrics(self.declared.numbers), changes, series
+        )
         new, causes = self._read_points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
-        new = new.with_keys(code.reshape(-1))
+        new = new.with_series_codes(code.reshape(-1))
         place = np.full(len(known.older), -1)
         place[touched] = np.arange(len(touched))
         apart = place[known.tail.key] < 0
         base = known.tail.select_points(~apart)
         found = fold_points(
-            base.with_keys(place[base.key]),
+            base.with_series_codes(place[base.key]),
             known.older.select_series(touched),
             new,
             series=series,
-            kept_points=compute_tail_length(series),
+            kept_points=count_kept_points_per_series(series),
         )
-        tail = PointSet.concat_points(known.tail.select_points(apart), found.tail.with_keys(touched[found.tail.key]))
+        tail = PointSet.concat_points(
+            known.tail.select_points(apart), found.tail.with_series_codes(touched[found.tail.key])
+        )
         after = replace(known, tail=tail, older=known.older.replace_series(touched, found.older))
         rows = create_average_payloads(
             series, found, new, causes, _create_key_column_function(series, after.rows, self.declared.numbers, touched)
@@ -181,30 +189,30 @@ class GoldFold:
             len(new),
         )
 
-    def _read_points(self, changes: pa.Table, row: Int64s) -> tuple[PointSet, CauseMessages]:
-        ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
-        by_seq = SeqOrder.from_table(changes)
+    def _read_points(self, changes: pa.Table, row_indices: Int64s) -> tuple[PointSet, PointSourceMessages]:
+        ts, position, ordinal = (_convert_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
+        by_seq = PointSeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric, name in enumerate(self.declared.numbers):
             value = changes[build_number_field_name(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
-            key = row[is_set] * len(self.declared.numbers) + metric
+            key = row_indices[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
-            units = self._read_units(changes, name, is_set)
+            units = self._read_unscaled_decimals(changes, name, is_set)
             part = key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order, units
-            parts.append(PointSet.create_unpublished(*part))
+            parts.append(PointSet.create_unpublished_points(*part))
             places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
-        return PointSet.concat_points(*parts), CauseMessages(
-            _to_int64s(changes["partition"])[place], _to_int64s(changes["offset"])[place]
+        return PointSet.concat_points(*parts), PointSourceMessages(
+            _convert_to_int64s(changes["partition"])[place], _convert_to_int64s(changes["offset"])[place]
         )
 
-    def _read_units(self, changes: pa.Table, column: str, is_set: Bools) -> DecimalUnits | None:
+    def _read_unscaled_decimals(self, changes: pa.Table, column: str, is_set: Bools) -> UnscaledDecimals | None:
         """Returns the exact values that changes set in a column; None if it is not a decimal column."""
         if column not in self.declared.decimals:
             return None
         values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
-        return DecimalUnits.from_decimals(to_contiguous(values)).select_points(is_set)
+        return UnscaledDecimals.from_decimals(to_contiguous(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -221,15 +229,19 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
-    ts, position = _to_int64s(points["ts"]), _to_int64s(points["place"])
-    value, revision = points["value"].to_numpy(), _to_int64s(points["revision"])
-    parted = SeqOrder.from_table(points), DecimalUnits.from_table(points)
-    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, *parted)
+    ts, position = _convert_to_int64s(points["ts"]), _convert_to_int64s(points["place"])
+    value, revision = points["value"].to_numpy(), _convert_to_int64s(points["revision"])
+    parted = PointSeqOrder.from_table(points), UnscaledDecimals.from_table(points)
+    every = PointSet(key, ts, position, _convert_to_int64s(points["ordinal"]), value, revision, *parted)
     fresh = points["fresh"].to_numpy()
     new = every.select_points(fresh)
-    causes = CauseMessages(*(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
-    base = every.select_points(~fresh).drop_points(new)
-    found = fold_points(base, OlderPoints.create_none_for(len(parts[0])), new, series=series, kept_points=len(every))
+    causes = PointSourceMessages(
+        *(_convert_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset"))
+    )
+    base = every.select_points(~fresh).without_points(new)
+    found = fold_points(
+        base, OlderPoints.create_without_older_points(len(parts[0])), new, series=series, kept_points=len(every)
+    )
 
     def create_key_columns(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}
@@ -237,7 +249,7 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     return create_average_payloads(series, found, new, causes, create_key_columns)
 
 
-def _add_rows_of_changes(
+def _add_rows_of_changes_to_state(
     state: GoldShardState, changes: pa.Table, series: RollingAverage
 ) -> tuple[GoldShardState, Int64s]:
     """Adds the owners and rows of changes to a state. A row stands for all series that differ only in the metric.
@@ -245,8 +257,8 @@ def _add_rows_of_changes(
     Returns:
         The new state, and for each change the index of its row in the state.
     """
-    owners, owner = _add_owners_of_changes(state, changes, series)
-    rows, row = _extend_names(state.rows, changes["row"])
+    owners, owner = _add_owners_of_changes_to_state(state, changes, series)
+    rows, row = _add_new_names(state.rows, changes["row"])
     of_row = np.concatenate([state.owner, np.zeros(len(rows) - len(state.rows), np.int64)])
     of_row[row] = owner
     added = of_row[len(state.rows) :]
@@ -259,50 +271,50 @@ def _add_rows_of_changes(
     ), row
 
 
-def _add_owners_of_changes(
+def _add_owners_of_changes_to_state(
     state: GoldShardState, changes: pa.Table, series: RollingAverage
-) -> tuple[PointOwners, Int64s]:
+) -> tuple[SeriesOwners, Int64s]:
     known = state.owners
-    names, owner = _extend_names(known.name, changes["owner"])
+    names, owner = _add_new_names(known.name, changes["owner"])
     added = len(names) - len(known.name)
-    back, floor = state.forgotten.find_owners(names.slice(len(known.name)).to_pylist())
+    back, floor = state.forgotten.find_forgotten_owners(names.slice(len(known.name)).to_pylist())
     never = np.full(added, np.iinfo(np.int64).min)
     partition = np.concatenate([known.partition, np.zeros(added, np.int64)])
     seen, newest = np.concatenate([known.seen, never]), np.concatenate([known.newest, never])
-    partition[owner] = _to_int64s(changes["partition"]) if series.is_per_session else _OF_TOPIC
-    np.maximum.at(seen, owner, _to_int64s(changes["kafka_ms"]))
-    np.maximum.at(newest, owner, _to_int64s(changes["ts"]))
+    partition[owner] = _convert_to_int64s(changes["partition"]) if series.is_per_session else _OF_TOPIC
+    np.maximum.at(seen, owner, _convert_to_int64s(changes["kafka_ms"]))
+    np.maximum.at(newest, owner, _convert_to_int64s(changes["ts"]))
     back, floor = np.concatenate([known.back, back]), np.concatenate([known.floor, floor])
-    return PointOwners(names, partition, seen, newest, back, floor), owner
+    return SeriesOwners(names, partition, seen, newest, back, floor), owner
 
 
-def _extend_names(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
+def _add_new_names(known_names: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
     """Extends a list of names by the new names in a column.
 
     Args:
-        known: The names so far.
+        known_names: The names so far.
         column: A dictionary-encoded column of names.
 
     Returns:
         The extended list, which starts with the known names. Then, for each row of the column, the index of its name.
     """
     values = to_contiguous(column)
-    encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
-    return encoded.dictionary, _to_int64s(encoded.indices)[len(known) :][values.indices.to_numpy()]
+    encoded = pa.concat_arrays([known_names, values.dictionary]).dictionary_encode()
+    return encoded.dictionary, _convert_to_int64s(encoded.indices)[len(known_names) :][values.indices.to_numpy()]
 
 
 def _create_key_column_function(
-    series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s
-) -> Names:
-    """Returns a function that returns the key columns of series, by name, given the series' indices in `touched`.
+    series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched_series: Int64s
+) -> GetKeyColumns:
+    """Returns a function from indices in `touched_series` to the key columns of these series, by name.
 
     Args:
         series: The table of averages.
         rows: The names of the state's rows: the series' keys without the metric, joined.
         metrics: Names of the declared columns of numbers.
-        touched: Codes of the series that have new points, sorted.
+        touched_series: Codes of the series that have new points, sorted.
     """
-    row, metric = np.divmod(touched, max(len(metrics), 1))
+    row, metric = np.divmod(touched_series, max(len(metrics), 1))
     starts_row = np.diff(row, prepend=-1) > 0
     place = np.cumsum(starts_row) - 1
     own = [name for name in series.keys if name != "metric"]
@@ -319,75 +331,27 @@ def _create_key_column_function(
     return create_key_columns
 
 
-def _create_key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
-    """Returns a key column of series: the values at the indices `code` of `known`; integers for `partition`."""
-    return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _encode_used_texts(code, known)
+def _create_key_column(name: str, value_indices: Int64s, values: pa.Array) -> pa.Array:
+    """Returns a key column of series: the items of `values` at `value_indices`; integers for `partition`."""
+    return (
+        values.cast(pa.int32()).take(pa.array(value_indices))
+        if name == PARTITION
+        else _encode_used_texts(value_indices, values)
+    )
 
 
-def _encode_used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
-    """Returns the texts at the indices `code` of `known`. The result's dictionary has only the texts that occur."""
-    used = np.zeros(len(known), np.bool_)
-    used[code] = True
+def _encode_used_texts(text_indices: Int64s, texts: pa.Array) -> pa.DictionaryArray:
+    """Returns the items of `texts` at `text_indices`. The result's dictionary has only the texts that occur."""
+    used = np.zeros(len(texts), np.bool_)
+    used[text_indices] = True
     if not used.all():
-        code, known = (np.cumsum(used) - 1)[code], known.filter(pa.array(used))
-    return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), known)
+        text_indices, texts = (np.cumsum(used) - 1)[text_indices], texts.filter(pa.array(used))
+    return pa.DictionaryArray.from_arrays(pa.array(text_indices.astype(np.int32)), texts)
 
 
 def _get_topic_of_owner(owner: str) -> str:
     return owner.partition(SEPARATOR)[0]
 
 
-def _to_int64s(column: Any) -> Int64s:
+def _convert_to_int64s(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)
-
-
-def select_changes_with_points(
-    changes: pa.Table | None, declared: DeclaredColumns, series: RollingAverage
-) -> pa.Table | None:
-    """Selects the changes that set a number, in the topics that a table of averages reads; None if there are none.
-
-    Returns:
-        The changes with the columns `owner` and `row`, both dictionary-encoded: the owner's keys, and the series' keys
-        without the metric, each joined by a zero byte. Also `partition, offset, kafka_ms, ts, ordinal, position`, and
-        `value:<i>` and `decimal:<i>`, null where the declared number or decimal `i` was not set. If some changes are of
-        class `once`, also the columns `_life`, `_seq` and, across sessions, `_session`, which order points of equal
-        event time.
-    """
-    values = [build_number_field_name(i) for i in range(len(declared.numbers))]
-    if changes is None or not values:
-        return None
-    changes = select_changes_of_feed(changes, series.topics)
-    points = changes.filter(have_any_value(changes, values))
-    if not points.num_rows:
-        return None
-    position = points["position"]
-    if not series.is_per_session:
-        position = pa.array(
-            combine_partition_and_offset(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy())
-        )
-    row = _join_key_values(points, [name for name in series.keys if name != "metric"])
-    owner = _join_key_values(points, series.owner_columns) if series.is_per_session else row
-    columns = {"owner": owner, "row": row, "position": position} | _build_seq_order_columns(points, series)
-    decimals = map(build_decimal_field_name, range(len(declared.decimals)))
-    return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values, *decimals)})
-
-
-def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
-    """Returns the columns that order points of class `once`, by name; null for points of other classes.
-
-    The result is empty if no point is of class `once`.
-    """
-    none = pc.equal(points[LIFE], NO_LIFE)
-    if pc.all(none).as_py():
-        return {}
-    found = {"_life": points[LIFE], "_seq": points[TURN]}
-    if not series.is_per_session and SESSION_MARK in points.column_names:
-        found["_session"] = points[SESSION_MARK]
-    return {name: pc.if_else(none, None, column) for name, column in found.items()}
-
-
-def _join_key_values(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
-    """Joins columns without nulls to one dictionary-encoded column of texts, with a zero byte between the values."""
-    number, parts = number_distinct_combinations(*(table[name] for name in names))
-    joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
-    return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

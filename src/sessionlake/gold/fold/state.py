@@ -19,14 +19,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import COLUMNS, OlderPoints, PointSet, SeqOrder
-from sessionlake.gold.fold.units import DecimalUnits
-from sessionlake.protocol.chunk import decode_ipc, encode_ipc
+from sessionlake.errors import LakeError
+from sessionlake.gold.fold.points import COLUMNS, OlderPoints, PointSeqOrder, PointSet
+from sessionlake.gold.fold.state_columns import (
+    create_table_of_narrow_integers,
+    decode_state_columns,
+    decode_state_fields,
+    require_state_format,
+)
+from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
+from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
 FORMAT = "sessionlake.gold.state/4"
-STATES = "sessionlake.gold.states/1"
+STATES_FORMAT = "sessionlake.gold.states/1"
 _NEVER = np.iinfo(np.int64).min
 MOST_ROWS = 1_000_000
 """The most rows that a shard keeps tails of, for one table of averages: about half a gigabyte during the fold.
@@ -39,7 +45,7 @@ MOST_POINTS = 8_000_000
 
 
 @dataclass(frozen=True)
-class PointOwners:
+class SeriesOwners:
     """The owners whose points a shard's state has, as columns. An owner is a session, or a row across sessions.
 
     When an owner is forgotten, the state drops all of its series at once.
@@ -61,20 +67,22 @@ class PointOwners:
     back: Bools
     floor: Int64s
 
-    def select_owners(self, index: Bools) -> PointOwners:
+    def select_owners(self, index: Bools) -> SeriesOwners:
         """Returns the owners for which `index` is True."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
-        return PointOwners(self.name.filter(pa.array(index)), *columns)
+        return SeriesOwners(self.name.filter(pa.array(index)), *columns)
 
     @staticmethod
-    def concat_owners(*parts: PointOwners) -> PointOwners:
+    def concat_owners(*parts: SeriesOwners) -> SeriesOwners:
         """Concatenates several sets of owners, in this order."""
-        columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PointOwners) if f.name != "name")
-        return PointOwners(pa.concat_arrays([p.name for p in parts]), *columns)
+        columns = (
+            np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(SeriesOwners) if f.name != "name"
+        )
+        return SeriesOwners(pa.concat_arrays([p.name for p in parts]), *columns)
 
 
 @dataclass(frozen=True)
-class ForgottenOwners:
+class ForgottenSeriesOwners:
     """Idle owners whose points were dropped from a state. The state keeps a hash and a time for each, 8 bytes each.
 
     If two owners have the same hash, a new owner may be mistaken for a forgotten one. That is harmless: its averages
@@ -88,42 +96,44 @@ class ForgottenOwners:
     mark: npt.NDArray[np.uint64]
     newest: Int64s
 
-    def find_owners(self, names: list[str]) -> tuple[Bools, Int64s]:
+    def find_forgotten_owners(self, owner_names: list[str]) -> tuple[Bools, Int64s]:
         """Looks up owners by name.
 
         Returns:
             For each owner, True if it was forgotten, and the latest event time of its points in ms; 0 if it was not.
         """
-        if not len(self.mark) or not names:
-            return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
-        marks = hash_names(names)
+        if not len(self.mark) or not owner_names:
+            return np.zeros(len(owner_names), np.bool_), np.zeros(len(owner_names), np.int64)
+        marks = hash_owner_names(owner_names)
         place = np.minimum(np.searchsorted(self.mark, marks), len(self.mark) - 1)
         found = self.mark[place] == marks
         return found, np.where(found, self.newest[place], 0)
 
-    def add_owners(self, names: list[str], newest: Int64s) -> ForgottenOwners:
+    def add_owners(self, names: list[str], newest: Int64s) -> ForgottenSeriesOwners:
         """Returns a copy with further owners. An owner that was already forgotten keeps the later time.
 
         Args:
             names: Names of the owners.
             newest: Latest event time of each owner's points, in ms.
         """
-        return ForgottenOwners.merge_owners(self, ForgottenOwners(hash_names(names), newest))
+        return ForgottenSeriesOwners.merge_owners(self, ForgottenSeriesOwners(hash_owner_names(names), newest))
 
-    def select_owners(self, index: Int64s | Bools) -> ForgottenOwners:
+    def select_owners(self, index: Int64s | Bools) -> ForgottenSeriesOwners:
         """Returns the forgotten owners at these indices, or where `index` is True."""
-        return ForgottenOwners(self.mark[index], self.newest[index])
+        return ForgottenSeriesOwners(self.mark[index], self.newest[index])
 
     @staticmethod
-    def merge_owners(*parts: ForgottenOwners) -> ForgottenOwners:
+    def merge_owners(*parts: ForgottenSeriesOwners) -> ForgottenSeriesOwners:
         """Merges several sets of forgotten owners. An owner in more than one set gets its latest time."""
-        none = ForgottenOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
-        mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(ForgottenOwners))
+        none = ForgottenSeriesOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
+        mark, time = (
+            np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(ForgottenSeriesOwners)
+        )
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
         last = np.ones(len(mark), np.bool_)
         last[:-1] = mark[1:] != mark[:-1]
-        return ForgottenOwners(mark[last], time[last])
+        return ForgottenSeriesOwners(mark[last], time[last])
 
 
 @dataclass(frozen=True)
@@ -146,24 +156,31 @@ class GoldShardState:
 
     rebuild_id: str
     metrics: tuple[str, ...]
-    owners: PointOwners
+    owners: SeriesOwners
     rows: pa.Array
     owner: Int64s
     older: OlderPoints
     tail: PointSet
-    forgotten: ForgottenOwners
+    forgotten: ForgottenSeriesOwners
 
     @staticmethod
     def create_empty(rebuild_id: str, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns a state without owners and points."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
-        owners = PointOwners(names, none, none, none, np.empty(0, np.bool_), none)
-        forgotten = ForgottenOwners(np.empty(0, np.uint64), none)
+        owners = SeriesOwners(names, none, none, none, np.empty(0, np.bool_), none)
+        forgotten = ForgottenSeriesOwners(np.empty(0, np.uint64), none)
         return GoldShardState(
-            rebuild_id, metrics, owners, names, none, OlderPoints.create_none_for(0), PointSet.create_empty(), forgotten
+            rebuild_id,
+            metrics,
+            owners,
+            names,
+            none,
+            OlderPoints.create_without_older_points(0),
+            PointSet.create_empty(),
+            forgotten,
         )
 
-    def renumber_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
+    def renumber_series_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns the state for other declared columns: each series gets the index of its column in `metrics`.
 
         Raises:
@@ -185,7 +202,7 @@ class GoldShardState:
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
         back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
         older = OlderPoints.create_for_forgotten_owners(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
-        tail = self.tail.with_keys(rekeyed[self.tail.key])
+        tail = self.tail.with_series_codes(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.replace_series(rekeyed, self.older), tail=tail)
 
     def forget_idle_owners(self, idle_ms: int, get_topic: Any) -> GoldShardState:
@@ -206,7 +223,7 @@ class GoldShardState:
         for stream, at in zip(streams, seen.tolist(), strict=True):
             now[stream] = max(now.get(stream, at), at)
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
-        return self._keep_owners(kept)
+        return self._forget_other_owners(kept)
 
     def forget_owners_beyond_limits(self) -> GoldShardState:
         """Returns the state without its longest idle owners, if it has more than 1 million rows or 8 million points."""
@@ -218,33 +235,33 @@ class GoldShardState:
         order = np.argsort(-self.owners.seen, kind="stable")
         kept = np.zeros(owners, np.bool_)
         kept[order] = (np.cumsum(rows[order]) <= MOST_ROWS) & (np.cumsum(points[order]) <= MOST_POINTS)
-        return self._keep_owners(kept)
+        return self._forget_other_owners(kept)
 
-    def _keep_owners(self, kept: Bools) -> GoldShardState:
-        """Returns the state with the owners for which `kept` is True. All others become forgotten owners."""
-        if kept.all():
+    def _forget_other_owners(self, is_kept: Bools) -> GoldShardState:
+        """Returns the state with the owners for which `is_kept` is True. All others become forgotten owners."""
+        if is_kept.all():
             return self
-        gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
-        return self.select_owners(kept, self.forgotten.add_owners(gone, self.owners.newest[~kept]))
+        gone = self.owners.name.filter(pa.array(~is_kept)).to_pylist()
+        return self.select_owners(is_kept, self.forgotten.add_owners(gone, self.owners.newest[~is_kept]))
 
-    def select_owners(self, kept: Bools, forgotten: ForgottenOwners) -> GoldShardState:
+    def select_owners(self, is_kept: Bools, forgotten: ForgottenSeriesOwners) -> GoldShardState:
         """Returns the state with only some of its owners.
 
         Args:
-            kept: True for each owner to keep.
+            is_kept: True for each owner to keep.
             forgotten: The forgotten owners of the new state.
         """
-        rows = kept[self.owner]
+        rows = is_kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
         tail = self.tail.select_points(points)
         return replace(
             self,
-            owners=self.owners.select_owners(kept),
+            owners=self.owners.select_owners(is_kept),
             rows=self.rows.filter(pa.array(rows)),
-            owner=(np.cumsum(kept) - 1)[self.owner[rows]],
+            owner=(np.cumsum(is_kept) - 1)[self.owner[rows]],
             older=self.older.select_series(keys),
-            tail=tail.with_keys((np.cumsum(keys) - 1)[tail.key]),
+            tail=tail.with_series_codes((np.cumsum(keys) - 1)[tail.key]),
             forgotten=forgotten,
         )
 
@@ -256,22 +273,24 @@ class GoldShardState:
         keys = (one.tail.key + first * len(self.metrics) for one, first in zip(every, rows.tolist(), strict=False))
         return replace(
             self,
-            owners=PointOwners.concat_owners(*(one.owners for one in every)),
+            owners=SeriesOwners.concat_owners(*(one.owners for one in every)),
             rows=pa.concat_arrays([one.rows for one in every]),
             owner=np.concatenate([one.owner + first for one, first in zip(every, owners.tolist(), strict=False)]),
             older=OlderPoints.concat_series(*(one.older for one in every)),
-            tail=PointSet.concat_points(*(one.tail.with_keys(key) for one, key in zip(every, keys, strict=True))),
-            forgotten=ForgottenOwners.merge_owners(*(one.forgotten for one in every)),
+            tail=PointSet.concat_points(
+                *(one.tail.with_series_codes(key) for one, key in zip(every, keys, strict=True))
+            ),
+            forgotten=ForgottenSeriesOwners.merge_owners(*(one.forgotten for one in every)),
         )
 
     def encode_state(self) -> bytes:
         """Encodes the state as MessagePack, with the format's version and the groups of columns as Arrow IPC."""
         tables = {
-            "sessions": _create_narrow_table(_read_field_values(self.owners)),
+            "sessions": create_table_of_narrow_integers(_read_dataclass_fields(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _create_narrow_table(_read_field_values(self.older)),
-            "tail": _create_narrow_table(_list_point_columns(self.tail)),
-            "forgotten": _create_narrow_table(_read_field_values(self.forgotten)),
+            "older": create_table_of_narrow_integers(_read_dataclass_fields(self.older)),
+            "tail": create_table_of_narrow_integers(_list_point_columns(self.tail)),
+            "forgotten": create_table_of_narrow_integers(_read_dataclass_fields(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
         # Compressing a byte costs less than moving it through Spark to the state store and back.
@@ -285,18 +304,18 @@ class GoldShardState:
         Raises:
             LakeError: The format is unknown, or the bytes are damaged.
         """
-        found = _decode_fields(content)
-        _require_format(found, FORMAT)
-        older, rows, tail = (_read_columns(found[name]) for name in ("older", "rows", "tail"))
+        found = decode_state_fields(content)
+        require_state_format(found, FORMAT)
+        older, rows, tail = (decode_state_columns(found[name]) for name in ("older", "rows", "tail"))
         return GoldShardState(
             found["made"],
             tuple(found["metrics"]),
-            PointOwners(**_read_columns(found["sessions"])),
+            SeriesOwners(**decode_state_columns(found["sessions"])),
             rows["name"],
             rows["session"],
             OlderPoints(**older),
-            _create_points(tail),
-            ForgottenOwners(**_read_columns(found["forgotten"])),
+            _create_points_from_columns(tail),
+            ForgottenSeriesOwners(**decode_state_columns(found["forgotten"])),
         )
 
 
@@ -306,7 +325,7 @@ def encode_states(states: Mapping[str, bytes]) -> bytes:
     Args:
         states: The encoded state of each table, by the table's name.
     """
-    return msgspec.msgpack.encode({"format": STATES, "states": dict(states)})
+    return msgspec.msgpack.encode({"format": STATES_FORMAT, "states": dict(states)})
 
 
 def decode_states(content: bytes | None) -> dict[str, bytes]:
@@ -320,81 +339,32 @@ def decode_states(content: bytes | None) -> dict[str, bytes]:
     """
     if content is None:
         return {}
-    found = _decode_fields(content)
-    _require_format(found, STATES)
+    found = decode_state_fields(content)
+    require_state_format(found, STATES_FORMAT)
     return dict(found["states"])
 
 
-def _decode_fields(content: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.msgpack.decode(content, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise LakeError(
-            f"gold's state cannot be read ({error})",
-            fix=f"Restore gold's checkpoint from a backup. {LAST_RESORT}",
-        ) from None
-
-
-def _require_format(found: Mapping[str, Any], format_: str) -> None:
-    if found.get("format") != format_:
-        raise LakeError(
-            f"gold's state has the format {found.get('format')!r}, but this version of sessionlake reads {format_!r}",
-            fix=f"Run the version that wrote the state, or restore a checkpoint of this version. {LAST_RESORT}",
-        )
-
-
-def hash_names(names: list[str]) -> npt.NDArray[np.uint64]:
+def hash_owner_names(names: list[str]) -> npt.NDArray[np.uint64]:
     """Returns a hash of 64 bits of each name."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 
 
-def _read_field_values(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
+def _read_dataclass_fields(dataclass_object: Any) -> dict[str, Any]:
+    return {f.name: getattr(dataclass_object, f.name) for f in fields(dataclass_object)}
 
 
 def _list_point_columns(points: PointSet) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
-    further = (_read_field_values(part) for part in (points.by_seq, points.units) if part is not None)
+    further = (_read_dataclass_fields(part) for part in (points.by_seq, points.units) if part is not None)
     return reduce(operator.or_, further, columns)
 
 
-def _create_points(columns: dict[str, Any]) -> PointSet:
+def _create_points_from_columns(columns: dict[str, Any]) -> PointSet:
     order, units = (
-        {f.name: columns.pop(f.name) for f in fields(kind) if f.name in columns} for kind in (SeqOrder, DecimalUnits)
+        {f.name: columns.pop(f.name) for f in fields(kind) if f.name in columns}
+        for kind in (PointSeqOrder, UnscaledDecimals)
     )
     return PointSet(
-        **columns, by_seq=SeqOrder(**order) if order else None, units=DecimalUnits(**units) if units else None
+        **columns, by_seq=PointSeqOrder(**order) if order else None, units=UnscaledDecimals(**units) if units else None
     )
-
-
-def _create_narrow_table(columns: dict[str, Any]) -> pa.Table:
-    """Returns columns as an Arrow table with narrow integers: differences to the lowest value of their column.
-
-    The table's metadata has this lowest value by column. `columns` is changed in place.
-    """
-    least = {}
-    for name, column in columns.items():
-        if isinstance(column, np.ndarray) and column.dtype == np.int64 and len(column):
-            low, high = int(column.min()), int(column.max())
-            narrow = np.min_scalar_type(high - low)
-            if narrow.itemsize < column.itemsize:
-                columns[name], least[name] = (column - low).astype(narrow), str(low)
-    return pa.table(columns).replace_schema_metadata(least)
-
-
-def _read_columns(content: bytes) -> dict[str, Any]:
-    """Decodes columns of a state from Arrow IPC. Returns them by name: texts as Arrow, all others as numpy arrays."""
-    table = decode_ipc(content)
-    least = table.schema.metadata or {}
-    return {
-        name: _restore_column(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names
-    }
-
-
-def _restore_column(column: Any, least: bytes | None) -> Any:
-    array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_string(array.type):
-        return array
-    found = array.to_numpy(zero_copy_only=False)
-    return found if least is None else found.astype(np.int64) + int(least)

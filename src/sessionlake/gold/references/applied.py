@@ -25,8 +25,8 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.reference import (
     GONE_BY,
     TAKEN_BY,
-    KeyFault,
     ReferenceDifference,
+    ReferenceKeyFault,
     ReferenceTable,
     find_reference_difference,
 )
@@ -43,7 +43,7 @@ _CORRECTED = "sessionlake.corrected"
 """Table property of gold's copy: the number of the last correction after which all enriched rows were updated."""
 
 
-def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
+def read_reference_rows(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
     """Returns all rows of a reference table, with the declared columns and types.
 
     Raises:
@@ -69,7 +69,7 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
         ) from error
 
 
-def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
+def read_applied_reference_rows(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
     """Returns the rows of gold's copy of a reference table that are not marked as removed.
 
     When gold applies changes of the reference table (a correction), it adds rows, and marks others as removed. The
@@ -81,7 +81,7 @@ def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable
     schema, none = _build_applied_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
     return _read_table_as_declared(
-        reader, reference.applied_table, schema, none, max_bytes=lake.driver_limits.driver_bytes
+        reader, reference.applied_table_name, schema, none, max_bytes=lake.driver_limits.driver_bytes
     )
 
 
@@ -105,9 +105,9 @@ def _read_table_as_declared(
         ) from error
 
 
-def find_unapplied_rows(
+def find_unapplied_reference_difference(
     lake: Lake, reader: TableReader, reference: ReferenceTable
-) -> tuple[ReferenceDifference, list[KeyFault]]:
+) -> tuple[ReferenceDifference, list[ReferenceKeyFault]]:
     """Compares a reference table with gold's copy of it.
 
     Returns:
@@ -117,11 +117,11 @@ def find_unapplied_rows(
         LakeError: a table is missing, has other columns or types, or is too large.
     """
     return find_reference_difference(
-        reference, read_applied_rows(lake, reader, reference), read_reference(lake, reader, reference)
+        reference, read_applied_reference_rows(lake, reader, reference), read_reference_rows(lake, reader, reference)
     )
 
 
-class AppliedRows:
+class AppliedReferenceRows:
     """Reads and writes gold's copies of the reference tables, and caches their rows in memory.
 
     Attributes:
@@ -134,42 +134,44 @@ class AppliedRows:
         self._current: dict[str, pa.Table] = {}
         self.lock = threading.Lock()
 
-    def read_current(self, spark: SparkSession) -> dict[str, pa.Table]:
+    def read_current_rows_by_reference(self, spark: SparkSession) -> dict[str, pa.Table]:
         """Returns the rows of each of gold's copies that are not marked as removed, by name of the reference table."""
         reader = self._lake.reader(spark)
         for one in self._references:
             if one.name not in self._current:
-                self._current[one.name] = read_applied_rows(self._lake, reader, one)
+                self._current[one.name] = read_applied_reference_rows(self._lake, reader, one)
         return self._current
 
-    def record_correction(self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference) -> None:
+    def record_reference_correction(
+        self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference
+    ) -> None:
         """Writes a difference to gold's copy of a reference table, as the next correction.
 
         Added rows are appended with the number of the correction, removed rows are marked with it.
         """
         with self.lock:
-            txn = create_txn_for_reference_commit(spark, self._lake, reference.applied_table)
+            txn = create_txn_for_reference_commit(spark, self._lake, reference.applied_table_name)
             rows = _create_correction_rows(reference, part, txn.version)
             token = self._lake.storage.get_fencing_token(GOLD)
             if part.removed.num_rows:
                 merge_rows(
                     spark,
                     self._lake,
-                    reference.applied_table,
+                    reference.applied_table_name,
                     rows,
                     _build_upsert_of_applied_versions(reference),
                     txn.add_fencing_token(token),
                 )
             else:
-                append_rows(spark, self._lake, reference.applied_table, rows, txn.add_fencing_token(token))
+                append_rows(spark, self._lake, reference.applied_table_name, rows, txn.add_fencing_token(token))
             self._current.pop(reference.name, None)
 
     def read_unfinished_correction(self, spark: SparkSession, reference: ReferenceTable) -> ReferenceDifference | None:
         """Returns the last recorded correction if gold may have died before it updated enriched tables, else None."""
-        done = int(self._lake.storage.read_properties(spark, reference.applied_table).get(_CORRECTED, 0))
+        done = int(self._lake.storage.read_properties(spark, reference.applied_table_name).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _build_applied_schema(reference)
         removed, added = (
-            reader.read_arrow_table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(
+            reader.read_arrow_table(reference.applied_table_name, (name, operator.gt, done), columns=schema.names).cast(
                 schema
             )
             for name in (GONE_BY, TAKEN_BY)
@@ -179,9 +181,9 @@ class AppliedRows:
 
     def mark_corrections_finished(self, spark: SparkSession, reference: ReferenceTable) -> None:
         """Marks all recorded corrections of a reference table as finished: all enriched rows are updated for them."""
-        number = self._lake.latest_version(spark, reference.applied_table)
-        self._lake.storage.require_claims_before_commit(reference.applied_table)
-        self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
+        number = self._lake.latest_version(spark, reference.applied_table_name)
+        self._lake.storage.require_claims_before_commit(reference.applied_table_name)
+        self._lake.set_property(spark, reference.applied_table_name, _CORRECTED, str(number))
 
 
 def create_txn_for_reference_commit(spark: SparkSession, lake: Lake, table: str) -> Txn:
@@ -209,10 +211,10 @@ def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:
     return pa.schema([*reference.arrow_schema(), *numbers])
 
 
-def _create_correction_rows(reference: ReferenceTable, part: ReferenceDifference, number: int) -> pa.Table:
+def _create_correction_rows(reference: ReferenceTable, part: ReferenceDifference, correction_number: int) -> pa.Table:
     schema = _build_applied_schema(reference)
-    removed = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
-    added = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
+    removed = part.removed.append_column(GONE_BY, pa.array([correction_number] * part.removed.num_rows, pa.int64()))
+    added = part.added.append_column(TAKEN_BY, pa.array([correction_number] * part.added.num_rows, pa.int64()))
     added = added.append_column(GONE_BY, pa.nulls(added.num_rows, pa.int64()))
     return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
@@ -223,7 +225,9 @@ def _build_upsert_of_applied_versions(reference: ReferenceTable) -> Upsert:
     return Upsert(keys, others, pruned_by=reference.key_names[:1])
 
 
-def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
+def join_changes_with_references_on_cluster(
+    spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable
+) -> DataFrame:
     """Returns the rows of an enriched table for some changes, computed on the cluster.
 
     Args:
@@ -234,9 +238,11 @@ def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: 
         LakeError: gold's copy of a reference table is missing, has other columns or types, or is too large.
     """
     reader = lake.reader(spark)
-    versions = {join.reference.name: read_applied_rows(lake, reader, join.reference) for join in table.joins}
+    versions = {join.reference.name: read_applied_reference_rows(lake, reader, join.reference) for join in table.joins}
     needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.change_column_names)
     own = changes.select(*map(quote, needed))
     return apply_to_batches(
-        own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), build_ddl(table.column_types)
+        own,
+        PerBatchFunction(lambda rows: table.join_changes_with_references(rows, versions)),
+        build_ddl(table.column_types),
     )

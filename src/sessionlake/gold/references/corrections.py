@@ -22,17 +22,17 @@ from sessionlake.gold.enrich.reference import (
     END,
     ReferenceDifference,
     ReferenceTable,
-    are_rows_in_spans,
-    find_changed_spans,
+    are_rows_in_time_spans,
+    find_changed_time_spans,
     find_reference_difference,
 )
-from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, ReferenceJoin, find_joins
+from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, ReferenceJoin, find_joins_with_reference
 from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
-    AppliedRows,
+    AppliedReferenceRows,
     block_earlier_writers,
     create_txn_for_reference_commit,
-    read_reference,
+    read_reference_rows,
 )
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches
@@ -47,7 +47,7 @@ All rows of an enriched table that a correction changes are updated in one commi
 """
 
 
-class CorrectionRunner:
+class ReferenceCorrectionRunner:
     """Applies changes of reference tables (corrections), and updates the enriched tables that join them.
 
     Args:
@@ -63,7 +63,7 @@ class CorrectionRunner:
         lake: Lake,
         references: Sequence[ReferenceTable],
         tables: Sequence[EnrichedTable],
-        applied: AppliedRows,
+        applied: AppliedReferenceRows,
     ) -> None:
         self._spark, self._lake, self._applied = spark, lake, applied
         self._tables = tables
@@ -76,7 +76,7 @@ class CorrectionRunner:
 
         Call it before the stream starts.
         """
-        written = [*(one.applied_table for one in self._references), *(table.table_name for table in self._tables)]
+        written = [*(one.applied_table_name for one in self._references), *(table.table_name for table in self._tables)]
         block_earlier_writers(self._spark, self._lake, written)
         for one in self._references:
             part = self._applied.read_unfinished_correction(self._spark, one)
@@ -96,16 +96,16 @@ class CorrectionRunner:
     def _apply_next_correction(self, reference: ReferenceTable) -> bool:
         part = next(self._slices[reference.name], None)
         if part is None:
-            self._slices[reference.name] = self._list_pending_slices(reference)
+            self._slices[reference.name] = self._split_pending_difference(reference)
             part = next(self._slices[reference.name], None)
         if part is None:
             return False
-        self._applied.record_correction(self._spark, reference, part)
+        self._applied.record_reference_correction(self._spark, reference, part)
         fault_point(f"taken:{reference.table_name}")
         self._update_enriched_tables(reference, part)
         return True
 
-    def _list_pending_slices(self, reference: ReferenceTable) -> Iterator[ReferenceDifference]:
+    def _split_pending_difference(self, reference: ReferenceTable) -> Iterator[ReferenceDifference]:
         """Returns the difference between a reference table and gold's copy, in parts.
 
         Empty if the table has not changed since the last call, or cannot be read.
@@ -115,16 +115,16 @@ class CorrectionRunner:
             return iter(())
         self._seen_versions[reference.name] = version
         try:
-            now = read_reference(self._lake, self._lake.reader(self._spark), reference)
+            now = read_reference_rows(self._lake, self._lake.reader(self._spark), reference)
         except LakeError:  # skipped until the table changes again; `sessionlake reference list` shows the reason
             return iter(())
-        applied = self._applied.read_current(self._spark)[reference.name]
+        applied = self._applied.read_current_rows_by_reference(self._spark)[reference.name]
         return find_reference_difference(reference, applied, now)[0].split_into_parts(reference, _SLICE_ROWS)
 
     def _update_enriched_tables(self, reference: ReferenceTable, part: ReferenceDifference) -> None:
-        spans = find_changed_spans(reference, part)
+        spans = find_changed_time_spans(reference, part)
         if spans.num_rows:
-            for table, join in find_joins(self._tables, reference):
+            for table, join in find_joins_with_reference(self._tables, reference):
                 self._update_enriched_table(table, join, spans)
         self._applied.mark_corrections_finished(self._spark, reference)
 
@@ -138,12 +138,12 @@ class CorrectionRunner:
         """
         columns = [*dict.fromkeys((*CHANGE_ID, "ts", *join.on))]
         identity = [column for column in table.column_types if column[0] in CHANGE_ID]
-        versions = self._applied.read_current(self._spark)[join.reference.name]
+        versions = self._applied.read_current_rows_by_reference(self._spark)[join.reference.name]
 
-        def join_again(rows: pa.Table) -> pa.Table:
+        def join_rows_again(rows: pa.Table) -> pa.Table:
             """Returns, for rows in the spans, the columns that identify the row and those that the join adds."""
             keys = [rows[name] for name in join.on]
-            touched = rows.filter(pa.array(are_rows_in_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
+            touched = rows.filter(pa.array(are_rows_in_time_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
             return pa.table(
                 {name: touched[name] for name, _ in identity} | join.compute_added_columns(touched, versions)
             )
@@ -152,16 +152,16 @@ class CorrectionRunner:
         try:
             reader, most = self._lake.reader(self._spark), self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
             near = reader.read_arrow_table(
-                table.table_name, *_build_span_conditions(join, spans), columns=columns, max_bytes=most
+                table.table_name, *_build_time_span_conditions(join, spans), columns=columns, max_bytes=most
             )
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
             rows = apply_to_batches(
-                frame, PerBatchFunction(join_again), build_ddl((*identity, *join.added_columns))
+                frame, PerBatchFunction(join_rows_again), build_ddl((*identity, *join.added_columns))
             ).localCheckpoint()
         else:
-            rows = join_again(near)
+            rows = join_rows_again(near)
             if not rows.num_rows:
                 return
         txn = create_txn_for_reference_commit(self._spark, self._lake, table.table_name).add_fencing_token(
@@ -172,7 +172,7 @@ class CorrectionRunner:
         merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)
 
 
-def _build_span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
+def _build_time_span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
     """Returns conditions that select all rows of an enriched table in the spans, and possibly further rows."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
     found = [*build_key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]

@@ -104,7 +104,7 @@ class HttpLookup(Lookup):
         try:
             answer = self._pool.request("POST", self._url, body=body, headers=headers, preload_content=False)
             try:
-                return _parse_answer(answer.status, self._read_body(answer))
+                return _parse_lookup_answer(answer.status, self._read_answer_body_within_limit(answer))
             finally:
                 answer.release_conn()
         except urllib3.exceptions.TimeoutError:
@@ -117,7 +117,7 @@ class HttpLookup(Lookup):
         except urllib3.exceptions.HTTPError as error:
             raise LookupFailedError("connection", type(error).__name__) from None
 
-    def _read_body(self, answer: BaseHTTPResponse) -> bytes:
+    def _read_answer_body_within_limit(self, answer: BaseHTTPResponse) -> bytes:
         """Returns the body of an HTTP answer.
 
         Raises:
@@ -158,7 +158,7 @@ def _create_connection_pool(settings: LookupSettings) -> PoolManager:
     return urllib3.PoolManager(num_pools=1, maxsize=settings.in_flight, block=True, timeout=timeout, retries=retries)
 
 
-def _parse_answer(status: int, content: bytes) -> list[Row]:
+def _parse_lookup_answer(status: int, content: bytes) -> list[Row]:
     if status != _OK:
         raise LookupFailedError(f"http_{status}", f"the server answered with status {status}")
     try:

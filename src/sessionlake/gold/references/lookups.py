@@ -25,7 +25,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedByOtherProcessError, LakeError
 from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
-from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
+from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins_with_reference
 from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.applied import create_txn_for_reference_commit
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
@@ -86,7 +86,7 @@ class LookupRunner:
         self._spark, self._lake = spark, lake
         self.name = reference.name
         self._reference, self._settings, self._lookup = reference, settings, lookup
-        self._joins = find_joins(tables, reference)
+        self._joins = find_joins_with_reference(tables, reference)
         self._now = now or _read_utc_now
         # The time at which to request a key again; None: never. The least recently requested keys are dropped first.
         self._next_requests: OrderedDict[Key, datetime | None] = OrderedDict()
@@ -94,11 +94,11 @@ class LookupRunner:
         # Silver batches to search for keys: the first and the last. None stands for all batches before the start.
         self._unread_batches: deque[tuple[int, int] | None] = deque([None])
 
-    def schedule_search(self, first: int, last: int) -> None:
-        """Schedules a search for missing keys in silver's batches `first` to `last`. Any thread may call it."""
-        self._unread_batches.append((first, last))
+    def schedule_search_of_batches(self, first_batch: int, last_batch: int) -> None:
+        """Schedules a search for missing keys in some batches of silver. Any thread may call it."""
+        self._unread_batches.append((first_batch, last_batch))
 
-    def request_next_keys(self) -> bool:
+    def request_rows_of_next_keys(self) -> bool:
         """Requests the next keys, as many as the settings allow at once, and writes the answers.
 
         Returns:
@@ -112,11 +112,11 @@ class LookupRunner:
             return False
         batches = [keys[i : i + self._settings.batch] for i in range(0, len(keys), self._settings.batch)]
         with ThreadPoolExecutor(self._settings.in_flight, "lookup") as pool:
-            found = [*pool.map(self._request_keys, batches)]
+            found = [*pool.map(self._request_rows_of_keys, batches)]
         failed = {key: why for _, part in found for key, why in part.items()}
         return self._store_answers([row for rows, _ in found for row in rows], failed, keys)
 
-    def _request_keys(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
+    def _request_rows_of_keys(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
         """Requests the rows of some keys.
 
         Returns:
@@ -145,12 +145,14 @@ class LookupRunner:
         failed |= {key: unknown for key in keys if key not in used and key not in failed}
         return [row for key, found in used.items() if key not in failed for row in found], failed
 
-    def _store_answers(self, rows: list[Row], failed: dict[Key, tuple[str, str]], keys: Sequence[Key]) -> bool:
+    def _store_answers(
+        self, fetched_rows: list[Row], failures: dict[Key, tuple[str, str]], keys: Sequence[Key]
+    ) -> bool:
         """Writes fetched rows to the reference table, and failures to `gold.lookup_failures`.
 
         Args:
-            rows: the fetched rows.
-            failed: by failed key, the kind of failure and the reason.
+            fetched_rows: the fetched rows.
+            failures: by failed key, the kind of failure and the reason.
             keys: all requested keys.
 
         Returns:
@@ -159,31 +161,31 @@ class LookupRunner:
         """
         now = self._now()
         try:
-            if rows:
-                table = pa.Table.from_pylist(rows, self._reference.arrow_schema())
+            if fetched_rows:
+                table = pa.Table.from_pylist(fetched_rows, self._reference.arrow_schema())
                 done = write_reference_rows(self._spark, self._lake, self._reference, table, now, skip_refused=True)
-                failed |= {key: ("answer", why) for key, why in done.refused.items()}
+                failures |= {key: ("answer", why) for key, why in done.refused.items()}
         except ClaimedByOtherProcessError:  # another process writes the table
             self._queue |= dict.fromkeys(keys)
             return False
         except LakeError as error:  # the table is faulty
-            failed = dict.fromkeys(keys, ("table", str(error)))
-        before = self._read_failures_of_keys(keys)
+            failures = dict.fromkeys(keys, ("table", str(error)))
+        before = self._read_lookup_failures_of_keys(keys)
         again = None if self._settings.ttl is None else now + self._settings.ttl
         for key in keys:
             attempts = before[key]["attempts"] if key in before else 0
-            if attempts + 1 >= _MAX_UNKNOWN_ANSWERS and failed.get(key, ("",))[0] == _UNKNOWN:
-                del failed[key]
+            if attempts + 1 >= _MAX_UNKNOWN_ANSWERS and failures.get(key, ("",))[0] == _UNKNOWN:
+                del failures[key]
             pause = min(self._settings.retry_after * 2 ** min(attempts, _MAX_DOUBLINGS), _MAX_PAUSE)
-            self._next_requests[key] = now + pause if key in failed else again
+            self._next_requests[key] = now + pause if key in failures else again
             self._next_requests.move_to_end(key)
-        changed = [self._build_failure_row(key, before.get(key), failed.get(key), now) for key in keys]
-        self._write_failures([row for row in changed if row is not None])
+        changed = [self._build_lookup_failure_row(key, before.get(key), failures.get(key), now) for key in keys]
+        self._write_lookup_failures([row for row in changed if row is not None])
         while len(self._next_requests) > self._settings.cache:
             self._next_requests.popitem(last=False)
         return True
 
-    def _build_failure_row(
+    def _build_lookup_failure_row(
         self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime
     ) -> Row | None:
         """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
@@ -199,7 +201,7 @@ class LookupRunner:
         error, reason = why or ("", "")
         return {
             "reference": self._reference.name,
-            "key": _encode_key(key),
+            "key": _encode_key_as_json(key),
             "error": error,
             "reason": reason,
             "attempts": 1 + (before["attempts"] if before else 0),
@@ -208,7 +210,7 @@ class LookupRunner:
             DELETE: why is None,
         }
 
-    def _write_failures(self, rows: list[Row]) -> None:
+    def _write_lookup_failures(self, rows: list[Row]) -> None:
         if rows:
             schema = (
                 self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
@@ -217,14 +219,16 @@ class LookupRunner:
             txn = create_txn_for_reference_commit(self._spark, self._lake, LOOKUP_FAILURES)
             merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
-    def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
+    def _read_lookup_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the stored failures of some keys, which are rows of `gold.lookup_failures`, by key."""
         wanted_keys = {*keys}
-        named = [("key", is_in, [*map(_encode_key, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
-        rows = self._read_failures(*named) if wanted_keys else ()
-        return {key: row for row in rows if (key := _decode_key(row)) in wanted_keys}
+        named = (
+            [("key", is_in, [*map(_encode_key_as_json, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
+        )
+        rows = self._read_lookup_failures(*named) if wanted_keys else ()
+        return {key: row for row in rows if (key := _decode_key_of_failure_row(row)) in wanted_keys}
 
-    def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
+    def _read_lookup_failures(self, *conditions: Condition) -> Iterator[Row]:
         """Yields the stored failures of this reference table, which are rows of `gold.lookup_failures`."""
         of_reference = ("reference", operator.eq, self._reference.name)
         return self._lake.reader(self._spark).read_rows(LOOKUP_FAILURES, of_reference, *conditions)
@@ -236,15 +240,15 @@ class LookupRunner:
         `cache` allows.
         """
         now, most = self._now(), self._settings.cache
-        due = self._read_failures(("next_try", operator.le, now))
-        self._queue |= dict.fromkeys(islice(map(_decode_key, due), most))
+        due = self._read_lookup_failures(("next_try", operator.le, now))
+        self._queue |= dict.fromkeys(islice(map(_decode_key_of_failure_row, due), most))
         while self._unread_batches and len(self._queue) < most:
             batches = self._unread_batches.popleft()
             if batches is None and self._settings.ttl is None:
                 self._unread_batches.clear()  # the search of all earlier batches covers them
             named = {key for table, join in self._joins for key in self._read_missing_keys(table, join, batches)}
             found = {key for key in named if self._is_request_due(key, now)}
-            self._queue |= dict.fromkeys(found - self._read_failures_of_keys(found).keys())
+            self._queue |= dict.fromkeys(found - self._read_lookup_failures_of_keys(found).keys())
 
     def _read_missing_keys(
         self, table: EnrichedTable, join: ReferenceJoin, batches: tuple[int, int] | None
@@ -261,7 +265,7 @@ class LookupRunner:
         if batches is not None:
             conditions += [(BATCH, operator.ge, batches[0]), (BATCH, operator.le, batches[1])]
         if batches is None or self._settings.ttl is None:
-            conditions.append((join.version_column, is_null, None))
+            conditions.append((join.valid_from_column, is_null, None))
         names = [*dict.fromkeys(join.on)]
         for values in self._lake.reader(self._spark).count_rows_by(table.table_name, names, *conditions):
             row = dict(zip(names, values, strict=True))
@@ -273,11 +277,11 @@ class LookupRunner:
         return again is not None and again <= now
 
 
-def _encode_key(key: Key) -> str:
+def _encode_key_as_json(key: Key) -> str:
     return json.dumps(list(key))
 
 
-def _decode_key(row: Row) -> Key:
+def _decode_key_of_failure_row(row: Row) -> Key:
     return tuple(json.loads(row["key"]))
 
 

@@ -11,14 +11,14 @@ from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold.declared.references import list_declared_enriched_tables, list_declared_references
 from sessionlake.gold.declared.tables import GoldTable
-from sessionlake.gold.enrich.reference import list_applied_columns
-from sessionlake.gold.enrich.table import EnrichedTable, find_joins
-from sessionlake.gold.references.applied import AppliedRows
-from sessionlake.gold.references.corrections import CorrectionRunner
+from sessionlake.gold.enrich.reference import list_columns_of_applied_table
+from sessionlake.gold.enrich.table import EnrichedTable, find_joins_with_reference
+from sessionlake.gold.references.applied import AppliedReferenceRows
+from sessionlake.gold.references.corrections import ReferenceCorrectionRunner
 from sessionlake.gold.references.lookup import create_lookup
 from sessionlake.gold.references.lookups import LookupRunner
-from sessionlake.gold.references.step import EnrichStep
-from sessionlake.gold.tables.notes import find_complete_tables, mark_incomplete
+from sessionlake.gold.references.step import EnrichmentStep
+from sessionlake.gold.tables.table_properties import find_complete_tables, mark_table_incomplete
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming.errors import explain_layer_error
@@ -41,15 +41,17 @@ def prepare_reference_tables(spark: SparkSession, lake: Lake, settings: Settings
             lake.storage.set_history_retention(spark, one.table_name)
         else:
             lake.create_or_update_tables(spark, [one.table_name])
-        exists = lake.exists(spark, one.applied_table)
-        if not exists or lake.storage.read_column_types(spark, one.applied_table) != dict(list_applied_columns(one)):
-            dependent = [table for table, _ in find_joins(tables, one)]
+        exists = lake.exists(spark, one.applied_table_name)
+        if not exists or lake.storage.read_column_types(spark, one.applied_table_name) != dict(
+            list_columns_of_applied_table(one)
+        ):
+            dependent = [table for table, _ in find_joins_with_reference(tables, one)]
             # If the copy is lost, only complete tables of current logic are rebuilt; others wait for a command.
             for table in dependent if exists else find_complete_tables(spark, lake, dependent):
-                mark_incomplete(spark, lake, table)
+                mark_table_incomplete(spark, lake, table)
             if exists:
-                lake.drop_table(spark, one.applied_table)
-        lake.create_or_update_tables(spark, [one.applied_table])
+                lake.drop_table(spark, one.applied_table_name)
+        lake.create_or_update_tables(spark, [one.applied_table_name])
 
 
 class ReferenceRuntime:
@@ -76,16 +78,18 @@ class ReferenceRuntime:
     ) -> None:
         tables = [one for one in gold_tables if isinstance(one, EnrichedTable)]
         references = list_declared_references(settings) if settings.gold.enriched else ()
-        applied = AppliedRows(lake, references)
+        applied = AppliedReferenceRows(lake, references)
         lookups = _create_lookup_runners(spark, lake, settings, tables) if runs_lookups else []
-        self.step = EnrichStep(lake, tables, applied, [one.schedule_search for one in lookups])
+        self.step = EnrichmentStep(lake, tables, applied, [one.schedule_search_of_batches for one in lookups])
         corrections_session = create_separate_session(spark) if references else spark
-        self._corrections = CorrectionRunner(corrections_session, lake, references, tables, applied)
+        self._corrections = ReferenceCorrectionRunner(corrections_session, lake, references, tables, applied)
         self._corrections.finish_interrupted_corrections()
         self.background: list[BackgroundStep] = []
         if references:
             pause = settings.gold.trigger.total_seconds()
-            self.background += [BackgroundStep(f"lookup-{one.name}", one.request_next_keys, pause) for one in lookups]
+            self.background += [
+                BackgroundStep(f"lookup-{one.name}", one.request_rows_of_next_keys, pause) for one in lookups
+            ]
             self.background.append(BackgroundStep("references", self._corrections.apply_next_corrections, pause))
 
     def apply_all_corrections(self) -> None:
@@ -100,7 +104,7 @@ def _create_lookup_runners(
     found = []
     for one in list_declared_references(settings):
         lookup = declared[one.name]
-        if lookup is not None and find_joins(tables, one):
+        if lookup is not None and find_joins_with_reference(tables, one):
             lake.create_or_update_tables(spark, [LOOKUP_FAILURES])
             client = create_lookup(lookup, f"gold.references.{one.name}")
             found.append(LookupRunner(create_separate_session(spark), lake, one, lookup, client, tables))
@@ -173,20 +177,22 @@ class BackgroundStep:
             self.error = error
 
 
-def run_steps_until_idle(background: Sequence[BackgroundStep]) -> None:
+def run_steps_until_idle(steps: Sequence[BackgroundStep]) -> None:
     """Calls the functions of all steps in turn until none finds work. A step may create work for another step."""
-    while any([one.run_until_idle() for one in background]):  # noqa: C419  (each step runs, even after one found work)
+    while any([one.run_until_idle() for one in steps]):  # noqa: C419  (each step runs, even after one found work)
         pass
 
 
-class QueryWithBackground(LayerQuery):
+class QueryWithBackgroundThreads(LayerQuery):
     """The running streaming query of a layer, with background steps that start and stop with it."""
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         super().__init__(layer, checkpoint)
         self._background: Sequence[BackgroundStep] = ()
 
-    def start_background(self, background: Sequence[BackgroundStep], *, once: bool) -> QueryWithBackground:
+    def start_background_threads(
+        self, background: Sequence[BackgroundStep], *, once: bool
+    ) -> QueryWithBackgroundThreads:
         """Starts the threads of background steps, and returns this query.
 
         Args:

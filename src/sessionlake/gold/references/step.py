@@ -16,8 +16,13 @@ from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeEr
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.enrich.table import BATCH, CHANGE_ID, SILVER_NAMES, EnrichedTable
-from sessionlake.gold.fold.pack import ReadChanges
-from sessionlake.gold.references.applied import MEMORY_FACTOR, AppliedRows, block_earlier_writers, join_on_cluster
+from sessionlake.gold.fold.pack import ReadChangesSummary
+from sessionlake.gold.references.applied import (
+    MEMORY_FACTOR,
+    AppliedReferenceRows,
+    block_earlier_writers,
+    join_changes_with_references_on_cluster,
+)
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.spark.frames import Rows
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class EnrichStep:
+class EnrichmentStep:
     """Joins the changes of each gold batch with reference rows, and adds the result to enriched tables.
 
     Args:
@@ -38,14 +43,14 @@ class EnrichStep:
         self,
         lake: Lake,
         tables: Sequence[EnrichedTable],
-        applied: AppliedRows,
+        applied: AppliedReferenceRows,
         listeners: Sequence[Callable[[int, int], None]],
     ) -> None:
         self._lake, self._tables, self._applied, self._listeners = lake, tables, applied, listeners
         self._retired = False
         self._added_batches = range(0)  # consecutive silver batches that this process has added
 
-    def __call__(self, spark: SparkSession, read: ReadChanges, txn: Txn) -> list[TableOutput]:
+    def __call__(self, spark: SparkSession, read: ReadChangesSummary, txn: Txn) -> list[TableOutput]:
         """Adds the changes of the silver batches that gold's batch has read, at least in part.
 
         If gold's batch read only a part of a silver batch, all changes of that silver batch are added. Later gold
@@ -56,7 +61,7 @@ class EnrichStep:
         """
         if not self._tables or read.first_batch is None or read.last_batch is None:
             return []
-        batches = _find_batches_to_add(range(read.first_batch, read.last_batch + 1), self._added_batches)
+        batches = _drop_batches_already_added(range(read.first_batch, read.last_batch + 1), self._added_batches)
         if not batches:
             return []
         if not self._retired:
@@ -72,31 +77,33 @@ class EnrichStep:
         self._added_batches = _unite_ranges(self._added_batches, batches)
         return found
 
-    def _add_joined_rows(self, spark: SparkSession, batches: range, changed: int, txn: Txn) -> list[TableOutput]:
+    def _add_joined_rows(self, spark: SparkSession, batches: range, change_count: int, txn: Txn) -> list[TableOutput]:
         """Joins the changes of some batches with the reference tables, and adds the result to each enriched table.
 
         Args:
             batches: Numbers of the batches of silver.
-            changed: Number of their changes. If it is small enough, they are joined in the driver's memory.
+            change_count: Number of their changes. If it is small enough, they are joined in the driver's memory.
             txn: The transaction of the commits.
         """
         reader = self._lake.reader(spark)
         conditions = ((BATCH, operator.ge, batches.start), (BATCH, operator.lt, batches.stop))
         changes = (
             self._read_changes_in_memory(reader, conditions)
-            if changed <= self._lake.driver_limits.driver_changes
+            if change_count <= self._lake.driver_limits.driver_changes
             else None
         )
-        versions = {} if changes is None else self._applied.read_current(spark)
+        versions = {} if changes is None else self._applied.read_current_rows_by_reference(spark)
         found = []
         for table in self._tables:
             rows: Rows
             if changes is not None:
-                rows = table.join_rows(changes, versions)
+                rows = table.join_changes_with_references(changes, versions)
             else:
-                rows = join_on_cluster(spark, self._lake, self._read_changes_on_cluster(spark, batches), table)
+                rows = join_changes_with_references_on_cluster(
+                    spark, self._lake, self._read_changes_on_cluster(spark, batches), table
+                )
             may_exist = reader.has_rows(table.table_name, *conditions)
-            commit = self._add_rows(spark, table, rows, txn, may_exist=may_exist)
+            commit = self._add_enriched_rows(spark, table, rows, txn, may_exist=may_exist)
             count = rows.num_rows if isinstance(rows, pa.Table) else commit.rows
             found.append(TableOutput(table.table_name, commit.version, count))
         return found
@@ -118,7 +125,7 @@ class EnrichStep:
 
         return self._lake.read(spark, CHANGES).where(F.col("_batch").between(batches.start, batches.stop - 1))
 
-    def _add_rows(
+    def _add_enriched_rows(
         self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool
     ) -> TableCommit:
         """Adds rows to an enriched table. Rows that the table already has are not changed, since they may be corrected.
@@ -138,20 +145,20 @@ class EnrichStep:
         return append_rows(spark, self._lake, table.table_name, rows, txn)
 
 
-def _find_batches_to_add(batches: range, added: range) -> range:
+def _drop_batches_already_added(batches: range, added_before: range) -> range:
     """Returns a range of silver batches without those at its start and end that were added before.
 
     Args:
         batches: The batches to add.
-        added: The batches that were added before.
+        added_before: The batches that were added before.
     """
-    start = added.stop if batches.start in added else batches.start
-    stop = added.start if batches.stop - 1 in added else batches.stop
+    start = added_before.stop if batches.start in added_before else batches.start
+    stop = added_before.start if batches.stop - 1 in added_before else batches.stop
     return range(start, stop) if start < stop else range(0)
 
 
-def _unite_ranges(added: range, batches: range) -> range:
-    """Returns the union of two ranges if they touch or overlap, else the range `batches`."""
-    if not added or batches.stop < added.start or added.stop < batches.start:
-        return batches
-    return range(min(added.start, batches.start), max(added.stop, batches.stop))
+def _unite_ranges(first: range, second: range) -> range:
+    """Returns the union of two ranges if they touch or overlap, else the range `second`."""
+    if not first or second.stop < first.start or first.stop < second.start:
+        return second
+    return range(min(first.start, second.start), max(first.stop, second.stop))

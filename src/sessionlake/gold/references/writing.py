@@ -18,8 +18,8 @@ from sessionlake.delta.storage.far_times import convert_time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
-from sessionlake.gold.enrich.upsert import Key, plan_upsert
-from sessionlake.gold.references.applied import create_txn_for_reference_commit, read_reference
+from sessionlake.gold.enrich.upsert import Key, plan_reference_upsert
+from sessionlake.gold.references.applied import create_txn_for_reference_commit, read_reference_rows
 from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _FILE_TYPES = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
-class WriteResult:
+class ReferenceWriteResult:
     """The changes that a write made in a reference table.
 
     Attributes:
@@ -51,7 +51,7 @@ def write_reference_rows(
     now: datetime,
     *,
     skip_refused: bool = False,
-) -> WriteResult:
+) -> ReferenceWriteResult:
     """Writes rows to a reference table in one commit. Existing rows that overlap them in time are shortened.
 
     Args:
@@ -67,8 +67,8 @@ def write_reference_rows(
         UsageError: the rows of a key cannot be written. Nothing is written then.
     """
     with lake.storage.hold_exclusive_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
-        current = read_reference(lake, lake.reader(spark), reference)
-        plan = plan_upsert(reference, current, rows, convert_time_to_micros(now))
+        current = read_reference_rows(lake, lake.reader(spark), reference)
+        plan = plan_reference_upsert(reference, current, rows, convert_time_to_micros(now))
         if plan.refused and not skip_refused:
             key, why = next(iter(plan.refused.items()))
             raise UsageError(
@@ -91,7 +91,7 @@ def write_reference_rows(
                 upsert,
                 create_txn_for_reference_commit(spark, lake, reference.table_name),
             )
-        return WriteResult(*counts, plan.refused)
+        return ReferenceWriteResult(*counts, plan.refused)
 
 
 def read_reference_rows_file(reference: ReferenceTable, file: Path) -> pa.Table:
@@ -107,10 +107,10 @@ def read_reference_rows_file(reference: ReferenceTable, file: Path) -> pa.Table:
             f"the file {file} cannot be read: {error}",
             fix="Check that the file exists and has the format that its name says",
         ) from None
-    return _convert_to_table_columns(reference, rows, str(file))
+    return _convert_to_reference_columns(reference, rows, str(file))
 
 
-def _convert_to_table_columns(reference: ReferenceTable, rows: pa.Table, where: str) -> pa.Table:
+def _convert_to_reference_columns(reference: ReferenceTable, rows: pa.Table, where: str) -> pa.Table:
     """Returns rows with the columns of a reference table, in order. Missing `valid_from` and `valid_to` become null.
 
     Args:

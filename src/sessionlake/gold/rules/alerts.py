@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from sessionlake.gold.rules.condition_tree import MINUTE_MS
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import MINUTE_MS
 
 RAISED, CLEARED, RETRACTED = "raised", "cleared", "retracted"
 KEY = ("topic", "session_id", "partition", "row_id", "value")
@@ -60,7 +60,7 @@ class AlertEvidence(NamedTuple):
     values: Mapping[str, float]
 
 
-class LogRowCause(StrEnum):
+class AlertLogCause(StrEnum):
     """Why a row is written to the log of alerts."""
 
     ON_TIME = "on time"
@@ -69,7 +69,7 @@ class LogRowCause(StrEnum):
 
 
 @dataclass(frozen=True)
-class LogChange:
+class AlertLogChange:
     """An alert to add to the log of alerts, or to retract there.
 
     Attributes:
@@ -83,34 +83,36 @@ class LogChange:
     evidence: AlertEvidence | None
 
 
-def compute_log_changes(truth: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]) -> list[LogChange]:
-    """Returns the changes of the log that give it exactly the alerts in `truth`, ordered by event time.
+def compute_alert_log_changes(expected: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]) -> list[AlertLogChange]:
+    """Returns the changes of the log that give it exactly the alerts in `expected`, ordered by event time.
 
     Args:
-        truth: the alerts that follow from gold's tables, each with its evidence, for some rules, keys and times.
+        expected: the alerts that follow from gold's tables, each with its evidence, for some rules, keys and times.
         logged: the alerts that the log has now, for the same rules, keys and times.
     """
     known = {*logged}
-    out = [LogChange(alert, retracted=True, evidence=None) for alert in known - truth.keys()]
-    out += [LogChange(alert, retracted=False, evidence=why) for alert, why in truth.items() if alert not in known]
+    out = [AlertLogChange(alert, retracted=True, evidence=None) for alert in known - expected.keys()]
+    out += [
+        AlertLogChange(alert, retracted=False, evidence=why) for alert, why in expected.items() if alert not in known
+    ]
     return sorted(out, key=lambda one: (one.alert.at_ms, one.alert.rule, one.alert.event, repr(one.alert.key)))
 
 
-def find_logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
+def find_logged_alerts(log_rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
     """Returns the alerts that are currently in the log: those that are added more often than retracted.
 
     Args:
-        rows: rows of the log in any order: an alert, and True if the row retracts it.
+        log_rows: rows of the log in any order: an alert, and True if the row retracts it.
         is_wanted: function that returns True for the alerts to return.
     """
     counts: dict[Alert, int] = {}
-    for alert, retracted in rows:
+    for alert, retracted in log_rows:
         if is_wanted(alert):
             counts[alert] = counts.get(alert, 0) + (-1 if retracted else 1)
     return {alert for alert, count in counts.items() if count > 0}
 
 
-def find_stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
+def find_stream_time_of_rule(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
     """Returns the stream time in ms up to which a rule can be evaluated for a key; None if there is none yet.
 
     Args:
@@ -124,7 +126,7 @@ def find_stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int |
     return max((time for name, time in times.items() if rule.reads_topic(name)), default=None)
 
 
-def is_decidable(rule: Rule, alert: Alert, first_complete_times: StreamTimes) -> bool:
+def are_buckets_of_alert_stored(rule: Rule, alert: Alert, first_complete_times: StreamTimes) -> bool:
     """Returns True if gold still has all buckets that decide whether a rule with time windows has an alert.
 
     A bucket has the aggregates of one series over a minute, hour or day. The decision needs the buckets in the windows
@@ -135,5 +137,5 @@ def is_decidable(rule: Rule, alert: Alert, first_complete_times: StreamTimes) ->
         alert: the alert.
         first_complete_times: for topics with expired buckets, the event time in ms from which all buckets exist.
     """
-    begin = find_stream_time(rule, alert.key[0], first_complete_times)
-    return begin is None or alert.at_ms > begin + rule.longest_minutes * MINUTE_MS
+    begin = find_stream_time_of_rule(rule, alert.key[0], first_complete_times)
+    return begin is None or alert.at_ms > begin + rule.longest_window_minutes * MINUTE_MS

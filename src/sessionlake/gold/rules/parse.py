@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     MINUTE_MS,
     OPERATORS,
     AllOf,
@@ -51,7 +51,7 @@ _QUANTIFIERS["some"] = {
 _DURATION: TypeAdapter[Duration] = TypeAdapter(Duration)
 
 
-class ParseError(ValueError):
+class ConditionParseError(ValueError):
     """The text is not a valid condition.
 
     Attributes:
@@ -77,7 +77,7 @@ class _ConditionToken:
 
 
 @dataclass(frozen=True)
-class NameScope:
+class ConditionNameScope:
     """The names that a condition may use.
 
     Attributes:
@@ -91,13 +91,13 @@ class NameScope:
     sources: Mapping[str, Selection]
 
 
-def parse_condition(text: str, scope: NameScope) -> Tree:
+def parse_condition(text: str, scope: ConditionNameScope) -> Tree:
     """Parses the text of a condition and returns it as a tree.
 
     Raises:
-        ParseError: the text is not a valid condition.
+        ConditionParseError: the text is not a valid condition.
     """
-    return _ConditionParser(_split_tokens(text), scope).parse_all()
+    return _ConditionParser(_split_tokens(text), scope).parse_complete_condition()
 
 
 def _split_tokens(text: str) -> list[_ConditionToken]:
@@ -105,7 +105,9 @@ def _split_tokens(text: str) -> list[_ConditionToken]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ParseError(at, f"{text[at]!r} is not allowed here; write texts in single quotes, as in 'open'")
+            raise ConditionParseError(
+                at, f"{text[at]!r} is not allowed here; write texts in single quotes, as in 'open'"
+            )
         if match.lastgroup:
             found.append(_ConditionToken(match.lastgroup, match.group(), at))
         at = match.end()
@@ -113,14 +115,14 @@ def _split_tokens(text: str) -> list[_ConditionToken]:
 
 
 class _ConditionParser:
-    def __init__(self, tokens: list[_ConditionToken], scope: NameScope) -> None:
+    def __init__(self, tokens: list[_ConditionToken], scope: ConditionNameScope) -> None:
         self._tokens, self._scope = tokens, scope
         self._index = self._depth = 0
 
-    def parse_all(self) -> Tree:
+    def parse_complete_condition(self) -> Tree:
         tree = self._parse_pattern()
         if self._peek_token().kind != "end":
-            raise self._create_error("expected and, or, then, without, not followed by, or the end")
+            raise self._create_parse_error("expected and, or, then, without, not followed by, or the end")
         return tree
 
     def _peek_token(self, ahead: int = 0) -> _ConditionToken:
@@ -145,15 +147,15 @@ class _ConditionParser:
 
     def _require_words(self, *words: str) -> None:
         if not self._skip_words_if_next(*words):
-            raise self._create_error(f"expected {' '.join(words)}")
+            raise self._create_parse_error(f"expected {' '.join(words)}")
 
-    def _create_error(self, expected: str, token: _ConditionToken | None = None) -> ParseError:
+    def _create_parse_error(self, expected: str, token: _ConditionToken | None = None) -> ConditionParseError:
         found = token or self._peek_token()
-        return ParseError(found.position, f"{expected}, found {found.text or 'the end'}")
+        return ConditionParseError(found.position, f"{expected}, found {found.text or 'the end'}")
 
     def _parse_pattern(self) -> Tree:
         start = self._peek_token()
-        first = self._parse_or()
+        first = self._parse_or_condition()
         if self._skip_words_if_next("then"):
             second = self._parse_event()
             return self._parse_time_limit(PatternKind.THEN, self._convert_to_event(first, start), second)
@@ -167,7 +169,7 @@ class _ConditionParser:
             second = self._parse_event()
             return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._convert_to_event(first, start), second)
         if any(not isinstance(leaf, Compared) for leaf in find_comparisons(first)):
-            raise ParseError(
+            raise ConditionParseError(
                 start.position,
                 "a column without an aggregate is an event, and a rule needs two of them (then, without … before, "
                 "not followed by); to compare numbers over time, use an aggregate, as in max(price) over 5 min > 10",
@@ -180,49 +182,49 @@ class _ConditionParser:
 
     def _parse_event(self) -> Condition:
         start = self._peek_token()
-        return self._convert_to_event(self._parse_or(), start)
+        return self._convert_to_event(self._parse_or_condition(), start)
 
     def _convert_to_event(self, condition: Condition, start: _ConditionToken) -> Condition:
         selections = {leaf.of for leaf in find_comparisons(condition) if not isinstance(leaf, Compared)}
         if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in find_comparisons(condition)):
-            raise ParseError(
+            raise ConditionParseError(
                 start.position,
                 "an event describes one change of one source: it cannot have aggregates or a second source",
             )
         return condition
 
-    def _parse_or(self) -> Condition:
-        parts = [self._parse_and()]
+    def _parse_or_condition(self) -> Condition:
+        parts = [self._parse_and_condition()]
         while self._skip_words_if_next("or"):
-            parts.append(self._parse_and())
+            parts.append(self._parse_and_condition())
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
-    def _parse_and(self) -> Condition:
-        parts = [self._parse_not()]
+    def _parse_and_condition(self) -> Condition:
+        parts = [self._parse_not_condition()]
         while self._skip_words_if_next("and"):
-            parts.append(self._parse_not())
+            parts.append(self._parse_not_condition())
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
-    def _parse_not(self) -> Condition:
+    def _parse_not_condition(self) -> Condition:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ParseError(self._peek_token().position, f"nested more than {MAX_DEPTH} levels deep")
+            raise ConditionParseError(self._peek_token().position, f"nested more than {MAX_DEPTH} levels deep")
         found = self._parse_primary()
         self._depth -= 1
         return found
 
     def _parse_primary(self) -> Condition:
         if self._skip_words_if_next("not"):
-            return Not(self._parse_not())
+            return Not(self._parse_not_condition())
         if self._skip_words_if_next("("):
-            inside = self._parse_or()
+            inside = self._parse_or_condition()
             self._require_words(")")
             return inside
         for word, made in (("all", AllOf), ("any", AnyOf)):
             if self._skip_words_if_next(word, "("):
-                parts = [self._parse_or()]
+                parts = [self._parse_or_condition()]
                 while self._skip_words_if_next(","):
-                    parts.append(self._parse_or())
+                    parts.append(self._parse_or_condition())
                 self._require_words(")")
                 return made(tuple(parts))
         return self._parse_comparison()
@@ -230,7 +232,7 @@ class _ConditionParser:
     def _parse_comparison(self) -> Condition:
         for word, functions in _QUANTIFIERS.items():
             if self._are_next_words(word) and self._peek_token(1).kind in ("name", "quoted"):
-                return self._parse_quantified(functions)
+                return self._parse_quantified_condition(functions)
         is_window = self._peek_token().text.lower() in {*Function} and self._peek_token(1).text == "("
         if is_window or self._peek_token().kind == "number" or self._peek_token().text == "-":
             start = self._peek_token()
@@ -238,19 +240,19 @@ class _ConditionParser:
             compare = self._parse_comparison_sign()
             right = self._parse_operand()
             if not isinstance(left, Window) and not isinstance(right, Window):
-                raise ParseError(start.position, "a comparison needs an aggregate on at least one side")
+                raise ConditionParseError(start.position, "a comparison needs an aggregate on at least one side")
             return Compared(left, compare, right)
-        return self._parse_field()
+        return self._parse_field_comparison()
 
-    def _parse_quantified(self, functions: Mapping[str, Function]) -> Condition:
+    def _parse_quantified_condition(self, functions: Mapping[str, Function]) -> Condition:
         """Parses `every …` and `some …`: `every price over 2 h > 5` becomes `min(price) over 2 h > 5`."""
         self._consume_token()
-        of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
+        of, metric, name = self._parse_column_reference(self._scope.declared.numbers, "number")
         minutes, over = self._parse_window_length()
         token = self._peek_token()
         compare = self._parse_comparison_sign()
         if compare not in functions:
-            raise self._create_error("expected <, <=, > or >=", token)
+            raise self._create_parse_error("expected <, <=, > or >=", token)
         function = functions[compare]
         return Compared(
             Window(function, of, metric, minutes, f"{function}({name}) over {over}"), compare, self._parse_operand()
@@ -264,10 +266,10 @@ class _ConditionParser:
             return float(token.text)
         word = token.text.lower()
         if word not in {*Function} or not self._skip_words_if_next("("):
-            raise self._create_error(
+            raise self._create_parse_error(
                 f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token
             )
-        of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
+        of, metric, name = self._parse_column_reference(self._scope.declared.numbers, "number")
         self._require_words(")")
         minutes, over = self._parse_window_length()
         return Window(Function(word), of, metric, minutes, f"{word}({name}) over {over}")
@@ -278,7 +280,7 @@ class _ConditionParser:
         length = self._parse_duration_ms()
         minutes, rest = divmod(length, MINUTE_MS)
         if rest or not 1 <= minutes <= MAX_WINDOW_MINUTES:
-            raise ParseError(
+            raise ConditionParseError(
                 token.position, "a window must be a whole number of minutes, at least one and at most 366 days"
             )
         return minutes, " ".join(found.text for found in self._tokens[self._index - 2 : self._index])
@@ -288,18 +290,18 @@ class _ConditionParser:
         try:
             return milliseconds(_DURATION.validate_python(f"{number.text} {unit.text}"))
         except ValidationError as error:
-            raise ParseError(number.position, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+            raise ConditionParseError(number.position, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
         except OverflowError:
-            raise ParseError(number.position, "this duration is too long") from None
+            raise ConditionParseError(number.position, "this duration is too long") from None
 
     def _parse_comparison_sign(self) -> str:
         token = self._consume_token()
         sign = _SYNONYMS.get(token.text, token.text)
         if sign not in OPERATORS:
-            raise self._create_error(f"expected one of {', '.join(OPERATORS)}", token)
+            raise self._create_parse_error(f"expected one of {', '.join(OPERATORS)}", token)
         return sign
 
-    def _parse_column(self, columns: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
+    def _parse_column_reference(self, columns: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
         """Parses the name of a column, with or without a prefix.
 
         Args:
@@ -314,33 +316,35 @@ class _ConditionParser:
         if self._skip_words_if_next("."):
             if token.text not in self._scope.sources:
                 available = ", ".join(self._scope.sources) or "none"
-                raise ParseError(token.position, f"{token.text} is not a source of the rule; available: {available}")
+                raise ConditionParseError(
+                    token.position, f"{token.text} is not a source of the rule; available: {available}"
+                )
             of, token = self._scope.sources[token.text], self._consume_token()
             written = f"{written}.{token.text}"
         if token.column_name not in columns:
-            raise ParseError(
+            raise ConditionParseError(
                 token.position,
                 f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(columns) or 'none'}",
             )
         return of, token.column_name, written
 
-    def _parse_field(self) -> Condition:
+    def _parse_field_comparison(self) -> Condition:
         declared, start = self._scope.declared, self._peek_token()
-        of, column, _ = self._parse_column((*declared.numbers, *declared.texts, "deleted"), "number or text")
+        of, column, _ = self._parse_column_reference((*declared.numbers, *declared.texts, "deleted"), "number or text")
         if column == "deleted" and self._peek_token().text not in {*OPERATORS, *_SYNONYMS}:
             return Deleted(of)
         sign = self._peek_token()
         compare = self._parse_comparison_sign()
         if column in declared.texts:
             if compare not in {"=", "!="}:
-                raise self._create_error("text columns can be compared with = and != only", sign)
+                raise self._create_parse_error("text columns can be compared with = and != only", sign)
             value = self._consume_token()
             if value.kind != "text":
-                raise self._create_error(f"{column} is a text column: expected a text in single quotes", value)
+                raise self._create_parse_error(f"{column} is a text column: expected a text in single quotes", value)
             return FieldIs(of, column, compare, value.text[1:-1].replace("''", "'"))
         if column not in declared.numbers:
-            raise ParseError(start.position, f"{column} is not a column")
+            raise ConditionParseError(start.position, f"{column} is not a column")
         number = self._parse_operand()
         if isinstance(number, Window):
-            raise ParseError(sign.position, "a column without an aggregate can only be compared with a number")
+            raise ConditionParseError(sign.position, "a column without an aggregate can only be compared with a number")
         return FieldIs(of, column, compare, number)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import RowGroups
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_change_order_columns
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
@@ -24,9 +24,7 @@ from sessionlake.gold.aggregate.sources import (
     build_text_field_name,
 )
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_key_of_row
-from sessionlake.gold.rules.buckets import map_distinct
-from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     OPERATORS,
     AllOf,
     AnyOf,
@@ -38,6 +36,8 @@ from sessionlake.gold.rules.tree import (
     PatternKind,
     find_selection,
 )
+from sessionlake.gold.rules.metric_buckets import map_distinct_texts
+from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -83,7 +83,7 @@ class Event:
         """The event's id in `gold.rule_matches`: a hash of its condition and column."""
         return sha256(repr(self).encode()).hexdigest()[:12]
 
-    def find_matches(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
+    def find_event_matches(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the changes that meet the condition of this event, with the columns of `MATCH`.
 
         Args:
@@ -91,12 +91,12 @@ class Event:
                 columns, named `value:<i>` for numbers and `text:<i>` for texts.
             declared: the declared columns.
         """
-        of, changes = find_selection(self.condition), ensure_order_columns(changes)
-        found = map_distinct(changes["topic"], of.includes_topic) & _do_changes_meet_condition(
+        of, changes = find_selection(self.condition), add_missing_change_order_columns(changes)
+        found = map_distinct_texts(changes["topic"], of.includes_topic) & _do_changes_meet_condition(
             self.condition, changes, declared
         )
         if of.rows:
-            found &= map_distinct(changes["row_id"], of.includes_row)
+            found &= map_distinct_texts(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
         if self.column is not None:
             value = changes[build_text_field_name(declared.texts.index(self.column))]
@@ -111,12 +111,12 @@ class Event:
 def list_pattern_events(rule: Rule) -> tuple[Event, Event]:
     """Returns the first and the second event of a pattern."""
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
-    return Event(rule.tree.first, rule.key_column), Event(rule.tree.second, rule.key_column)
+    return Event(rule.tree.first, rule.declared_key_column), Event(rule.tree.second, rule.declared_key_column)
 
 
 def list_match_columns_of_key(rule: Rule) -> tuple[str, ...]:
     """Returns the names that the rule's key columns have in `MATCH`."""
-    return tuple(VALUE if name == rule.key_column else name for name in rule.key_columns)
+    return tuple(VALUE if name == rule.declared_key_column else name for name in rule.key_columns)
 
 
 def filter_matches_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
@@ -150,7 +150,7 @@ def list_events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
 
 
 def evaluate_pattern(
-    rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] | int
+    rule: Rule, matches: pa.Table, first_ms: int, evaluated_until: dict[str, int] | int
 ) -> dict[Alert, AlertEvidence]:
     """Returns the alerts of a pattern whose event time is `first_ms` or later, each with its evidence.
 
@@ -159,8 +159,8 @@ def evaluate_pattern(
         matches: matches of the pattern's two events, with the columns of `MATCH`. They must start as long before
             `first_ms` as the pattern allows between its events. Repeated rows are allowed.
         first_ms: earliest event time of an alert, in ms.
-        until: stream time in ms, either by topic or one number for all topics. A `not followed by` alert is raised once
-            stream time has passed its time limit.
+        evaluated_until: stream time in ms, either by topic or one number for all topics. A `not followed by` alert is
+            raised once stream time has passed its time limit.
     """
     pattern, (one, other) = rule.tree, list_pattern_events(rule)
     assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
@@ -170,7 +170,7 @@ def evaluate_pattern(
         return {}
     events = _MatchedEvents.from_matches(flagged, one.event_id, other.event_id, by)
     since = max(first_ms, _MIN_INT64 if rule.since_ms is None else rule.since_ms)
-    found = [one for one in _find_pattern_alerts(pattern, events, until) if one[1] >= since]
+    found = [one for one in _find_pattern_alerts(pattern, events, evaluated_until) if one[1] >= since]
     named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
     keys = (read_key_of_row(by, row) for row in named)
     return {
@@ -198,13 +198,15 @@ class _MatchedEvents:
     is_second: Bools
 
     @staticmethod
-    def from_matches(matches: pa.Table, first: str, second: str, by: tuple[str, ...]) -> _MatchedEvents:
+    def from_matches(
+        matches: pa.Table, first_event_id: str, second_event_id: str, key_columns: tuple[str, ...]
+    ) -> _MatchedEvents:
         texts = pc.fill_null(matches[VALUE], "")
         key = RowGroups.group_rows(
-            matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by
-        ).group_numbers
+            matches.set_column(matches.column_names.index(VALUE), VALUE, texts), key_columns
+        ).group_number_of_each_row
         marks = [
-            _order_across_sessions(matches) if name == "across" else _rank_values(matches[name])
+            _sort_matches_across_sessions(matches) if name == "across" else _rank_values(matches[name])
             for name in reversed(_ORDER)
         ]
         order = np.lexsort((*marks, key))
@@ -212,13 +214,13 @@ class _MatchedEvents:
         for mark in (*marks, key):
             same &= np.diff(mark[order], prepend=_MIN_INT64) == 0
         starts = np.flatnonzero(~same)
-        kinds = [map_distinct(matches["event"], kind.__eq__)[order] for kind in (first, second)]
+        kinds = [map_distinct_texts(matches["event"], kind.__eq__)[order] for kind in (first_event_id, second_event_id)]
         is_first, is_second = (np.logical_or.reduceat(kind, starts) for kind in kinds)
         rows = matches.take(pa.array(order[starts]))
         return _MatchedEvents(rows, key[order][starts], rows["ts"].to_numpy(), is_first, is_second)
 
 
-def _order_across_sessions(matches: pa.Table) -> Int64s:
+def _sort_matches_across_sessions(matches: pa.Table) -> Int64s:
     """Returns, for each match, a number that orders matches of different sessions with the same event time.
 
     It is the position, but -1 for topics of class `once`.
@@ -228,14 +230,14 @@ def _order_across_sessions(matches: pa.Table) -> Int64s:
 
 
 def _find_pattern_alerts(
-    pattern: Pattern, events: _MatchedEvents, until: dict[str, int] | int
+    pattern: Pattern, events: _MatchedEvents, evaluated_until: dict[str, int] | int
 ) -> Iterator[tuple[int, int, int | None]]:
     """Finds the alerts of a pattern.
 
     Args:
         pattern: the pattern.
         events: the matches of its two events.
-        until: stream time in ms, either by topic or one number for all topics.
+        evaluated_until: stream time in ms, either by topic or one number for all topics.
 
     Yields:
         For each alert: the index in `events` of a row with its key, its time in ms, and the event time in ms from which
@@ -244,7 +246,11 @@ def _find_pattern_alerts(
     within, ts = pattern.within_ms, events.ts
     if pattern.kind is PatternKind.NOT_FOLLOWED:
         assert within is not None  # noqa: S101  (NOT FOLLOWED is parsed with WITHIN only)
-        time = _look_up_numbers(events.rows["topic"], until) if isinstance(until, dict) else np.full(len(ts), until)
+        time = (
+            _look_up_number_of_each_text(events.rows["topic"], evaluated_until)
+            if isinstance(evaluated_until, dict)
+            else np.full(len(ts), evaluated_until)
+        )
         alone = events.is_first & ~_are_followed_by_second_event(events, within) & (ts + within < time)
         for at in np.flatnonzero(alone).tolist():
             yield at, int(ts[at]) + within, int(ts[at])
@@ -306,6 +312,6 @@ def _rank_values(column: pa.ChunkedArray) -> Int64s:
     return rank[code]
 
 
-def _look_up_numbers(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = encode_as_codes(column)
+def _look_up_number_of_each_text(texts: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
+    code, distinct = encode_as_codes(texts)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

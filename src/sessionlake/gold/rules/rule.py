@@ -8,9 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, include_session_keys
-from sessionlake.gold.rules.parse import NameScope, ParseError, parse_condition
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, have_session_keys
+from sessionlake.gold.rules.condition_tree import (
     Compared,
     FeedSelection,
     Function,
@@ -22,6 +21,7 @@ from sessionlake.gold.rules.tree import (
     find_windows,
     require_regular_expression,
 )
+from sessionlake.gold.rules.parse import ConditionNameScope, ConditionParseError, parse_condition
 from sessionlake.settings.section import Section
 
 SERIES_KEY = ("topic", "session_id", "row_id")
@@ -39,7 +39,7 @@ Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_require_regular
 """A regular expression in RE2 syntax, which matches in linear time: a rule edited at run time cannot block gold."""
 
 
-class SourceSettings(Section):
+class RuleSourceSettings(Section):
     """The topics and rows for which a prefix in a condition stands, such as `auth` in `auth.status`."""
 
     topics: Topics | None = None
@@ -60,7 +60,7 @@ class RuleSettings(Section):
     topics: Topics = r".*"
     feed: str | None = None
     """Name of a feed: only topics that it reads. None: the topics of all feeds."""
-    sources: dict[str, SourceSettings] = Field(default_factory=dict)
+    sources: dict[str, RuleSourceSettings] = Field(default_factory=dict)
     since: AwareDatetime | None = None
     """Event time before which the rule raises no alert. None: it is evaluated over all stored history."""
     description: str | None = None
@@ -95,7 +95,7 @@ class Rule:
     @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns that identify a key: `by`, and `partition` if `by` names both topic and session."""
-        return (*self.by, PARTITION) if include_session_keys(self.by) else self.by
+        return (*self.by, PARTITION) if have_session_keys(self.by) else self.by
 
     @property
     def distinct_windows(self) -> list[Window]:
@@ -103,17 +103,17 @@ class Rule:
         return find_windows(self.tree)
 
     @property
-    def longest_minutes(self) -> int:
+    def longest_window_minutes(self) -> int:
         """Length of the longest window in the condition, in minutes. A rule with a pattern has none."""
         return max(window.minutes for window in self.distinct_windows)
 
     @property
-    def key_column(self) -> str | None:
+    def declared_key_column(self) -> str | None:
         """The declared column in the rule's key; None if the key has none."""
         return next((name for name in self.by if name not in SERIES_KEY), None)
 
     @property
-    def read_selections(self) -> set[Selection]:
+    def all_selections(self) -> set[Selection]:
         """The topics and rows that the condition reads: a selection for each prefix in it, such as `x` of `x.price`."""
         return {
             side.of
@@ -124,7 +124,7 @@ class Rule:
 
     def reads_topic(self, topic: str) -> bool:
         """Returns True if the condition reads the topic."""
-        return any(of.includes_topic(topic) for of in self.read_selections)
+        return any(of.includes_topic(topic) for of in self.all_selections)
 
 
 def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
@@ -135,7 +135,7 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
         declared: the columns and feeds that the rule may use.
 
     Raises:
-        ParseError: the condition cannot be parsed, or does not fit the key.
+        ConditionParseError: the condition cannot be parsed, or does not fit the key.
     """
     selection = _create_selection(settings.topics, settings.feed, (), declared)
     sources = {
@@ -144,7 +144,7 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
         )
         for name, one in settings.sources.items()
     }
-    tree = parse_condition(settings.when, NameScope(declared, selection, sources))
+    tree = parse_condition(settings.when, ConditionNameScope(declared, selection, sources))
     _require_key_fits_condition(settings.by, tree, declared)
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
     content = (settings.by, selection, tree, since, [window.label for window in find_windows(tree)])
@@ -161,14 +161,16 @@ def _require_key_fits_condition(by: tuple[str, ...], tree: Tree, declared: Decla
     columns = [name for name in by if name not in SERIES_KEY]
     if not isinstance(tree, Pattern):
         if columns:
-            raise ParseError(
+            raise ConditionParseError(
                 0, f"a rule with aggregates can only be keyed by {', '.join(SERIES_KEY)}; found {', '.join(columns)}"
             )
         ordered = [one.label for one in find_windows(tree) if one.function in (Function.FIRST, Function.LAST)]
         if ordered and by != SERIES_KEY:
             keys = ", ".join(SERIES_KEY)
-            raise ParseError(0, f"{ordered[0]}: first and last need a rule with one series per key, by {keys}")
+            raise ConditionParseError(0, f"{ordered[0]}: first and last need a rule with one series per key, by {keys}")
     elif len(columns) > 1 or any(name not in declared.texts for name in columns):
         available = ", ".join(declared.texts) or "none"
-        raise ParseError(0, f"beyond {', '.join(SERIES_KEY)}, a key may have one text column ({available}); found "
-                            f"{', '.join(columns)}")  # fmt: skip
+        raise ConditionParseError(
+            0,
+            f"beyond {', '.join(SERIES_KEY)}, a key may have one text column ({available}); found {', '.join(columns)}",
+        )

@@ -12,9 +12,15 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import METRICS_BETWEEN, RETAINED
 from sessionlake.delta.table_function import create_table_function
 from sessionlake.gold.aggregate.functions import ORDER
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, create_answer_product
-from sessionlake.gold.sql.figures_with import create_figures_with
-from sessionlake.gold.sql.views import DEFINITIONS, create_data_quality_since, create_views
+from sessionlake.gold.aggregate.standard import (
+    METRICS_1D,
+    METRICS_1H,
+    METRICS_1M,
+    TIERS,
+    create_product_of_metrics_answer,
+)
+from sessionlake.gold.sql.figures_with import create_sql_function_figures_with
+from sessionlake.gold.sql.views import DEFINITIONS, create_sql_function_data_quality_since, create_views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +72,7 @@ _FIRST = "timestamp_micros(unix_micros({function}.since) + pmod(-unix_micros({fu
 _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({function}.until), {length}))"
 
 
-def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
+def create_sql_function_metrics_between(spark: SparkSession, lake: Lake) -> str:
     """Creates the SQL table function `metrics_between(since TIMESTAMP, until TIMESTAMP)`, and returns its name.
 
     The function's column `whole` is true if no bucket of the range has expired.
@@ -74,7 +80,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
-    answer = create_answer_product(METRICS_1M.keys, None)
+    answer = create_product_of_metrics_answer(METRICS_1M.keys, None)
     tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
     edges = {
         f"{edge}_{name}": text.format(function=METRICS_BETWEEN, length=(tier.bucket_ms or 0) * 1000)
@@ -116,6 +122,6 @@ def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
     read += [*(tier.table_name for tier in TIERS), RETAINED]
     lake.create_or_update_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
-    create_data_quality_since(spark, lake)
-    create_metrics_between(spark, lake)
-    create_figures_with(spark, lake)
+    create_sql_function_data_quality_since(spark, lake)
+    create_sql_function_metrics_between(spark, lake)
+    create_sql_function_figures_with(spark, lake)

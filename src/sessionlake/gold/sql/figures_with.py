@@ -17,7 +17,11 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import build_late_condition_sql, build_source_condition, get_value_columns
+from sessionlake.gold.changes import (
+    build_event_source_condition_sql,
+    build_late_change_condition_sql,
+    get_value_columns,
+)
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -93,7 +97,7 @@ _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
 ) GROUP BY {keys}"""
 
 
-def create_figures_with(spark: SparkSession, lake: Lake) -> str:
+def create_sql_function_figures_with(spark: SparkSession, lake: Lake) -> str:
     """Creates the SQL table function `figures_with` in the schema `gold`, and returns its name.
 
     The function returns the rows of gold to which one message contributed. Its parameters are `of_topic STRING,
@@ -123,7 +127,7 @@ def _build_function_body_sql(lake: Lake, tables: list[GoldTable], existing: list
         **named,
         numbers=_build_events_sql(lake, declared.numbers, "metric", "DOUBLE"),
         texts=_build_events_sql(lake, declared.texts, "column", "STRING"),
-        tables=" UNION ALL ".join([nothing, *(_build_rows_sql(lake, table, retained) for table in tables)]),
+        tables=" UNION ALL ".join([nothing, *(_build_recomputed_rows_sql(lake, table, retained) for table in tables)]),
     )
 
 
@@ -162,7 +166,7 @@ def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 
-def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
+def _build_recomputed_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """Returns the SQL that selects the rows of one table of gold to which a message contributed.
 
     Args:
@@ -175,11 +179,11 @@ def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_build_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
-        return _build_averages_sql(lake, table, columns, keys)
-    return _build_product_sql(table, columns, keys, retained)
+        return _build_recomputed_averages_sql(lake, table, columns, keys)
+    return _build_recomputed_product_sql(table, columns, keys, retained)
 
 
-def _build_product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
+def _build_recomputed_product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
     cut = product.bucket_ms is not None and "topic" in product.keys and retained is not None
     start = _START.format(first=f"{FIRST_MS}L", last=f"{LAST_MS}L", length=product.bucket_ms)
     return _PRODUCT.format(
@@ -188,14 +192,14 @@ def _build_product_sql(product: Product, columns: str, keys: str, retained: str 
         kind="numbers" if product.source.numbers else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
-        late=build_late_condition_sql(product),
-        of_source=build_source_condition(product.source),
+        late=build_late_change_condition_sql(product),
+        of_source=build_event_source_condition_sql(product.source),
         kept=_KEPT.format(retained=retained, table=quote_sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )
 
 
-def _build_averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
+def _build_recomputed_averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
     return _AVERAGE.format(
         columns=columns,
         keys=keys,

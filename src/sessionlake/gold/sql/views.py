@@ -53,7 +53,7 @@ class ViewDefinition:
     sql: str
 
     @property
-    def main_source(self) -> str:
+    def main_source_table(self) -> str:
         """Two-level name of the main table, whose rows the view describes."""
         return next(iter(self.reads.values()))
 
@@ -239,7 +239,7 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         )
 
 
-def create_data_quality_since(spark: SparkSession, lake: Lake) -> str:
+def create_sql_function_data_quality_since(spark: SparkSession, lake: Lake) -> str:
     """Creates the SQL table function `data_quality_since(since TIMESTAMP)`, and returns its name.
 
     The function returns the rows of the view `gold.data_quality` from the hour of `since` on. It reads only files with

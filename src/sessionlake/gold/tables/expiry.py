@@ -24,7 +24,7 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedByOtherProcessError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket
+from sessionlake.gold.aggregate.late import NEVER, compute_first_unexpired_bucket_start
 from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables, list_declared_products
@@ -106,7 +106,7 @@ def drop_expired_arrow_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Ta
     return rows.filter(pa.array(compute_bucket_starts_ms(rows) >= np.array(begin, np.int64)[code]))
 
 
-def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
+def compute_expiry_times(product: Product | FinalTable, stream_times: Mapping[str, int]) -> dict[str, int]:
     """Returns, by topic, the first event time in ms whose bucket has not expired, given the stream times.
 
     Stream time counts only up to this machine's clock. Otherwise a producer whose clock is ahead would make too many
@@ -114,14 +114,14 @@ def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]
 
     Args:
         product: The table, with its retention.
-        times: Stream time by topic, in ms.
+        stream_times: Stream time by topic, in ms.
     """
     if product.retention_ms is None or product.bucket_ms is None:
         return {}
     length, retention, now = product.bucket_ms, product.retention_ms, int(datetime.now(UTC).timestamp() * 1000)
     return {
-        topic: compute_first_live_bucket(min(time, now), length, retention)
-        for topic, time in times.items()
+        topic: compute_first_unexpired_bucket_start(min(time, now), length, retention)
+        for topic, time in stream_times.items()
         if time > NEVER
     }
 
@@ -144,14 +144,14 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
     ):
         with lake.storage.hold_exclusive_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
-                store_removal_record(spark, lake, _create_retained_entry(table, expiry_times))
+                store_removal_record(spark, lake, _create_bucket_removal_record(table, expiry_times))
             others = {
                 topic for one in known.values() for topic in _compute_expiry_times_from_limits(one)
             } - expiry_times.keys()
             delete_removal_records(spark, lake, tables, sorted(others) if expiry_times else None)
 
 
-def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> BucketExpiry:
+def start_bucket_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> BucketExpiry:
     """Finishes removals of expired buckets that a process began before it died, and returns the object for later ones.
 
     Args:
@@ -164,7 +164,7 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
         )
     products = [one for one in tables if isinstance(one, Product)]
     expiry = BucketExpiry(spark, lake, [*products, *find_final_tables(products)])
-    expiry.remove_expired(spark, {})
+    expiry.remove_expired_buckets(spark, {})
     return expiry
 
 
@@ -197,17 +197,17 @@ class BucketExpiry:
         """By topic, the event time in ms from which no bucket of metrics per minute, hour or day has expired."""
         return _find_latest_expiry_times(self.get_expiry_times(tier.table_name) for tier in TIERS)
 
-    def remove_expired(self, spark: SparkSession, times: Mapping[str, int]) -> None:
+    def remove_expired_buckets(self, spark: SparkSession, stream_times: Mapping[str, int]) -> None:
         """Removes the buckets that have expired, once enough have. Does nothing while another process removes rows.
 
         Args:
-            times: Stream time by topic, in ms.
+            stream_times: Stream time by topic, in ms.
         """
         for product in self._products:
             looked, step = self._looked.setdefault(product.table_name, {}), (product.retention_ms or 0) // _STEPS
             floors = {
                 topic: floor
-                for topic, floor in compute_expiry_times(product, times).items()
+                for topic, floor in compute_expiry_times(product, stream_times).items()
                 if floor > looked.get(topic, NEVER) + step
             }
             if not floors and product.table_name not in self._pending:
@@ -215,17 +215,17 @@ class BucketExpiry:
             try:
                 with self._lake.storage.hold_exclusive_claim(spark, CLAIM, "removes old rows"):
                     if product.table_name in self._pending:
-                        self._remove_expired(spark, product.table_name, {})
+                        self._remove_expired_buckets_of_table(spark, product.table_name, {})
                         self._pending.remove(product.table_name)
                     if floors:
-                        self._remove_expired(spark, product.table_name, floors)
+                        self._remove_expired_buckets_of_table(spark, product.table_name, floors)
             except ClaimedByOtherProcessError:
                 return
             looked |= floors
 
-    def _remove_expired(self, spark: SparkSession, table: str, floors: ExpiryTimes) -> None:
+    def _remove_expired_buckets_of_table(self, spark: SparkSession, table: str, expiry_times: ExpiryTimes) -> None:
         before = self._floors.get(table, {})
-        now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
+        now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in expiry_times.items()}}
         is_gone = _build_expired_filter(now)
         count = self._lake.read(spark, table).where(is_gone).count()
         found = read_removal_record_of_table(self._lake.reader(spark), table)
@@ -233,7 +233,7 @@ class BucketExpiry:
             return
         # A process that died has removed either all of its pending rows or none.
         removed = 0 if found is None else found.max_missing_rows - (count if found.pending else 0)
-        noted = replace(_create_retained_entry(table, now), removed=removed, pending=count)
+        noted = replace(_create_bucket_removal_record(table, now), removed=removed, pending=count)
         if count:
             store_removal_record(spark, self._lake, noted)
             self._floors[table] = now
@@ -244,9 +244,9 @@ class BucketExpiry:
         store_removal_record(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 
-def _find_latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
+def _find_latest_expiry_times(expiry_times_of_tables: Iterable[ExpiryTimes]) -> ExpiryTimes:
     found: dict[str, int] = {}
-    for floors in many:
+    for floors in expiry_times_of_tables:
         found |= {topic: max(floor, found.get(topic, floor)) for topic, floor in floors.items()}
     return found
 
@@ -265,6 +265,6 @@ def _compute_expiry_times_from_limits(removed: RetentionRecord) -> dict[str, int
     return {row["topic"]: row["limit"] + 1 for row in removed.limits.to_pylist()}
 
 
-def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RetentionRecord:
+def _create_bucket_removal_record(table: str, expiry_times: ExpiryTimes) -> RetentionRecord:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(expiry_times.items())]
     return RetentionRecord(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

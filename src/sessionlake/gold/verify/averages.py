@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.making.states import read_last_batch_of_rebuild
+from sessionlake.gold.rebuilding.states import read_last_batch_of_rebuild
 from sessionlake.protocol.names import quote
 from sessionlake.spark.compare import TableComparison
 from sessionlake.spark.frames import keep_small_frame_in_one_task
@@ -59,7 +59,7 @@ def verify_restatements(
             F.col("_batch") > read_last_batch_of_rebuild(spark, lake, series)
         )
         restatements = lake.read_small_table_into_memory(spark, RESTATEMENTS).where(since)
-        found = find_inconsistencies(
+        found = find_inconsistent_restatements(
             series, lake.read_small_table_into_memory(spark, series.table_name), restatements, points
         )
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
@@ -70,7 +70,7 @@ def verify_restatements(
     return TableComparison(RESTATEMENTS, rows, different, first)
 
 
-def find_inconsistencies(
+def find_inconsistent_restatements(
     series: RollingAverage, table: DataFrame, restatements: DataFrame, points: DataFrame
 ) -> DataFrame:
     """Returns the rows of a table of averages whose average and restatements contradict each other.
@@ -88,11 +88,11 @@ def find_inconsistencies(
     chain = keep_small_frame_in_one_task(_add_previous_restatements(series, restatements))
     found = [
         _find_rows_that_fail_checks(series, chain, _build_restatement_checks(series)),
-        *_find_unfounded_restatements(series, chain, points),
+        *_find_restatements_without_cause(series, chain, points),
     ]
     found.append(
         _find_rows_that_fail_checks(
-            series, _join_last_restatement(series, table, chain, points), _build_row_checks(series)
+            series, _join_last_restatement(series, table, chain, points), _build_average_row_checks(series)
         )
     )
     return reduce(lambda one, other: one.unionByName(other), found)
@@ -163,7 +163,9 @@ def _build_restatement_checks(series: RollingAverage) -> list[Check]:
     ]
 
 
-def _find_unfounded_restatements(series: RollingAverage, chain: DataFrame, points: DataFrame) -> list[DataFrame]:
+def _find_restatements_without_cause(
+    series: RollingAverage, numbered_restatements: DataFrame, points: DataFrame
+) -> list[DataFrame]:
     """Finds restatements that refer to points that silver's changes do not have.
 
     Returns:
@@ -173,7 +175,7 @@ def _find_unfounded_restatements(series: RollingAverage, chain: DataFrame, point
     from pyspark.sql import functions as F
 
     row, keys, parts = [*map(quote, series.row_keys)], [*map(quote, series.keys)], ("partition", "offset", "ts")
-    causes = chain.select(*row, F.explode("because").alias("cause"))
+    causes = numbered_restatements.select(*row, F.explode("because").alias("cause"))
     causes = causes.select(*row, *(F.col(f"cause.{part}").alias(f"cause_{part}") for part in parts))
     brought = points.select(*keys, *(F.col(part).alias(f"cause_{part}") for part in parts))
     unknown = causes.join(brought, [*series.keys, *(f"cause_{part}" for part in parts)], "left_anti")
@@ -182,14 +184,18 @@ def _find_unfounded_restatements(series: RollingAverage, chain: DataFrame, point
         *(F.col(f"cause_{part}").cast("string") for part in parts),
     )
     newest_points = points.select(*keys, F.col("ts").cast(_WIDE).alias("newest"))
-    unknown_newest = chain.where("newest IS NOT NULL").join(newest_points, [*series.keys, "newest"], "left_anti")
+    unknown_newest = numbered_restatements.where("newest IS NOT NULL").join(
+        newest_points, [*series.keys, "newest"], "left_anti"
+    )
     late = F.format_string(
         "is restated by a point that was late after one at %s, but there is none", F.col("newest").cast("string")
     )
     return [unknown.select(*row, named.alias("what")), unknown_newest.select(*row, late.alias("what"))]
 
 
-def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: DataFrame, points: DataFrame) -> DataFrame:
+def _join_last_restatement(
+    series: RollingAverage, table: DataFrame, numbered_restatements: DataFrame, points: DataFrame
+) -> DataFrame:
     """Joins each average with its last restatement, and with the highest event time of its series (`newest`, ms).
 
     A restatement whose row is not in the table is included, with null in `in_table`.
@@ -197,7 +203,7 @@ def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: Data
     Args:
         series: the table of averages.
         table: the rows of the table.
-        chain: the restatements, from `_add_previous_restatements`.
+        numbered_restatements: the restatements, from `_add_previous_restatements`.
         points: all numbers that changes set.
     """
     from pyspark.sql import functions as F
@@ -207,11 +213,11 @@ def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: Data
     figures = table.select(
         *row, F.struct("average", "points").alias("figure"), "revision", "pane", F.lit(1).alias("in_table")
     )
-    last = chain.where("is_last").select(*row, "number", "to", F.col("pane").alias("last_pane"))
+    last = numbered_restatements.where("is_last").select(*row, "number", "to", F.col("pane").alias("last_pane"))
     return figures.join(newest, [*series.keys], "left").join(last, [*series.row_keys], "full").fillna(0, "number")
 
 
-def _build_row_checks(series: RollingAverage) -> list[Check]:
+def _build_average_row_checks(series: RollingAverage) -> list[Check]:
     """Returns the conditions that must be true for each row of a table of averages, each with a text for failures."""
     from pyspark.sql import functions as F
 

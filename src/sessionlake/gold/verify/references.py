@@ -12,7 +12,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, ReferenceJoin
-from sessionlake.gold.references.applied import find_unapplied_rows
+from sessionlake.gold.references.applied import find_unapplied_reference_difference
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison
@@ -42,16 +42,17 @@ def verify_applied_references(
         if one.name not in used:
             continue
         try:
-            pending, _ = find_unapplied_rows(lake, reader, one)
+            pending, _ = find_unapplied_reference_difference(lake, reader, one)
         except LakeError:  # the whole table is faulty, and gold keeps what it applied before
             continue
         first = (
             None
             if not pending.row_count
-            else f"{one.applied_table}: {pending.row_count} rows of {one.table_name} wait for `sessionlake run gold`"
+            else f"{one.applied_table_name}: {pending.row_count} rows of {one.table_name} wait for "
+            "`sessionlake run gold`"
         )
         found.append(
-            TableComparison(one.applied_table, reader.read_size(one.table_name).rows, pending.row_count, first)
+            TableComparison(one.applied_table_name, reader.read_size(one.table_name).rows, pending.row_count, first)
         )
     return found
 
@@ -68,11 +69,13 @@ def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, t
     own = [F.col(quote(SILVER_NAMES.get(name, name))).alias(name) for name in table.change_column_names]
     rows = changes.select(*own)
     for join in table.joins:
-        rows = _join_versions(rows, join, lake.read(spark, join.reference.applied_table).where(f"{GONE_BY} IS NULL"))
+        rows = _join_reference_rows(
+            rows, join, lake.read(spark, join.reference.applied_table_name).where(f"{GONE_BY} IS NULL")
+        )
     return rows.select(*(quote(name) for name, _ in table.column_types))
 
 
-def _join_versions(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
+def _join_reference_rows(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keys = [internal(f"key:{name}") for name in join.reference.key_names]
@@ -81,7 +84,7 @@ def _join_versions(changes: DataFrame, join: ReferenceJoin, versions: DataFrame)
         F.col(FROM).alias(_FROM),
         F.col(TO).alias(_TO),
         *(F.col(quote(source)).alias(name) for name, source in join.taken_columns),
-        F.col(FROM).alias(join.version_column),
+        F.col(FROM).alias(join.valid_from_column),
     )
     same = reduce(and_, (changes[quote(on)] == known[quote(key)] for on, key in zip(join.on, keys, strict=True)))
     at = _convert_to_wide_decimal(changes["ts"].cast("decimal(20,0)") * 1000)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.gold.aggregate.functions import ORDER_SQL
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_number_field_name, build_text_field_name
-from sessionlake.gold.rules.tree import (
+from sessionlake.gold.rules.condition_tree import (
     OPERATORS,
     AllOf,
     AnyOf,
@@ -34,7 +34,7 @@ _TOLERANCE = 1e-9
 _ADDITIVE = (Function.SUM, Function.AVG)
 
 
-def build_minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
+def build_minute_aggregate_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
     """Returns Spark aggregates of the numbers that windows read, seven for each window, for a `groupBy` by minute.
 
     The columns are `count`, `sum`, `size` (sum of absolute numbers), `min`, `max`, `first` and `last`, each followed by
@@ -58,7 +58,7 @@ def build_minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> li
     return found
 
 
-def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
+def build_sliding_window_columns(windows: Sequence[Window], window_spec: WindowSpec) -> list[Column]:
     """Returns three Spark columns for each window of a rule, which ends at minute `end` of a row.
 
     These are `points` (number of points in the window), `value` (value of its function) and `size` (sum of absolute
@@ -66,13 +66,13 @@ def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Co
 
     Args:
         windows: the windows of the rule.
-        line: Spark window that orders the minutes of a key by `end`.
+        window_spec: Spark window that orders the minutes of a key by `end`.
     """
     from pyspark.sql import functions as F
 
     found: list[Column] = []
     for i, window in enumerate(windows):
-        over = line.rangeBetween(1 - window.minutes, 0)
+        over = window_spec.rangeBetween(1 - window.minutes, 0)
         points = F.coalesce(F.sum(f"count{i}").over(over), F.lit(0))
         total = F.sum(f"sum{i}").over(over)
         value = {
@@ -93,7 +93,7 @@ def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Co
     return found
 
 
-def have_points(windows: Sequence[Window]) -> Column:
+def build_has_points_column(windows: Sequence[Window]) -> Column:
     """Returns a Spark column that is true where at least one of a rule's windows contains a point."""
     from pyspark.sql import functions as F
 
@@ -116,7 +116,7 @@ def build_condition_columns(tree: Tree) -> tuple[Column, Column]:
             a, b, size = (
                 _build_operand_column(left),
                 _build_operand_column(right),
-                _build_magnitude_column(left) + _build_magnitude_column(right),
+                _build_operand_magnitude_column(left) + _build_operand_magnitude_column(right),
             )
             near_two = (size > 0) & (F.abs(a - b) <= _TOLERANCE * size)
             return _replace_null_by_false(OPERATORS[compare](a, b)), _replace_null_by_false(
@@ -181,7 +181,7 @@ def _build_operand_column(operand: Operand) -> Column:
     return F.col(_quote_column_name("value", operand)) if isinstance(operand, Window) else F.lit(operand)
 
 
-def _build_magnitude_column(operand: Operand) -> Column:
+def _build_operand_magnitude_column(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
     return F.col(_quote_column_name("size", operand)) if isinstance(operand, Window) else F.lit(0.0)

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field_name
-from sessionlake.gold.alerts.book import read_recorded_rules
-from sessionlake.gold.changes import find_last_read_version, get_value_columns, select_changes, select_events
-from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, find_stream_time
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, PARTITION, DeclaredColumns, build_text_field_name
+from sessionlake.gold.alerts.rule_loading import read_rules_from_status_table
+from sessionlake.gold.changes import find_last_read_changes_version, get_value_columns, select_changes, select_events
+from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, find_stream_time_of_rule
+from sessionlake.gold.rules.condition_tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.gold.verify.rule_columns import (
     build_condition_columns,
     build_event_column,
-    build_minute_columns,
-    build_moving_columns,
-    have_points,
+    build_has_points_column,
+    build_minute_aggregate_columns,
+    build_sliding_window_columns,
 )
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -51,18 +51,18 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     """
     lake, declared = Lake(settings), get_value_columns(settings)
     reader = lake.reader(spark)
-    recorded = read_recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
+    recorded = read_rules_from_status_table(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in recorded if one.rule is not None]
     if not rules:
         return None
     from pyspark.sql import functions as F
 
-    raw = lake.read(spark, CHANGES, find_last_read_version(settings)).where("change != 'clear'")
+    raw = lake.read(spark, CHANGES, find_last_read_changes_version(settings)).where("change != 'clear'")
     changes = keep_small_frame_in_one_task(
         select_changes(raw, settings, (F.col("change") == "delete").alias("deleted"))
     )
-    numbers = select_events(changes, declared, MARKS, numbers=True)
-    texts = select_events(changes, declared, MARKS, numbers=False)
+    numbers = select_events(changes, declared, CHANGE_KEY_AND_ORDER, numbers=True)
+    texts = select_events(changes, declared, CHANGE_KEY_AND_ORDER, numbers=False)
     in_range = F.col("ts").between(FIRST_MS, LAST_MS)
     both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts")).where(in_range)
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
@@ -73,27 +73,27 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
         read_first_bucket_times(reader),
     )
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
-    found = [_compare_alerts(log, truth, part, begins) for part in parts]
+    found = [_compare_logged_with_expected_alerts(log, truth, part, begins) for part in parts]
     first = next((one.first_difference for one in found if one.first_difference is not None), None)
     return TableComparison(
         RULE_EVENTS, sum(one.expected_rows for one in found), sum(one.different_rows for one in found), first
     )
 
 
-def _compare_alerts(
-    log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], begins: StreamTimes
+def _compare_logged_with_expected_alerts(
+    log: DataFrame, expected_alerts: _ExpectedAlerts, rules: Sequence[Rule], first_bucket_times: StreamTimes
 ) -> TableComparison:
     from pyspark.sql import functions as F
 
-    is_decidable = reduce(and_, (_is_decidable(rule, begins) for rule in rules))
+    are_stored = reduce(and_, (_build_are_buckets_stored_column(rule, first_bucket_times) for rule in rules))
     rows = (
-        reduce(lambda one, other: one.unionByName(other), map(truth.compute_alerts, rules))
-        .where(is_decidable)
+        reduce(lambda one, other: one.unionByName(other), map(expected_alerts.compute_alerts, rules))
+        .where(are_stored)
         .persist()
     )
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
-        logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
+        logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(are_stored)
         certain = logged.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
         return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], certain, expected)
@@ -101,24 +101,24 @@ def _compare_alerts(
         rows.unpersist()
 
 
-def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
+def _build_are_buckets_stored_column(rule: Rule, first_bucket_times: StreamTimes) -> Column:
     """Returns a Spark column that is false for alerts of a rule that cannot be recomputed, as buckets have expired.
 
     The column is true for alerts of other rules.
 
     Args:
         rule: the rule.
-        begins: for topics with expired buckets, the event time in ms from which buckets exist.
+        first_bucket_times: for topics with expired buckets, the event time in ms from which buckets exist.
     """
     from pyspark.sql import functions as F
 
-    if isinstance(rule.tree, Pattern) or not begins:
+    if isinstance(rule.tree, Pattern) or not first_bucket_times:
         return F.lit(col=True)
-    is_other_rule, at = F.col("rule") != rule.name, F.col("at") - rule.longest_minutes * MINUTE_MS
+    is_other_rule, at = F.col("rule") != rule.name, F.col("at") - rule.longest_window_minutes * MINUTE_MS
     if "topic" in rule.by:
-        gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in begins.items())
+        gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in first_bucket_times.items())
         return is_other_rule | ~reduce(or_, gone)
-    begin = find_stream_time(rule, None, begins)
+    begin = find_stream_time_of_rule(rule, None, first_bucket_times)
     return is_other_rule | (F.lit(col=True) if begin is None else at > begin)
 
 
@@ -182,12 +182,12 @@ class _ExpectedAlerts:
         rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
         return rows.select("rule", *_list_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
-    def _build_until_column(self, rule: Rule) -> Column:
+    def _build_evaluated_until_column(self, rule: Rule) -> Column:
         """Returns a Spark column with the stream time in ms up to which a rule is evaluated for a row's key."""
         from pyspark.sql import functions as F
 
         if "topic" not in rule.by:
-            return F.lit(find_stream_time(rule, None, self.times)).cast("bigint")
+            return F.lit(find_stream_time_of_rule(rule, None, self.times)).cast("bigint")
         pairs = [part for topic, time in self.times.items() for part in (F.lit(topic), F.lit(time).cast("bigint"))]
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
@@ -204,23 +204,23 @@ class _ExpectedAlerts:
         read = [topic for topic in self.times if rule.reads_topic(topic)]
         numbers = self.numbers.where(F.col("topic").isin(read)).withColumn("end", end.cast("bigint"))
         minutes = numbers.groupBy(*rule.key_columns, "end").agg(
-            *build_minute_columns(rule.distinct_windows, self.topics)
+            *build_minute_aggregate_columns(rule.distinct_windows, self.topics)
         )
         edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.distinct_windows))]
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
         moments = minutes.select(*rule.key_columns, F.explode(F.array(*edges)).alias("end")).distinct()
-        moments = moments.where(F.col("end") <= F.floor(self._build_until_column(rule) / MINUTE_MS))
+        moments = moments.where(F.col("end") <= F.floor(self._build_evaluated_until_column(rule) / MINUTE_MS))
         line = Over.partitionBy(*rule.key_columns).orderBy("end")
         moving = moments.join(minutes, [*rule.key_columns, "end"], "left").select(
-            *rule.key_columns, "end", *build_moving_columns(rule.distinct_windows, line)
+            *rule.key_columns, "end", *build_sliding_window_columns(rule.distinct_windows, line)
         )
         met, near = build_condition_columns(rule.tree)
         since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
             *rule.key_columns,
             "end",
-            (have_points(rule.distinct_windows) & met & since).alias("holds"),
+            (build_has_points_column(rule.distinct_windows) & met & since).alias("holds"),
             near.alias("near"),
         )
         before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]
@@ -235,18 +235,20 @@ class _ExpectedAlerts:
 
         pattern = rule.tree
         assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
-        by = [VALUE if name == rule.key_column else name for name in rule.key_columns]
+        by = [VALUE if name == rule.declared_key_column else name for name in rule.key_columns]
         topics, declared = self.topics, self.declared
         first, second = (build_event_column(part, topics, declared) for part in (pattern.first, pattern.second))
         value = (
             F.lit(None)
-            if rule.key_column is None
-            else F.col(quote(build_text_field_name(declared.texts.index(rule.key_column))))
+            if rule.declared_key_column is None
+            else F.col(quote(build_text_field_name(declared.texts.index(rule.declared_key_column))))
         )
         order = [*map(quote, (LIFE, TURN))]
         events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
                                      first.alias("first"), second.alias("second"))  # fmt: skip
-        events = events.where("first OR second").where("true" if rule.key_column is None else f"{VALUE} IS NOT NULL")
+        events = events.where("first OR second").where(
+            "true" if rule.declared_key_column is None else f"{VALUE} IS NOT NULL"
+        )
         # Under `once`, offsets do not order events of different sessions: each session's events of one time stay
         # together.
         across = F.when(F.col(order[0]) == NO_LIFE, F.col(order[1]))
@@ -259,7 +261,7 @@ class _ExpectedAlerts:
             following = events.withColumn("next", F.min(F.when(F.col("second"), F.col("ts"))).over(behind))
             due = F.col("ts") + within
             alone = F.col("next").isNull() | (F.col("next") > due)
-            found = following.where(F.col("first") & alone & (due < self._build_until_column(rule))).select(
+            found = following.where(F.col("first") & alone & (due < self._build_evaluated_until_column(rule))).select(
                 *by, due.alias("at")
             )
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
@@ -15,13 +15,13 @@ from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.changes import (
     add_seq_order,
-    build_late_filter,
-    build_source_condition,
-    find_last_read_version,
+    build_event_source_condition_sql,
+    build_late_change_filter,
+    find_last_read_changes_version,
     get_value_columns,
     read_changes,
-    require_all_changes,
-    select_decimals,
+    require_all_read_changes_exist,
+    select_decimal_events,
     select_events,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
@@ -53,28 +53,27 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         LakeError: gold has read only a part of a version of silver's changes, or retention has removed changes.
     """
     lake, declared = Lake(settings), get_value_columns(settings)
-    require_all_changes(lake, spark)
+    require_all_read_changes_exist(lake, spark)
     changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
-    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind, exact=True) for kind in (True, False))
-    numbers, texts = map(keep_small_frame_in_one_task, of_kinds)
+    select = partial(select_events, changes, declared, WITH_PLACE, with_decimals=True)
+    numbers, texts = (keep_small_frame_in_one_task(select(numbers=kind)) for kind in (True, False))
     floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
-            truth = compute_enriched_rows(
-                spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), table
-            )
+            all_changes = lake.read(spark, CHANGES, find_last_read_changes_version(settings))
+            truth = compute_enriched_rows(spark, lake, all_changes, table)
         elif isinstance(table, RollingAverage):
             truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
-            on_time = compute_expected_product_rows(events.where(~build_late_filter(table)), table)
+            on_time = compute_expected_product_rows(events.where(~build_late_change_filter(table)), table)
             truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
-                late.append(_compute_expected_late_points(events.where(build_late_filter(table)), table))
+                late.append(_compute_expected_late_points(events.where(build_late_change_filter(table)), table))
         rows = lake.read_small_table_into_memory(spark, table.table_name)
         found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
@@ -85,7 +84,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = drop_expired_spark_rows(_compute_expected_final_rows(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
-        stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_create_frame_of_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
         found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
@@ -106,9 +105,9 @@ def _select_product_events(
         declared: the declared columns that the changes have.
         events: all numbers that changes set, or all texts if the product aggregates texts.
     """
-    column = product.source.column
-    events = events if column is None else select_decimals(changes, declared, WITH_PLACE, column)
-    return events.where(build_source_condition(product.source))
+    column = product.source.only_decimal_column
+    events = events if column is None else select_decimal_events(changes, declared, WITH_PLACE, column)
+    return events.where(build_event_source_condition_sql(product.source))
 
 
 def compute_expected_product_rows(events: DataFrame, product: Product) -> DataFrame:
@@ -126,11 +125,11 @@ def compute_expected_product_rows(events: DataFrame, product: Product) -> DataFr
     made = {name: one.build_result_sql() for name, one in product.aggregates.items()}
     sizes = {name: one.build_rounding_error_scale_sql() for name, one in product.aggregates.items()}
     made |= {build_magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
-    keys = [*product.key_fields.values()]
+    keys = [*product.event_columns_by_key.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
     unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
     found = events.groupBy(*map(quote, keys)).agg(*(F.expr(sql).alias(name) for name, sql in unnamed.items()))
-    names = zip([*keys, *unnamed], [*product.key_fields, *made], strict=True)
+    names = zip([*keys, *unnamed], [*product.event_columns_by_key, *made], strict=True)
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
 
 
@@ -157,7 +156,7 @@ def _compute_expected_late_points(events: DataFrame, product: Product) -> DataFr
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
 
-def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+def _create_frame_of_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 

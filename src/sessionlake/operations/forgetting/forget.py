@@ -23,9 +23,9 @@ import msgspec
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.gold.making import states
+from sessionlake.gold.rebuilding import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
     ErasureReceipt,
@@ -194,7 +194,7 @@ class Forgetting:
         if self._settings.capture.feeds:
             refuse_inseparable_messages(self._spark, self._lake, topic, session_id)
         if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
-            refuse_shorter_table(self._lake, self._spark)
+            refuse_rebuild_from_fewer_changes(self._lake, self._spark)
         tables = dict.fromkeys([*rows.list_tables_with_sessions(self._spark, self._lake), *self._list_gold_tables()])
         publications.require_publications_can_send(self._spark, self._lake, tables)
         self._run_layers_to_end()

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import DataLossError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, remove_session_from_memory
+from sessionlake.processors.shard_state import ProcessorShardState, remove_session_from_processor_state
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
@@ -102,8 +102,10 @@ def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], sessio
     """
     judging, memory = split_state_parts(stored)
     state = ShardState.decode_shard_state(judging, columns)
-    left = None if memory is None else remove_session_from_memory(memory, *session)
+    left = None if memory is None else remove_session_from_processor_state(memory, *session)
     state.replace_sessions(
-        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.read_due_times(left)
+        ShardState(),
+        lambda topic, _, session_id: (topic, session_id) == session,
+        ProcessorShardState.read_due_times(left),
     )
     return join_state_parts(state.encode_shard_state(columns), left)

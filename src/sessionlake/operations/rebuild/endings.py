@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
-from sessionlake.gold.tables.notes import store_maintained_names
+from sessionlake.gold.tables.table_properties import store_maintained_table_names
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
@@ -114,7 +114,7 @@ def reset_gold(
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # A table that is not configured now stays as it is. If it is configured again later, gold rebuilds it.
-        store_maintained_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
+        store_maintained_table_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{operation_id}:{GOLD}", batch)
     for table in known:
         delete_all_rows(spark, lake, table, txn)

@@ -43,7 +43,7 @@ from sessionlake.processors.job import (
     load_processor,
 )
 from sessionlake.processors.load import hash_processor_settings
-from sessionlake.processors.outputs import ProcessorOutput, decode_report, raise_first_failure
+from sessionlake.processors.outputs import ProcessorOutput, decode_processor_report, raise_first_failure
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -123,7 +123,7 @@ def cancel_rebuild(spark: SparkSession, settings: Settings, processor_name: str)
     _ProcessorRebuilder(spark, settings, processor_name, None).cancel_rebuild()
 
 
-def preview_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
+def preview_keyed_table_rebuild(spark: SparkSession, settings: Settings, processor_name: str) -> TableDifference:
     """Builds a processor's table from the messages it has read, and compares it with the live table.
 
     Nothing is changed.
@@ -228,7 +228,7 @@ class _ProcessorRebuilder:
             () if last_offsets is None else read_unread_silences(spark, self._settings, processor.layer, last_offsets)
         )
         slices = SliceReader(
-            what, ProcessorOutput.REPORT, decode_report, last_offsets, self._slice, processor.topics, unread
+            what, ProcessorOutput.REPORT, decode_processor_report, last_offsets, self._slice, processor.topics, unread
         )
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)

@@ -9,11 +9,11 @@ from uuid import uuid4
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.changes import refuse_rebuild_from_fewer_changes
 from sessionlake.gold.declared.tables import add_final_tables, build_declared_gold_schemas, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
-from sessionlake.gold.tables.notes import read_maintained_names
+from sessionlake.gold.tables.table_properties import read_maintained_table_names
 from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import refuse_interrupted_operations
@@ -83,12 +83,12 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
 
 def _list_tables_not_created(spark: SparkSession, lake: Lake) -> set[str]:
     """Returns the names of the declared tables that gold has not created yet. They do not count as lost."""
-    noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
+    noted = read_maintained_table_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
     new = [table for table in list_declared_gold_tables(lake.settings) if table.name not in noted]
     taken = {
-        one.applied_table
+        one.applied_table_name
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }
@@ -103,6 +103,6 @@ def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False
     """
     lake = Lake(settings, build_declared_gold_schemas(settings))
     if not shorten:
-        refuse_shorter_table(lake, spark)
+        refuse_rebuild_from_fewer_changes(lake, spark)
     lake.create_or_update_tables(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

@@ -13,7 +13,12 @@ from sessionlake.integrity.resharding import (
 )
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, SessionState, find_next_due_times, read_stored_processor_name
+from sessionlake.processors.shard_state import (
+    ProcessorShardState,
+    SessionState,
+    find_next_due_time_by_partition,
+    read_stored_processor_name,
+)
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 
@@ -58,7 +63,7 @@ class JudgingResharder:
         for target, mine in group_session_keys_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
             part = copy_state_of_sessions(
-                judging, mine, find_next_due_times(sessions, self._find_timeout)
+                judging, mine, find_next_due_time_by_partition(sessions, self._find_timeout)
             ).encode_shard_state(self.rules.capture.declared_columns)
             own_memory = None if stored is None else self._encode_state(sessions, read_stored_processor_name(stored))
             parts[target] = join_state_parts(part, own_memory)
@@ -71,17 +76,19 @@ class JudgingResharder:
             ShardState.decode_shard_state(judging, self.rules.capture.declared_columns) for judging, _ in states
         )
         memories = [memory for _, memory in states if memory is not None]
-        sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode_memory(memory).sessions.items()}
+        sessions = {
+            k: v for memory in memories for k, v in ProcessorShardState.decode_processor_state(memory).sessions.items()
+        }
         joined_memory = self._encode_state(sessions, read_stored_processor_name(memories[0])) if memories else None
         return join_state_parts(state.encode_shard_state(self.rules.capture.declared_columns), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         """Returns the encoded state of a processor: its sessions by key, and when their timeouts are due."""
-        return ProcessorMemory(find_next_due_times(sessions, self._find_timeout), sessions).encode_memory(
-            processor, self.shards
-        )
+        return ProcessorShardState(
+            find_next_due_time_by_partition(sessions, self._find_timeout), sessions
+        ).encode_processor_state(processor, self.shards)
 
-    def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
+    def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorShardState]:
         """Returns the two parts of a shard's stored state: that of judging, and that of a processor.
 
         Both are empty for None.
@@ -89,9 +96,9 @@ class JudgingResharder:
         judging, memory = split_state_parts(state)
         return ShardState.decode_shard_state(
             judging, self.rules.capture.declared_columns
-        ), ProcessorMemory.decode_memory(memory)
+        ), ProcessorShardState.decode_processor_state(memory)
 
-    def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
+    def _list_keys(self, judging: ShardState, memory: ProcessorShardState) -> list[str]:
         """Returns the keys of all sessions that are in the state of judging or of the processor."""
         return list(dict.fromkeys([*list_session_and_chain_keys(judging), *memory.sessions]))
 

@@ -13,11 +13,15 @@ from sessionlake.gold.declared.tables import (
     list_declared_gold_tables,
 )
 from sessionlake.gold.fold.resharding import GoldResharder
-from sessionlake.gold.making.states import build_tracked_averages, read_shards_by_hash
-from sessionlake.gold.tables.notes import find_complete_tables, read_stored_shards, require_maintained
+from sessionlake.gold.rebuilding.states import build_tracked_averages, read_shards_of_owners_by_hash
+from sessionlake.gold.tables.table_properties import (
+    find_complete_tables,
+    read_gold_shard_count,
+    require_maintained_tables_are_complete,
+)
 from sessionlake.integrity.rules import JudgingRuleLookup
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.processors.memory import read_stored_shard_count
+from sessionlake.processors.shard_state import read_stored_shard_count
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.states import has_state, read_state_frame
@@ -47,7 +51,7 @@ def replace_shards(settings: Settings, layer: str, shards: int) -> Settings:
 def count_shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """Returns the number of shards in a layer's states; None if it has no states or does not record the number."""
     if layer == GOLD:
-        return read_stored_shards(spark, Lake(settings))
+        return read_gold_shard_count(spark, Lake(settings))
     if layer == SILVER:
         return handover.read_shard_count(settings)
     if has_state(settings, layer):
@@ -70,13 +74,13 @@ def reshard_layer_states(
     if layer != GOLD:
         return reshard_states(states, JudgingResharder(JudgingRuleLookup(settings.capture), new_count), new_count)
     lake = Lake(settings, build_declared_gold_schemas(settings))
-    require_maintained(spark, lake, list_declared_gold_tables(settings))
+    require_maintained_tables_are_complete(spark, lake, list_declared_gold_tables(settings))
     former = replace_shards(settings, GOLD, old_count)
     averages = [
         build_tracked_averages(spark, lake, former, series)
         for series in find_complete_tables(spark, lake, list_declared_averages(settings))
     ]
-    marked = {one.series.name: read_shards_by_hash(spark, lake, one.series, new_count) for one in averages}
+    marked = {one.series.name: read_shards_of_owners_by_hash(spark, lake, one.series, new_count) for one in averages}
     resharder = GoldResharder(get_value_columns(settings).numbers, tuple(averages), marked, new_count)
     every = spark.range(old_count).selectExpr("CAST(id AS INT) AS shard")
     return reshard_states(every.join(states, "shard", "left"), resharder, new_count)

@@ -19,8 +19,8 @@ from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import build_declared_gold_schemas
-from sessionlake.gold.making.states import delete_owner_files
-from sessionlake.gold.tables.notes import store_shards as note_gold_shards
+from sessionlake.gold.rebuilding.states import delete_files_of_owners_at_rebuild
+from sessionlake.gold.tables.table_properties import store_gold_shard_count as note_gold_shards
 from sessionlake.operations.pipeline import run_layer_until_caught_up
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
@@ -221,7 +221,7 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
         lake.storage.require_claims_still_held()
         handover.activate_handover(spark, settings, plan.name, layer)
     if layer == GOLD:
-        delete_owner_files(settings)
+        delete_files_of_owners_at_rebuild(settings)
         fault_point("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sessionlake.gold.rules import patterns
 from sessionlake.gold.rules.alerts import Alert
-from sessionlake.gold.rules.buckets import MetricBuckets
+from sessionlake.gold.rules.metric_buckets import MetricBuckets
 
 
 class BucketQuery(NamedTuple):
@@ -52,7 +52,7 @@ class RuleInputs(ABC):
         """Returns the requested buckets. The result may contain further buckets of the same topics."""
 
     @abstractmethod
-    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_pattern_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         """Returns the stored matches of events of patterns, with the columns of `patterns.MATCH`.
 
         Args:
@@ -60,7 +60,7 @@ class RuleInputs(ABC):
             since_ms: earliest event time of a match, in ms; None for no limit.
         """
 
-    def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+    def read_pattern_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         """Returns the stored matches that can belong to some keys.
 
         An implementation may override this so that it never has the matches of all keys in memory.
@@ -70,10 +70,10 @@ class RuleInputs(ABC):
             since_ms: earliest event time of a match, in ms; None for no limit.
             keys: one row per key.
         """
-        return patterns.filter_matches_by_keys(self.read_matches(event_ids, since_ms), keys)
+        return patterns.filter_matches_by_keys(self.read_pattern_matches(event_ids, since_ms), keys)
 
     @abstractmethod
-    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
+    def read_alert_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
         """Yields rows of the log of alerts: the alert, and True if the row retracts it.
 
         Args:

@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import require_all_changes
+from sessionlake.gold.changes import require_all_read_changes_exist
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.settings.model import Settings
 
@@ -30,7 +30,7 @@ When gold is emptied, it still names all tables that were maintained before. Gol
 """
 
 
-def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
+def require_same_gold_shard_count(spark: SparkSession, lake: Lake, shards: int) -> None:
     """Stores the number of shards at gold's first start, and checks it at every later start.
 
     With another number of shards, series would not find their states.
@@ -38,9 +38,9 @@ def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     Raises:
         LakeError: Gold's states were written for another number of shards.
     """
-    found = read_stored_shards(spark, lake)
+    found = read_gold_shard_count(spark, lake)
     if found is None:
-        store_shards(spark, lake, shards)
+        store_gold_shard_count(spark, lake, shards)
     elif found != shards:
         raise LakeError(
             f"gold.shards is {shards}, but gold's states were written for {found} shards",
@@ -49,7 +49,7 @@ def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
         )
 
 
-def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
+def read_gold_shard_count(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the number of shards for which gold's states were written; None before gold's first start."""
     if not lake.exists(spark, AVERAGES):
         return None
@@ -57,14 +57,14 @@ def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
     return None if found is None else int(found)
 
 
-def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
+def store_gold_shard_count(spark: SparkSession, lake: Lake, shards: int) -> None:
     """Stores the number of shards for which gold's states are written."""
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
 def find_skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """Returns those of the tables that gold did not maintain in its last run. They lack the batches of that run."""
-    noted = read_maintained_names(spark, lake)
+    noted = read_maintained_table_names(spark, lake)
     if noted is None:
         return []
     return [
@@ -83,7 +83,7 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
             later, because retention has removed changes.
     """
     for product in products:
-        found = _read_stored_logic(spark, lake, product)
+        found = _read_stored_logic_hash(spark, lake, product)
         if found not in (None, product.logic_hash):
             raise LakeError(
                 f"{product.table_name} was computed with another declaration than the configuration has "
@@ -93,8 +93,8 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
             )
     for product in find_skipped_tables(spark, lake, products):
         _require_rebuildable(spark, lake, product)
-        mark_incomplete(spark, lake, product)
-    return [product for product in products if _read_stored_logic(spark, lake, product) is None]
+        mark_table_incomplete(spark, lake, product)
+    return [product for product in products if _read_stored_logic_hash(spark, lake, product) is None]
 
 
 def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
@@ -105,10 +105,10 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     Raises:
         LakeError: Retention has removed changes.
     """
-    if _read_stored_logic(spark, lake, product) is None or not lake.reader(spark).has_rows(product.table_name):
+    if _read_stored_logic_hash(spark, lake, product) is None or not lake.reader(spark).has_rows(product.table_name):
         return
     try:
-        require_all_changes(lake, spark)
+        require_all_read_changes_exist(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}",
@@ -121,7 +121,7 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
 
 def store_maintained_tables(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Stores which tables gold maintains from its next batch on."""
-    store_maintained_names(spark, lake, (product.name for product in products))
+    store_maintained_table_names(spark, lake, (product.name for product in products))
 
 
 def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
@@ -147,7 +147,7 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
             lake.set_property(spark, final.table_name, APPEND_ONLY, "true")
 
 
-def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+def require_maintained_tables_are_complete(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Checks that every table that gold maintains is declared and complete, before gold's states are moved.
 
     The states of a maintained table that is not declared would be left behind.
@@ -159,14 +159,14 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
         LakeError: A maintained table is not among the declared ones, or is incomplete.
     """
     names = {product.name for product in find_complete_tables(spark, lake, products)}
-    lacking = sorted({*(read_maintained_names(spark, lake) or ())} - names)
+    lacking = sorted({*(read_maintained_table_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
             f"gold has the tables {', '.join(lacking)}, which the configuration does not declare, or "
             "not as it did when gold last ran",
             why="Their states are to be moved to other shards, which needs the same declaration",
             fix="Restore the declarations and run the command again. If you do not want such a table any "
-            f"more, first set gold.shards back to {read_stored_shards(spark, lake)} and run "
+            f"more, first set gold.shards back to {read_gold_shard_count(spark, lake)} and run "
             "`sessionlake run gold --once`, then set the new number and run the command again",
         )
 
@@ -176,29 +176,29 @@ def find_complete_tables(spark: SparkSession | None, lake: Lake, products: Seque
 
     A complete table was computed by its present declaration from all changes that gold has read.
     """
-    return [product for product in products if _read_stored_logic(spark, lake, product) == product.logic_hash]
+    return [product for product in products if _read_stored_logic_hash(spark, lake, product) == product.logic_hash]
 
 
-def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
+def mark_table_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     """Marks a table as incomplete, so that gold's next start rebuilds it."""
-    if _read_stored_logic(spark, lake, product) is not None:
+    if _read_stored_logic_hash(spark, lake, product) is not None:
         lake.set_property(spark, product.table_name, LOGIC, "")
 
 
-def _read_stored_logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
+def _read_stored_logic_hash(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
     if not all(lake.exists(spark, one.table_name) for one in add_final_tables([product])):
         return None
     return lake.storage.read_properties(spark, product.table_name).get(LOGIC) or None
 
 
-def read_maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
+def read_maintained_table_names(spark: SparkSession, lake: Lake) -> list[str] | None:
     """Returns the names of the tables that gold maintains; None if gold has never stored them."""
     noted = lake.storage.read_properties(spark, AVERAGES).get(MAINTAINED)
     return None if noted is None else noted.split(",") if noted else []
 
 
-def store_maintained_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
+def store_maintained_table_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
     """Stores the names of the tables that gold maintains from its next batch on."""
     wanted = sorted(names)
-    if read_maintained_names(spark, lake) != wanted:
+    if read_maintained_table_names(spark, lake) != wanted:
         lake.set_property(spark, AVERAGES, MAINTAINED, ",".join(wanted))

@@ -17,13 +17,13 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field_name
+from sessionlake.gold.aggregate.sources import CHANGE_KEY_AND_ORDER, DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.batch.averages import combine_new_and_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
     add_seq_order,
-    find_last_read_version,
+    find_last_read_changes_version,
     get_value_columns,
     read_changes,
     select_events,
@@ -32,11 +32,11 @@ from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_f
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
-from sessionlake.gold.fold.units import replace_decimals
-from sessionlake.gold.making.states import reset_states_after_rebuild
-from sessionlake.gold.references.applied import join_on_cluster
+from sessionlake.gold.fold.unscaled_decimals import replace_decimal_columns_by_unscaled
+from sessionlake.gold.rebuilding.states import reset_states_after_rebuild
+from sessionlake.gold.references.applied import join_changes_with_references_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired_spark_rows, store_expiry_times
-from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
+from sessionlake.gold.tables.table_properties import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -140,7 +140,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             rows = drop_expired_spark_rows(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
-            rows.count(), _find_first_difference(lake.read_small_table_into_memory(spark, table), rows, product)
+            rows.count(), _describe_first_difference(lake.read_small_table_into_memory(spark, table), rows, product)
         )
         replace_all_rows(spark, lake, table, rows)
         _make_delta_skip_last_batch(spark, lake, settings, table)
@@ -193,11 +193,13 @@ def _compute_all_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), product)
+        return join_changes_with_references_on_cluster(
+            spark, lake, lake.read(spark, CHANGES, find_last_read_changes_version(settings)), product
+        )
     return recompute_rows(changes, product, get_value_columns(settings))
 
 
-def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
+def _describe_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
     """Returns a text that describes the first row that differs between a table and its new rows.
 
     None if no row differs, or the table is empty.
@@ -227,7 +229,9 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
 
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Returns the rows of a table of averages, computed as if all points had come in one batch."""
-    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True, exact=True)
+    events = select_events(
+        changes, declared, (*CHANGE_KEY_AND_ORDER, "position", "offset"), numbers=True, with_decimals=True
+    )
     decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
@@ -242,14 +246,14 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
     ]
     points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
-    def recompute_group(rows: pa.Table) -> pa.Table:
-        rows = replace_decimals(rows, decimals)
+    def recompute_averages_of_group(rows: pa.Table) -> pa.Table:
+        rows = replace_decimal_columns_by_unscaled(rows, decimals)
         return pa.concat_tables(
             decode_dictionaries(emitted.rows)
             for emitted in recompute_averages(combine_new_and_stored_points(series, rows), series)
         )
 
-    return apply_to_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
+    return apply_to_groups(points, series.keys, GROUPS, recompute_averages_of_group, series.columns_ddl)
 
 
 def _compute_product_rows(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:

@@ -15,9 +15,9 @@ from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STA
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.document import parse_rule_text
+from sessionlake.gold.rules.condition_tree import Pattern
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import Pattern
+from sessionlake.gold.rules.rules_file import parse_rule_text
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ def _parse_enabled_rule(
     if (
         bucket_retention is not None
         and not is_pattern
-        and timedelta(minutes=parsed.longest_minutes) >= bucket_retention
+        and timedelta(minutes=parsed.longest_window_minutes) >= bucket_retention
     ):
         error = f"the longest window must be shorter than gold.retention ({bucket_retention})"
         return LoadedRule(name, text, None, error, batch)
     return LoadedRule(name, text, parsed, None, batch)
 
 
-def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[LoadedRule]:
+def read_rules_from_status_table(reader: TableReader, declared: DeclaredColumns) -> list[LoadedRule]:
     """Returns the rules in `gold.rule_status`, where gold records the rules that it evaluates, ordered by name."""
     found = []
     for row in reader.read_rows(RULE_STATUS):
@@ -105,7 +105,7 @@ def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[
     return sorted(found, key=lambda one: one.name)
 
 
-def forget_evaluated_rules(spark: SparkSession, lake: Lake) -> None:
+def delete_rule_evaluation_records(spark: SparkSession, lake: Lake) -> None:
     """Deletes gold's records about rules, so that its next batch evaluates all rules over all stored history."""
     lake.create_or_update_tables(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
     if lake.exists(spark, RULE_STATUS):
@@ -138,9 +138,11 @@ class RuleLoader:
         version = self._lake.latest_version(spark, RULES)
         if version == self._version:
             return self._loaded
-        before, now = self._read_rules(spark, txn.version)
+        before, now = self._read_recorded_and_current_rules(spark, txn.version)
         self._loaded = (
-            before if _build_status_rows(now) == _build_status_rows(before) else self._record_rules(spark, now, txn)
+            before
+            if _build_status_rows(now) == _build_status_rows(before)
+            else self._record_rules_of_batch(spark, now, txn)
         )
         self._version = version if _build_status_rows(now) == _build_status_rows(self._loaded) else None
         return self._loaded
@@ -154,50 +156,54 @@ class RuleLoader:
         version = self._lake.latest_version(spark, RULES)
         if version == self._version or (version == 0 and not self._lake.exists(spark, RULE_STATUS)):
             return None  # version 0 is an empty table, and without a status no rule was loaded before
-        before, now = self._read_rules(spark, batch)
+        before, now = self._read_recorded_and_current_rules(spark, batch)
         if _build_status_rows(now) != _build_status_rows(before):
             return before, now
         self._version, self._loaded = version, before
         return None
 
-    def _read_rules(self, spark: SparkSession, batch: int) -> tuple[list[LoadedRule], list[LoadedRule]]:
+    def _read_recorded_and_current_rules(
+        self, spark: SparkSession, batch: int
+    ) -> tuple[list[LoadedRule], list[LoadedRule]]:
         """Returns the recorded rules and the rules in `gold.rules`. New and changed rules get this batch number."""
         reader = self._lake.reader(spark)
-        before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
+        before = read_rules_from_status_table(reader, self._declared) if reader.exists(RULE_STATUS) else []
         rules = load_enabled_rules(reader.read_rows(RULES), self._declared, batch, self._bucket_retention)
-        return before, _keep_first_batch_numbers(before, rules)
+        return before, _keep_batch_numbers_of_unchanged_rules(before, rules)
 
-    def record_applied_rules(self, spark: SparkSession, now: list[LoadedRule]) -> None:
+    def record_applied_rules(self, spark: SparkSession, rules: list[LoadedRule]) -> None:
         """Writes rules to `gold.rule_status`, after they were evaluated over everything that gold has read."""
-        if not now:
+        if not rules:
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table())
-        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(now), _STATUS))
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(rules), _STATUS))
         self._version = None  # the next call compares the table with what is recorded now
 
-    def _record_rules(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
+    def _record_rules_of_batch(self, spark: SparkSession, rules: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
         """Writes rules to `gold.rule_status`, unless this is a replay of a batch that already did.
 
         Returns:
             The rules that are recorded now. In a replay these are the rules of the first attempt.
         """
         self._lake.create_or_update_tables(spark, RULE_RESULTS)
-        if not now:  # the next rule then starts from everything that was read by then
+        if not rules:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
-        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(now), _STATUS), txn)
-        return read_recorded_rules(self._lake.reader(spark), self._declared)
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(rules), _STATUS), txn)
+        return read_rules_from_status_table(self._lake.reader(spark), self._declared)
 
 
 def _build_status_rows(rules: Iterable[LoadedRule]) -> list[Row]:
     return [one.status_row for one in rules]
 
 
-def _keep_first_batch_numbers(earlier: Iterable[LoadedRule], current: Iterable[LoadedRule]) -> list[LoadedRule]:
+def _keep_batch_numbers_of_unchanged_rules(
+    earlier: Iterable[LoadedRule], current: Iterable[LoadedRule]
+) -> list[LoadedRule]:
     """Returns the current rules. A rule that has not changed gets its batch number from `earlier`."""
     known = {one.name: one for one in earlier}
-    return [_keep_first_batch_number(known.get(one.name), one) for one in current]
+    return [_keep_batch_number_if_unchanged(known.get(one.name), one) for one in current]
 
 
-def _keep_first_batch_number(earlier: LoadedRule | None, current: LoadedRule) -> LoadedRule:
+def _keep_batch_number_if_unchanged(earlier: LoadedRule | None, current: LoadedRule) -> LoadedRule:
     return (
         LoadedRule(current.name, current.text, current.rule, current.error, earlier.batch)
         if earlier is not None and _is_same_rule(earlier, current)

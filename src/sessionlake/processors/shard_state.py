@@ -54,7 +54,7 @@ class SessionState(msgspec.Struct, array_like=True):
     timers: dict[str, int] = {}
 
 
-class _StoredMemory(msgspec.Struct):
+class _StoredProcessorState(msgspec.Struct):
     format: str
     processor: str
     shards: int
@@ -62,12 +62,12 @@ class _StoredMemory(msgspec.Struct):
     sessions: bytes
 
 
-_envelopes = msgspec.msgpack.Decoder(_StoredMemory)
+_envelopes = msgspec.msgpack.Decoder(_StoredProcessorState)
 _sessions = msgspec.msgpack.Decoder(dict[str, SessionState])
 
 
 @dataclass
-class ProcessorMemory:
+class ProcessorShardState:
     """The states that a processor keeps of a shard's sessions, and when sessions are due.
 
     A session is due when stream time alone, without a message, makes a timer fire or its life end.
@@ -80,7 +80,7 @@ class ProcessorMemory:
     due: dict[TopicPartition, int] = field(default_factory=dict)
     sessions: dict[str, SessionState] = field(default_factory=dict)
 
-    def fill_unknown_times(self, first_times: Mapping[TopicPartition, int]) -> None:
+    def fill_in_unknown_kafka_times(self, first_times: Mapping[TopicPartition, int]) -> None:
         """Sets `last` of the sessions that have no known Kafka timestamp yet.
 
         Args:
@@ -97,19 +97,19 @@ class ProcessorMemory:
 
         It is read from an encoded memory without decoding the sessions. None gives an empty result.
         """
-        found = () if stored is None else _decode_stored_memory(stored).due
+        found = () if stored is None else _decode_stored_processor_state(stored).due
         return {(topic, partition): time for topic, partition, time in found}
 
     @classmethod
-    def decode_memory(cls, stored: bytes | None) -> ProcessorMemory:
-        """Decodes a memory that `encode_memory` wrote. None gives an empty memory.
+    def decode_processor_state(cls, stored: bytes | None) -> ProcessorShardState:
+        """Decodes a memory that `encode_processor_state` wrote. None gives an empty memory.
 
         Raises:
             LakeError: The format is unknown or the bytes are damaged.
         """
         if stored is None:
             return cls()
-        found = _decode_stored_memory(stored)
+        found = _decode_stored_processor_state(stored)
         try:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
@@ -119,21 +119,24 @@ class ProcessorMemory:
             ) from None
         return cls(cls.read_due_times(stored), sessions)
 
-    def encode_memory(self, processor: str, shards: int) -> bytes:
+    def encode_processor_state(self, processor: str, shards: int) -> bytes:
         """Returns the memory as MessagePack, with the format's name, the processor's name and the number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
         return msgspec.msgpack.encode(
-            _StoredMemory(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions))
+            _StoredProcessorState(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions))
         )
 
 
-def remove_session_from_memory(stored: bytes, topic: str, session_id: str) -> bytes:
+def remove_session_from_processor_state(encoded_state: bytes, topic: str, session_id: str) -> bytes:
     """Returns an encoded memory without the sessions that have this topic and session id, in any partition."""
-    found, memory = _decode_stored_memory(stored), ProcessorMemory.decode_memory(stored)
+    found, memory = (
+        _decode_stored_processor_state(encoded_state),
+        ProcessorShardState.decode_processor_state(encoded_state),
+    )
     for key in [*memory.sessions]:
         if split_session_key(key)[::2] == (topic, session_id):
             del memory.sessions[key]
-    return memory.encode_memory(found.processor, found.shards)
+    return memory.encode_processor_state(found.processor, found.shards)
 
 
 def compute_due_time_of_session(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
@@ -150,7 +153,7 @@ def compute_due_time_of_session(key: str, session: SessionState, session_timeout
     return (topic, session.partition), min([session.last + 2 * session_timeout, *session.timers.values()])
 
 
-def find_next_due_times(
+def find_next_due_time_by_partition(
     sessions: Mapping[str, SessionState], find_timeout: Callable[[str], int]
 ) -> dict[TopicPartition, int]:
     """Returns, by topic-partition, the earliest stream time in ms after which one of its sessions is due.
@@ -167,16 +170,16 @@ def find_next_due_times(
 
 
 def read_stored_processor_name(stored: bytes) -> str:
-    """Returns the name of the processor that wrote an encoded `ProcessorMemory`."""
-    return _decode_stored_memory(stored).processor
+    """Returns the name of the processor that wrote an encoded `ProcessorShardState`."""
+    return _decode_stored_processor_state(stored).processor
 
 
 def read_stored_shard_count(stored: bytes) -> int:
-    """Returns the number of shards for which an encoded `ProcessorMemory` was written."""
-    return _decode_stored_memory(stored).shards
+    """Returns the number of shards for which an encoded `ProcessorShardState` was written."""
+    return _decode_stored_processor_state(stored).shards
 
 
-def _decode_stored_memory(stored: bytes) -> _StoredMemory:
+def _decode_stored_processor_state(stored: bytes) -> _StoredProcessorState:
     try:
         found = _envelopes.decode(stored)
     except msgspec.MsgspecError as error:
@@ -194,7 +197,7 @@ def _decode_stored_memory(stored: bytes) -> _StoredMemory:
     return found
 
 
-class StateCodec:
+class SessionStateCodec:
     """Encodes and decodes states of sessions in the type that the processor's class declares."""
 
     def __init__(self, name: str, processor: Processor[Any]) -> None:
@@ -212,7 +215,7 @@ class StateCodec:
             raise TypeError(f"a state must be a {self._processor.state.__name__}, found {type(state).__name__}")
         return self._encoder.encode(state)
 
-    def decode_written(self, state: bytes) -> Any:
+    def decode_state_of_current_version(self, state: bytes) -> Any:
         """Decodes a state that the present version of the class has just encoded.
 
         Raises:
@@ -223,7 +226,7 @@ class StateCodec:
         except msgspec.MsgspecError as error:
             raise TypeError(f"the state does not fit {self._processor.state.__name__}: {error}") from None
 
-    def decode_stored(self, state: bytes, version: int, session_id: str) -> Any:
+    def decode_and_migrate_state(self, state: bytes, version: int, session_id: str) -> Any:
         """Returns a stored state as an instance of the declared type. A state of an earlier version is migrated.
 
         Args:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.delta.storage.far_times import convert_time_to_ms, find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader, build_key_conditions, is_in
-from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_order_columns
+from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_change_order_columns
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
@@ -25,10 +25,11 @@ from sessionlake.gold.aggregate.sources import (
 )
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
-from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, build_buckets_from_rows
+from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE
+from sessionlake.gold.rules.condition_tree import MINUTE_MS, FieldIs, find_comparisons
+from sessionlake.gold.rules.metric_buckets import MetricBuckets, build_metric_buckets_from_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_matches_by_keys
-from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
-from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
+from sessionlake.gold.rules.rule_inputs import BucketQuery, RuleInputs
 from sessionlake.protocol.arrow import convert_to_doubles
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -56,7 +57,7 @@ class LakeRuleInputs(RuleInputs):
         return found
 
     def read_buckets(self, query: BucketQuery) -> MetricBuckets:
-        return build_buckets_from_rows(self._read_bucket_rows(query), query.columns, query.keys)
+        return build_metric_buckets_from_rows(self._read_bucket_rows(query), query.columns, query.keys)
 
     def _read_bucket_rows(self, query: BucketQuery) -> Iterator[tuple[int, pa.Table]]:
         conditions = _build_topic_and_key_conditions(query.topics, query.keys)
@@ -77,29 +78,31 @@ class LakeRuleInputs(RuleInputs):
                         rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(query.topics))))
                     yield length, rows
 
-    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_pattern_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.read_batches(
-            RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
+            RULE_MATCHES, *_build_is_in_conditions("event", event_ids), *since, columns=MATCH.names
         )
         return _create_match_table(batches)
 
-    def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+    def read_pattern_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.read_batches(
-            RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
+            RULE_MATCHES, *_build_is_in_conditions("event", event_ids), *since, columns=MATCH.names
         )
         return pa.concat_tables(
             [MATCH.empty_table(), *(filter_matches_by_keys(_create_match_table([batch]), keys) for batch in batches)]
         )
 
-    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
+    def read_alert_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         within = (
             ("window_end", operator.ge, find_nearest_datetime(first_ms)),
             ("window_end", operator.le, find_nearest_datetime(last_ms)),
         )
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
-        for row in self.reader.read_rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
+        for row in self.reader.read_rows(
+            RULE_EVENTS, *within, *_build_is_in_conditions("rule", rule_names), columns=columns
+        ):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = convert_time_to_ms(row["window_end"])
@@ -112,13 +115,15 @@ def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamT
     for batch in reader.read_batches(METRICS_1D.table_name, columns=["topic", "_last_ts"]):
         update_stream_times(found, pa.Table.from_batches([batch]), "_last_ts")
     texts = reader.read_batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
-    update_stream_times_from_texts(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
+    update_stream_times_from_distinct_values(
+        found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared
+    )
     return found
 
 
-def update_stream_times_from_texts(
+def update_stream_times_from_distinct_values(
     times: dict[str, int],
-    parts: Iterable[pa.Table],
+    distinct_value_rows: Iterable[pa.Table],
     reader: TableReader,
     declared: DeclaredColumns,
     *conditions: Condition,
@@ -129,21 +134,21 @@ def update_stream_times_from_texts(
 
     Args:
         times: stream time of each topic in ms; changed in place.
-        parts: rows of `gold.distinct_values`.
+        distinct_value_rows: rows of `gold.distinct_values`.
         reader: reads silver's changes.
         declared: the declared columns.
         conditions: select the changes from which these rows were computed. The changes are read only if the last event
             time of a row does not count, to find the last one that does.
     """
     unknown = False
-    for rows in parts:
+    for rows in distinct_value_rows:
         first, last = rows["first_ts"].to_numpy(), rows["last_ts"].to_numpy()
         update_stream_times(times, rows.filter(pa.array((last >= FIRST_MS) & (last <= LAST_MS))), "last_ts")
         unknown = unknown or bool(((first <= LAST_MS) & (last > LAST_MS)).any())
     if unknown:
         within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
         for batch in reader.read_batches(CHANGES, *conditions, *within, columns=[*_CHANGE_COLUMNS, *declared.texts]):
-            changes = _rename_for_patterns(pa.Table.from_batches([batch]), declared, declared.texts)
+            changes = _rename_changes_for_patterns(pa.Table.from_batches([batch]), declared, declared.texts)
             update_stream_times(times, TEXTS.extract_events(changes, declared), "ts")
 
 
@@ -160,7 +165,11 @@ def update_stream_times(times: dict[str, int], rows: pa.Table, time_column: str)
 
 
 def find_pattern_matches(
-    reader: TableReader, events: Sequence[Event], declared: DeclaredColumns, once: OnceTopics, *conditions: Condition
+    reader: TableReader,
+    events: Sequence[Event],
+    declared: DeclaredColumns,
+    once_topics: OnceTopics,
+    *conditions: Condition,
 ) -> pa.Table:
     """Searches silver's changes for events of patterns. Returns the matches, with the columns of `patterns.MATCH`.
 
@@ -168,31 +177,31 @@ def find_pattern_matches(
         reader: reads silver's changes.
         events: the events to search for.
         declared: the declared columns.
-        once: decides which topics have the integrity class `once`.
+        once_topics: decides which topics have the integrity class `once_topics`.
         conditions: select the changes to search.
     """
-    seqs = ["_life", "_seq"] if once.is_once_configured else []
+    seqs = ["_life", "_seq"] if once_topics.is_once_configured else []
     columns = {
         leaf.column for event in events for leaf in find_comparisons(event.condition) if isinstance(leaf, FieldIs)
     }
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
     for batch in reader.read_batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
-        changes = _rename_for_patterns(pa.Table.from_batches([batch]), declared, columns, once)
-        found += [event.find_matches(changes, declared) for event in events]
+        changes = _rename_changes_for_patterns(pa.Table.from_batches([batch]), declared, columns, once_topics)
+        found += [event.find_event_matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
-def _rename_for_patterns(
-    rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once: OnceTopics | None = None
+def _rename_changes_for_patterns(
+    rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once_topics: OnceTopics | None = None
 ) -> pa.Table:
-    """Returns rows of silver's changes with the column names that `Event.find_matches` reads, without `clear` rows.
+    """Returns rows of silver's changes with the column names that `find_event_matches` reads, without `clear` rows.
 
     Args:
         rows: rows of `silver.session_changes`.
         declared: the declared columns.
         columns: the names of the declared columns to include.
-        once: decides which topics have the integrity class `once`; None if no topic has it.
+        once_topics: decides which topics have the integrity class `once_topics`; None if no topic has it.
     """
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
@@ -210,7 +219,7 @@ def _rename_for_patterns(
             made[build_text_field_name(declared.texts.index(name))] = value
         else:
             made[build_number_field_name(declared.numbers.index(name))] = convert_to_doubles(value)
-    return add_order_columns(pa.table(made), once)
+    return add_change_order_columns(pa.table(made), once_topics)
 
 
 def _create_match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -220,9 +229,9 @@ def _create_match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 def _build_topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
     """Returns conditions that select all buckets of these topics and keys. They may select further buckets."""
-    conditions = [] if topics is None else _is_in_conditions("topic", sorted(topics))
+    conditions = [] if topics is None else _build_is_in_conditions("topic", sorted(topics))
     return conditions if keys is None else [*conditions, *build_key_conditions(keys, keys.column_names, keys.schema)]
 
 
-def _is_in_conditions(name: str, values: Sequence[str]) -> list[Condition]:
+def _build_is_in_conditions(name: str, values: Sequence[str]) -> list[Condition]:
     return [(name, is_in, list(values))] if len(values) <= _MAX_FILTER_VALUES else []

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from sessionlake.feeds.topics import describe_unknown_feed
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.parse import ParseError
+from sessionlake.gold.rules.parse import ConditionParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.bounded_yaml import BoundedLoader, explain_yaml_error, find_error_position
@@ -58,17 +58,17 @@ def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredR
     Returns:
         The valid rules, and the problems of the invalid rules or of the whole file.
     """
-    root, problems = _parse_mapping(text)
+    root, problems = _parse_yaml_mapping(text)
     if root is None:
         return [], problems
     listed = _find_value_node(root, "rules")
     if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
-        return [], [_create_problem_at(root, "expected a single key, rules, with a list of rules")]
+        return [], [_create_rule_problem_at(root, "expected a single key, rules, with a list of rules")]
     read = [_parse_rule(node, None, declared, text) for node in listed.value]
     rules = [one for one in read if isinstance(one, StoredRule)]
     problems = [problem for one in read if not isinstance(one, StoredRule) for problem in one]
     for name in find_repeated_names(one.rule.name for one in rules):
-        problems.append(_create_problem_at(listed, f"two rules have the name {name}"))
+        problems.append(_create_rule_problem_at(listed, f"two rules have the name {name}"))
     return rules, problems
 
 
@@ -81,14 +81,14 @@ def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | R
         declared: the columns that conditions may use.
     """
     try:
-        root, problems = _parse_mapping(text)
+        root, problems = _parse_yaml_mapping(text)
         found = problems if root is None else _parse_rule(root, name, declared, text)
     except Exception as error:  # noqa: BLE001 - one unreadable text must not stop the other rules
         return RuleProblem(1, 1, f"the rule cannot be read ({type(error).__name__}: {error})")
     return found.rule if isinstance(found, StoredRule) else found[0]
 
 
-def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem]]:
+def _parse_yaml_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem]]:
     try:
         root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
@@ -103,7 +103,7 @@ def _parse_rule(
     node: yaml.Node, name: str | None, declared: DeclaredColumns, text: str
 ) -> StoredRule | list[RuleProblem]:
     if not isinstance(node, yaml.MappingNode):
-        return [_create_problem_at(node, "expected a mapping with the keys name and when")]
+        return [_create_rule_problem_at(node, "expected a mapping with the keys name and when")]
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
@@ -118,7 +118,7 @@ def _parse_rule(
         return settings
     try:
         rule = compile_rule(settings, declared)
-    except ParseError as error:
+    except ConditionParseError as error:
         when = _find_value_node(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
         return [RuleProblem(*_find_line_and_column(when, error.position, text), error.reason, label)]
@@ -183,10 +183,10 @@ def _create_problem_of_setting(
         if inside is None:
             break
         at = inside
-    return _create_problem_at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
+    return _create_rule_problem_at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
 
 
-def _create_problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> RuleProblem:
+def _create_rule_problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> RuleProblem:
     return RuleProblem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
 
 

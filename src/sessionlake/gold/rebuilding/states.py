@@ -22,10 +22,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SESSIONS
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.resharding import ShardsByHash
+from sessionlake.gold.fold.resharding import NewShardsByOwnerHash
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import hash_names
+from sessionlake.gold.fold.shard import TrackedAverageTable
+from sessionlake.gold.fold.state import hash_owner_names
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -48,18 +48,18 @@ def get_owners_at_rebuild_folder(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint_path(GOLD)}.made")
 
 
-def build_shard_column(owner: Sequence[str], shards: int) -> Column:
+def build_shard_column(owner_columns: Sequence[str], shards: int) -> Column:
     """Returns a Spark column that computes the shard of a change, or of a row of a table of averages.
 
     All sessions with the same id are in one shard, whatever their partition.
 
     Args:
-        owner: The columns whose values decide the shard (`RollingAverage.owner_columns`).
+        owner_columns: The columns whose values decide the shard (`RollingAverage.owner_columns`).
         shards: Number of shards.
     """
     from pyspark.sql import functions as F
 
-    names = (quote(name) for name in owner if name != PARTITION)
+    names = (quote(name) for name in owner_columns if name != PARTITION)
     return F.pmod(F.xxhash64(*names), F.lit(shards)).cast("int")
 
 
@@ -75,7 +75,9 @@ def reset_states_after_rebuild(
         rows: The table's new rows.
     """
     rebuild_id = f"{handover.read_next_batch_number(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _write_owner_files(settings, series, rebuild_id, _list_owners_with_shards(series, settings.gold.shards, rows))
+    _write_files_of_owners_at_rebuild(
+        settings, series, rebuild_id, _list_owners_with_shards(series, settings.gold.shards, rows)
+    )
     lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
 
@@ -87,7 +89,7 @@ def read_last_batch_of_rebuild(spark: SparkSession, lake: Lake, series: RollingA
 
 def build_tracked_averages(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage
-) -> TrackedAverages:
+) -> TrackedAverageTable:
     """Returns a table of averages with what its states start from: the id of its last rebuild, and the owners then.
 
     An owner is a session, or a row across sessions. If the file of owners is lost, it is computed from the table.
@@ -96,23 +98,23 @@ def build_tracked_averages(
     if rebuild_id and not handover.read_next_batch_number(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table_name, REBUILD_ID, "")
-        return TrackedAverages(series)
+        return TrackedAverageTable(series)
     if not rebuild_id:
-        return TrackedAverages(series)
-    held = _StoredOwners(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
+        return TrackedAverageTable(series)
+    held = _OwnersAtRebuildReader(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
-        _write_owner_files(
+        _write_files_of_owners_at_rebuild(
             settings,
             series,
             rebuild_id,
             _list_owners_with_shards(series, settings.gold.shards, lake.read(spark, series.table_name)),
         )
-    return TrackedAverages(series, rebuild_id, held)
+    return TrackedAverageTable(series, rebuild_id, held)
 
 
 @dataclass(frozen=True)
-class _StoredOwners:
+class _OwnersAtRebuildReader:
     """A function that reads a shard's owners at a table's rebuild: `mark uint64, newest bigint`. It runs on workers.
 
     Attributes:
@@ -151,11 +153,13 @@ def _replace_names_by_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
     The hashes are signed, since Spark has no unsigned integers.
     """
     for batch in batches:
-        marks = pa.array(hash_names(batch.column("name").to_pylist()).view(np.int64))
+        marks = pa.array(hash_owner_names(batch.column("name").to_pylist()).view(np.int64))
         yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
-def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> ShardsByHash:
+def read_shards_of_owners_by_hash(
+    spark: SparkSession, lake: Lake, series: RollingAverage, shards: int
+) -> NewShardsByOwnerHash:
     """Returns the shard of each owner of the series of a table of averages, by hash of the owner's name.
 
     An owner is a session, read from `silver.sessions`, or a row across sessions, read from the table of averages.
@@ -168,16 +172,16 @@ def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage,
 
     table = SESSIONS if series.is_per_session else series.table_name
     if not lake.exists(spark, table):
-        return ShardsByHash(np.empty(0, np.uint64), np.empty(0, np.int64))
+        return NewShardsByOwnerHash(np.empty(0, np.uint64), np.empty(0, np.int64))
     owner = [*map(quote, series.owner_columns)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     owners = lake.read(spark, table).select(*owner).distinct()
-    return ShardsByHash.from_table(
+    return NewShardsByOwnerHash.from_table(
         _collect_with_name_hashes(owners.select(build_shard_column(series.owner_columns, shards).alias("shard"), name))
     )
 
 
-def delete_owner_files(settings: Settings) -> None:
+def delete_files_of_owners_at_rebuild(settings: Settings) -> None:
     """Deletes the files of owners of rebuilt tables, for example when the number of shards changes.
 
     They are computed from the tables again when they are needed.
@@ -185,15 +189,17 @@ def delete_owner_files(settings: Settings) -> None:
     shutil.rmtree(get_owners_at_rebuild_folder(settings), ignore_errors=True)
 
 
-def _write_owner_files(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
+def _write_files_of_owners_at_rebuild(
+    settings: Settings, series: RollingAverage, rebuild_id: str, owners: pa.Table
+) -> None:
     beside = get_owners_at_rebuild_folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()
     partial = beside / f"{series.name}.partial"
     partial.mkdir(parents=True)
-    held = held.sort_by([("shard", "ascending"), ("mark", "ascending")])
-    shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
-    for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
-        own = held.slice(first, end - first).select(_NO_OWNERS.column_names)
+    owners = owners.sort_by([("shard", "ascending"), ("mark", "ascending")])
+    shards, firsts = np.unique(owners["shard"].to_numpy(), return_index=True)
+    for shard, (first, end) in zip(shards, pairwise([*firsts, owners.num_rows]), strict=True):
+        own = owners.slice(first, end - first).select(_NO_OWNERS.column_names)
         write_atomically(partial / f"{shard}.arrow", encode_ipc(own))
     partial.rename(beside / f"{series.name}.{rebuild_id}")
