@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.schemas.properties import join_names, split_names
+from sessionlake.delta.schemas.properties import decode_column_list, encode_column_list
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_field_name
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_order_column_name
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product_from_settings
 from sessionlake.gold.enrich.reference import (
     FROM,
@@ -32,7 +32,7 @@ from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
 from sessionlake.protocol.arrow import select_matching_rows, sort_rows
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
-from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
+from sessionlake.protocol.names import INTERNAL, add_internal_prefix, fold_case, require_allowed_column_names
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from sessionlake_lab.simulate.generate import generate_messages
@@ -73,7 +73,7 @@ def test_the_names_that_are_drawn_are_those_of_the_source() -> None:
 )
 def test_a_name_that_no_table_can_have_is_refused_with_the_reason_and_what_to_do(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"^column") as error:
-        check_columns(["price", name], ["topic"], "silver")
+        require_allowed_column_names(["price", name], ["topic"], "silver")
     assert str(error.value).startswith(f"column {name!r}: {said}")
     assert "Give the column another name" in str(error.value)
 
@@ -84,7 +84,7 @@ def test_a_name_that_no_table_can_have_is_refused_with_the_reason_and_what_to_do
 def test_names_that_differ_only_in_case_are_refused(first: str, second: str) -> None:
     said = f"columns '{first}' and '{second}' differ only in case, which SQL does not see. Give one of them another"
     with pytest.raises(ValueError, match=re.escape(said)):
-        check_columns([first, second], [], "silver")
+        require_allowed_column_names([first, second], [], "silver")
 
 
 def test_configuration_names_the_key_the_column_and_what_to_do(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
                  "bucket": "1 minute", "aggregates": dict(zip(results, kinds, strict=True))}
             )
         )  # fmt: skip
-        told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
+        told = pa.table([one.rename_columns([add_internal_prefix("x")])[0] for one in columns], keys)
         found = product.aggregate_source_table_rows(told, values).select(
             [*keys, "window_start", *product.result_columns]
         )
@@ -171,7 +171,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
         {
             "ts": pa.array([rnd.randrange(200_000) for _ in range(count)], pa.int64()),
             "value": [rnd.choice([1.5, -2.0, 4.0]) for _ in range(count)],
-            build_order_field_name(0): [*range(count)],
+            build_order_column_name(0): [*range(count)],
         }
     )
     assert made(names[:2], names[2:], kinds) == made(["k", "l"], ["c", "d", "e", "f"], kinds)
@@ -268,5 +268,5 @@ def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
 
 @given(some(EVERY, 4))
 def test_the_columns_that_files_have_statistics_of_are_listed_and_read_back(names: list[str]) -> None:
-    assert split_names(join_names(names)) == tuple(names)
-    assert split_names("") == ()
+    assert decode_column_list(encode_column_list(names)) == tuple(names)
+    assert decode_column_list("") == ()

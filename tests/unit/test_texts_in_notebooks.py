@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sessionlake.notebook import pictures
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.context import NotebookContext
 
 HOSTILE = ("a$b$c", "$\\frac{", "$x^2$", "<b>bold</b>", "**not bold**", "'; DROP TABLE t; --", "\\$1", "a&b", "%s {0}")
 AT = pd.to_datetime([0, 60, 120], unit="s", utc=True)
@@ -29,12 +29,12 @@ def drawn(figure: Any) -> str:
 def test_a_picture_has_titles_rows_topics_and_lanes_character_by_character(text: str) -> None:
     changes = pd.DataFrame({"time": AT, "change": ["clear", "upsert", "delete"], "row_id": [None, text, text]})
     events = pd.DataFrame({"time": AT[:1], "event": ["gap"]})
-    assert drawn(pictures.timeline(changes, events, "title")).count(f">{text}<") == 1
+    assert drawn(pictures.draw_session_timeline(changes, events, "title")).count(f">{text}<") == 1
     found = pd.DataFrame({"topic": [text] * 3, "kind": ["gap"] * 3, "time": AT})
-    assert f">{text}<" in drawn(pictures.losses(found, "what"))
+    assert f">{text}<" in drawn(pictures.draw_counts_by_kind_and_topic(found, "what"))
     lanes = pd.DataFrame({"lane": [text], "begin": AT[:1], "end": AT[1:2]})
-    assert f">{text}<" in drawn(pictures.intervals(lanes, "title"))
-    assert f">{text} of it<" in drawn(pictures.averages(points(), f"{text} of it"))
+    assert f">{text}<" in drawn(pictures.draw_stream_time_intervals(lanes, "title"))
+    assert f">{text} of it<" in drawn(pictures.draw_rolling_averages(points(), f"{text} of it"))
 
 
 def points() -> pd.DataFrame:
@@ -44,9 +44,9 @@ def points() -> pd.DataFrame:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_table_in_jupyter_has_the_text_and_nothing_of_it_is_markup_or_a_formula(text: str) -> None:
     shown: list[str] = []
-    book = Book.__new__(Book)
+    book = NotebookContext.__new__(NotebookContext)
     book._display = lambda frame: shown.append(frame._repr_html_())
-    book.show(pd.DataFrame({"session_id": [text]}))
+    book.show_rows(pd.DataFrame({"session_id": [text]}))
     assert "tex2jax_ignore" in shown[0]
     assert "<b>" not in shown[0]
     assert f"<td>{text}</td>" in unescape(shown[0])

@@ -11,16 +11,16 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import convert_time_to_ms
 from sessionlake.feeds.events import DecodedMessage, MessageRefusal
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read_record
 from sessionlake.history.fate import MessageContent
 from sessionlake.protocol.arrow import HEADERS
 from sessionlake.protocol.chunk import IGNORED
-from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.decode import decode_messages_to_chunk
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules, read_payload_of_feeds
+from sessionlake.streaming.payloads import build_feed_decoder, build_message_decode_rules, read_feeds_payload_format
 
 _RAW = pa.schema(
     [
@@ -67,8 +67,10 @@ def decode_message_parts(bronze_row: Row, settings: Settings) -> list[MessageCon
     ingested = None if bronze_row["ingested_at"] is None else convert_time_to_ms(bronze_row["ingested_at"])
     row = bronze_row | {"kafka_ts": convert_time_to_ms(bronze_row["timestamp"]), "ingested_at": ingested}
     table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
-    rules = build_payload_rules(settings.capture)
-    chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    rules = build_message_decode_rules(settings.capture)
+    chunk = (
+        decode_messages_to_chunk(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    )
     return list(_convert_decoded_chunk_to_contents(chunk))
 
 
@@ -104,8 +106,8 @@ def explain_how_feed_reads_message(bronze_row: Row, settings: Settings) -> FeedR
         bronze_row["key"],
         bronze_row["value"],
     )
-    payload = read_payload_of_feeds(capture)
-    found = read(
+    payload = read_feeds_payload_format(capture)
+    found = read_record(
         feed,
         KafkaRecord(*place, headers),
         max_bytes=capture.max_message_bytes,

@@ -18,7 +18,7 @@ from sessionlake.delta.folders.history import read_commit_time
 from sessionlake.delta.folders.table_files import Action, list_data_files, open_table
 from sessionlake.delta.folders.writable import find_spark_only_feature, may_have_deletion_vectors
 from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
-from sessionlake.local.paths import find_logged_file
+from sessionlake.local.paths import resolve_path_of_delta_log
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import use_temporary_spark_conf
 
@@ -59,27 +59,30 @@ def has_many_versions_to_remove(folder: Path, retention: HistoryToKeep) -> bool:
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
-def _compute_oldest_log_time_to_keep(kept: HistoryToKeep) -> float:
-    return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
+def _compute_oldest_log_time_to_keep(history_to_keep: HistoryToKeep) -> float:
+    return (
+        time.time()
+        - min(history_to_keep.file_span, history_to_keep.log_span or history_to_keep.file_span).total_seconds()
+    )
 
 
-def vacuum_folder(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> VacuumResult:
+def vacuum_folder(spark: SparkSession, folder: Path, history_to_keep: HistoryToKeep) -> VacuumResult:
     """Removes files that only older versions of a table need, and the log entries of such versions.
 
     Args:
         spark: the session that runs VACUUM.
         folder: the table's folder.
-        kept: which versions must stay readable.
+        history_to_keep: which versions must stay readable.
 
     Returns:
         The number and size of the removed files, without those of the log.
     """
-    moment = time.time() - kept.file_span.total_seconds()
-    needed = None if kept.first_unread is None else read_commit_time(folder, kept.first_unread)
+    moment = time.time() - history_to_keep.file_span.total_seconds()
+    needed = None if history_to_keep.first_unread is None else read_commit_time(folder, history_to_keep.first_unread)
     freed = _delete_files_unneeded_since(
         spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS)
     )
-    _delete_unneeded_log_files(folder, _compute_oldest_log_time_to_keep(kept), kept.first_unread)
+    _delete_unneeded_log_files(folder, _compute_oldest_log_time_to_keep(history_to_keep), history_to_keep.first_unread)
     return freed
 
 
@@ -115,7 +118,7 @@ def _list_files_removed_by_commit(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield find_logged_file(folder, action["path"])
+            yield resolve_path_of_delta_log(folder, action["path"])
             vector = action.get("deletionVector")
             if vector and (file := build_deletion_vector_path(folder, vector)) is not None:
                 yield file

@@ -26,16 +26,16 @@ from sessionlake.gold.aggregate.sources import (
     DeclaredColumns,
     EventSource,
     Rows,
-    build_key_field_name,
+    build_key_column_name,
     have_session_keys,
 )
 from sessionlake.protocol.columns import parse_arrow_type
-from sessionlake.protocol.names import build_ddl, internal
+from sessionlake.protocol.names import add_internal_prefix, build_ddl
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
-START_FIELD = internal("start")
+START_FIELD = add_internal_prefix("start")
 """The column of events with the start of their bucket."""
 APPEND = "append"
 _KEY_TYPES = {START: "timestamp", PARTITION: "int"}
@@ -121,7 +121,7 @@ class Product:
     def event_columns_by_key(self) -> dict[str, str]:
         """For each column in `row_keys`, the name of the column of events from which it is read."""
         is_apart = isinstance(self.source, Rows)
-        own = {name: build_key_field_name(place) if is_apart else name for place, name in enumerate(self.keys)}
+        own = {name: build_key_column_name(place) if is_apart else name for place, name in enumerate(self.keys)}
         own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
         return own if self.bucket_ms is None else own | {START: START_FIELD}
 

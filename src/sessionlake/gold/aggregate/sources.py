@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, add_missing_change_order_columns
-from sessionlake.protocol.arrow import encode_as_codes, sort_rows, to_contiguous
-from sessionlake.protocol.names import internal
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, sort_rows
+from sessionlake.protocol.names import add_internal_prefix
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
@@ -55,19 +55,19 @@ class DeclaredColumns:
     decimals: tuple[str, ...] = ()
 
 
-def build_number_field_name(index: int) -> str:
-    """Returns the name that column `index` of `DeclaredColumns.numbers` has in gold's tables of changes."""
-    return f"value:{index}"
+def build_number_column_name(column_index: int) -> str:
+    """Returns the name that column `column_index` of `DeclaredColumns.numbers` has in gold's tables of changes."""
+    return f"value:{column_index}"
 
 
-def build_text_field_name(index: int) -> str:
-    """Returns the name that column `index` of `DeclaredColumns.texts` has in gold's tables of changes."""
-    return f"text:{index}"
+def build_text_column_name(column_index: int) -> str:
+    """Returns the name that column `column_index` of `DeclaredColumns.texts` has in gold's tables of changes."""
+    return f"text:{column_index}"
 
 
-def build_decimal_field_name(index: int) -> str:
-    """Returns the name that column `index` of `DeclaredColumns.decimals` has in gold's tables of changes."""
-    return f"decimal:{index}"
+def build_decimal_column_name(column_index: int) -> str:
+    """Returns the name that column `column_index` of `DeclaredColumns.decimals` has in gold's tables of changes."""
+    return f"decimal:{column_index}"
 
 
 class EventSource(ABC):
@@ -85,7 +85,7 @@ class EventSource(ABC):
         return None
 
     @property
-    def numbers(self) -> bool:
+    def is_numeric(self) -> bool:
         """True if an event's `value` is a number, False if it is a text."""
         return True
 
@@ -114,7 +114,7 @@ class Points(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        fields = [(name, build_number_field_name(i)) for i, name in enumerate(declared.numbers)]
+        fields = [(name, build_number_column_name(i)) for i, name in enumerate(declared.numbers)]
         found = _extract_one_row_per_set_value(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
@@ -126,12 +126,12 @@ class Texts(EventSource):
     The event has the text in `value`, and the name of its column in `column`.
     """
 
-    numbers = False
+    is_numeric = False
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        fields = [(name, build_text_field_name(i)) for i, name in enumerate(declared.texts)]
+        fields = [(name, build_text_column_name(i)) for i, name in enumerate(declared.texts)]
         return _extract_one_row_per_set_value(changes, fields, "column", pa.string(), copied_columns)
 
 
@@ -156,7 +156,7 @@ class DecimalPoints(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
     ) -> pa.Table:
-        name = build_decimal_field_name(declared.decimals.index(self.only_decimal_column))
+        name = build_decimal_column_name(declared.decimals.index(self.only_decimal_column))
         kind = changes.schema.field(name).type
         return _extract_one_row_per_set_value(
             changes, [(self.only_decimal_column, name)], "metric", kind, copied_columns
@@ -180,8 +180,8 @@ class FeedEvents(EventSource):
         return self.source.only_decimal_column
 
     @property
-    def numbers(self) -> bool:
-        return self.source.numbers
+    def is_numeric(self) -> bool:
+        return self.source.is_numeric
 
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = CHANGE_KEY_AND_ORDER
@@ -193,7 +193,7 @@ def select_changes_of_feed(changes: pa.Table, topics: FeedTopics | None) -> pa.T
     """Returns the changes in topics that a feed reads; all changes if `topics` is None."""
     if topics is None:
         return changes
-    code, names = encode_as_codes(changes["topic"])
+    code, names = encode_values_as_codes(changes["topic"])
     is_included = np.array([topics.includes_topic(topic) for topic in names.to_pylist()], np.bool_)
     return changes.filter(pa.array(is_included[code]))
 
@@ -216,6 +216,10 @@ class Rows(EventSource):
     order: tuple[str, ...] = ()
     numbers: bool = True
 
+    @property
+    def is_numeric(self) -> bool:
+        return self.numbers
+
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = ()
     ) -> pa.Table:
@@ -228,11 +232,11 @@ class Rows(EventSource):
                 the columns that order rows, each only if this source has it.
             declared: Not used.
             copied_columns: Further columns that aggregates read, and the keys with the names from
-                `build_key_field_name`.
+                `build_key_column_name`.
         """
         del declared
         names = [*copied_columns, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
-        orders = [build_order_field_name(i) for i in range(len(self.order))]
+        orders = [build_order_column_name(i) for i in range(len(self.order))]
         rows = changes.select([*names, *orders])
         there = np.ones(rows.num_rows, np.bool_)
         for column in map(rows.column, names):
@@ -268,17 +272,17 @@ class DecimalRows(Rows):
         return super().extract_events(changes, declared, (*copied_columns, VALUE_AS_DOUBLE))
 
 
-def build_order_field_name(index: int) -> str:
+def build_order_column_name(column_index: int) -> str:
     """Returns the name, in events, of the order column at this index of `Rows.order`."""
-    return internal(f"order:{index}")
+    return add_internal_prefix(f"order:{column_index}")
 
 
-def build_key_field_name(index: int) -> str:
-    """Returns the name that key column `index` of a product has in tables of events.
+def build_key_column_name(column_index: int) -> str:
+    """Returns the name that key column `column_index` of a product has in tables of events.
 
     The name differs from the names of all columns that aggregates read.
     """
-    return internal(f"key:{index}")
+    return add_internal_prefix(f"key:{column_index}")
 
 
 def _extract_one_row_per_set_value(
@@ -306,7 +310,12 @@ def _extract_one_row_per_set_value(
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
         parts.append(
             pa.table(
-                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[called]).cast(value_type)], names
+                [
+                    *(part[mark] for mark in copied_columns),
+                    named,
+                    convert_to_contiguous_array(part[called]).cast(value_type),
+                ],
+                names,
             )
         )
     return pa.concat_tables(parts)

@@ -19,8 +19,8 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
-    build_decimal_field_name,
-    build_number_field_name,
+    build_decimal_column_name,
+    build_number_column_name,
 )
 from sessionlake.gold.fold.outputs import (
     EmittedPayload,
@@ -43,7 +43,7 @@ from sessionlake.gold.fold.state import (
     encode_states,
 )
 from sessionlake.gold.fold.unscaled_decimals import UnscaledDecimals
-from sessionlake.protocol.arrow import encode_as_codes, number_distinct_combinations, to_contiguous
+from sessionlake.protocol.arrow import convert_to_contiguous_array, encode_values_as_codes, number_distinct_combinations
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -194,7 +194,7 @@ class GoldShardFold:
         by_seq = PointSeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric, name in enumerate(self.declared.numbers):
-            value = changes[build_number_field_name(metric)].to_numpy()
+            value = changes[build_number_column_name(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row_indices[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
@@ -211,8 +211,8 @@ class GoldShardFold:
         """Returns the exact values that changes set in a column; None if it is not a decimal column."""
         if column not in self.declared.decimals:
             return None
-        values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
-        return UnscaledDecimals.from_decimals(to_contiguous(values)).select_points(is_set)
+        values = changes[build_decimal_column_name(self.declared.decimals.index(column))]
+        return UnscaledDecimals.from_decimals(convert_to_contiguous_array(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -263,7 +263,7 @@ def _add_rows_of_changes_to_state(
     of_row[row] = owner
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
-    older = OlderPoints.create_for_forgotten_owners(
+    older = OlderPoints.create_with_forgotten_points(
         np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width)
     )
     return replace(
@@ -298,7 +298,7 @@ def _add_new_names(known_names: pa.Array, column: pa.ChunkedArray) -> tuple[pa.A
     Returns:
         The extended list, which starts with the known names. Then, for each row of the column, the index of its name.
     """
-    values = to_contiguous(column)
+    values = convert_to_contiguous_array(column)
     encoded = pa.concat_arrays([known_names, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _convert_to_int64s(encoded.indices)[len(known_names) :][values.indices.to_numpy()]
 
@@ -320,7 +320,8 @@ def _create_key_column_function(
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {
-        name: encode_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+        name: encode_values_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own)))))
+        for i, name in enumerate(own)
     }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())

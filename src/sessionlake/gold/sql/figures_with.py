@@ -25,7 +25,7 @@ from sessionlake.gold.changes import (
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import add_internal_prefix, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
@@ -142,19 +142,19 @@ def _build_events_sql(lake: Lake, names: tuple[str, ...], name_column: str, valu
     structs = [
         f"named_struct('name', {quote_sql_string(name)}, 'value', "
         f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) "
-        f"THEN CAST({internal(str(place))} AS {value_type}) END)"
+        f"THEN CAST({add_internal_prefix(str(place))} AS {value_type}) END)"
         for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {value_type}))"]
     return _EVENTS.format(
         applied=APPLIED,
         structs=", ".join(structs),
         name=quote(name_column),
-        changes=_build_changes_sql(lake, names),
+        changes=_build_session_changes_sql(lake, names),
         own=_OWN,
     )
 
 
-def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
+def _build_session_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     """Returns the SQL that selects silver's changes, with other names for the declared columns.
 
     Otherwise a declared column could have the same name as the function `figures_with`.
@@ -162,7 +162,7 @@ def _build_changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     Args:
         declared: The declared columns to select.
     """
-    renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
+    renamed = (f"{quote(name)} AS {add_internal_prefix(str(place))}" for place, name in enumerate(declared))
     return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 
@@ -177,7 +177,7 @@ def _build_recomputed_rows_sql(lake: Lake, table: GoldTable, retained: str | Non
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([quote_sql_string(table.table_name), *own])
     if isinstance(table, EnrichedTable):
-        return _ENRICHED.format(columns=columns, changes=_build_changes_sql(lake), own=_OWN, keys=keys)
+        return _ENRICHED.format(columns=columns, changes=_build_session_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
         return _build_recomputed_averages_sql(lake, table, columns, keys)
     return _build_recomputed_product_sql(table, columns, keys, retained)
@@ -189,7 +189,7 @@ def _build_recomputed_product_sql(product: Product, columns: str, keys: str, ret
     return _PRODUCT.format(
         columns=columns,
         keys=keys,
-        kind="numbers" if product.source.numbers else "texts",
+        kind="numbers" if product.source.is_numeric else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late=build_late_change_condition_sql(product),
