@@ -48,7 +48,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, remove_staging_table
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
-from sessionlake.streaming.journal import Journal, Step, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, Step, refuse_interrupted_operations
 from sessionlake.streaming.operation import FORGET
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class _ForgetInputs(msgspec.Struct):
     session: str
 
 
-_Journal = Journal[_ForgetInputs]
+_Journal = OperationJournal[_ForgetInputs]
 
 
 class Forgetting:
@@ -112,7 +112,7 @@ class Forgetting:
                 f"forget: {self._settings.location} has no messages, because bronze has not run there",
                 fix="Set SESSIONLAKE_HOME to the home that has the session",
             )
-        journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
+        journal = OperationJournal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             journal = self._start_journal(session_id, topic)
         elif journal.inputs.session != session_id or topic not in (None, journal.inputs.topic):
@@ -160,7 +160,7 @@ class Forgetting:
 
         If there is none, raises a `UsageError` that names the option.
         """
-        journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
+        journal = OperationJournal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             raise UsageError(
                 f"forget {option}: no forgetting is unfinished, so there is nothing to {purpose}",
@@ -174,7 +174,7 @@ class Forgetting:
         receipt = self._find_or_create_receipt(journal.inputs)
         self._say(f"receipt {receipt.receipt}: {len(journal.done)} steps are done")
         for name, work in self._list_steps(session, receipt, journal):
-            journal.run_step(name, work)
+            journal.run_step_if_unfinished(name, work)
         erasure = self._complete_receipt(receipt, journal, journal.inputs.session)
         store_erasure_receipt(self._spark, self._lake, erasure)
         journal.remove_journal()
@@ -208,7 +208,7 @@ class Forgetting:
             for erasure in self._read_receipts()
             if erasure.done_at is None and erasure.is_for_session(topic, session_id)
         )
-        return Journal.start_journal(
+        return OperationJournal.create_journal(
             self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session_id)
         )
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
-from sessionlake.delta.storage.session_rows import MessageRows
+from sessionlake.delta.storage.session_rows import SessionMessageSelection
 from sessionlake.errors import UsageError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.operations.forgetting.eraser import SessionEraser
@@ -146,8 +146,10 @@ def find_message_ranges(spark: SparkSession, lake: Lake, topic: str, session_id:
     return [OffsetRange(topic, r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def select_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> MessageRows:
+def select_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> SessionMessageSelection:
     """Returns the selection of the session's messages in bronze."""
     found = find_messages(spark, lake, topic, session_id)
     places = found.select(["partition", "offset"]).combine_chunks()
-    return MessageRows(topic, session_id, places=places, eraser=MessageEraser(_build_eraser(lake, session_id)))
+    return SessionMessageSelection(
+        topic, session_id, places=places, eraser=MessageEraser(_build_eraser(lake, session_id))
+    )

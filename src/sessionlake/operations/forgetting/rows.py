@@ -28,14 +28,14 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_writes import rewrite_with_spark
+from sessionlake.delta.storage.session_rows import SessionRowSelection
+from sessionlake.delta.storage.spark_writes import rewrite_rows_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.operations.forgetting.messages import find_message_ranges, select_messages
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import read_stopping_message
-from sessionlake.streaming.manifest import remove_stopping_message
+from sessionlake.silver.decisions import read_message_that_stopped_layer
+from sessionlake.streaming.manifest import forget_message_that_stopped_layer
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -75,7 +75,7 @@ def find_topics_of_session(reader: TableReader, session_id: str, *, by_key: bool
     """
     topics: set[str] = set()
     for table in _NAMING if by_key else _NAMING[1:]:
-        rows = SessionRows.select_session(table, "", session_id, by_key=by_key)
+        rows = SessionRowSelection.select_rows_of_session(table, "", session_id, by_key=by_key)
         for batch in reader.read_batches(table, (rows.id_column, eq, rows.stored_session_id), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
@@ -105,15 +105,15 @@ def count_session_rows(spark: SparkSession, lake: Lake, session: Session) -> dic
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
-def _select_rows(lake: Lake, table: str, session: Session) -> SessionRows:
-    return SessionRows.select_session(table, *session, by_key=not lake.settings.capture.feeds)
+def _select_rows(lake: Lake, table: str, session: Session) -> SessionRowSelection:
+    return SessionRowSelection.select_rows_of_session(table, *session, by_key=not lake.settings.capture.feeds)
 
 
 def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
     rows = _select_rows(lake, table, session)
     if table in _MARKED:
-        rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
+        rewrite_rows_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
 
@@ -121,9 +121,9 @@ def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Se
 def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
     if lake.settings.capture.feeds:
-        rows: SessionRows = select_messages(spark, lake, *session)
+        rows: SessionRowSelection = select_messages(spark, lake, *session)
     else:
-        rows = SessionRows.select_session(MESSAGES, *session)
+        rows = SessionRowSelection.select_rows_of_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 
@@ -140,9 +140,9 @@ def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Sess
 def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
     """Removes the files that say at which message a layer stopped. Files that name another session stay."""
     for layer in layers:
-        stop = read_stopping_message(settings, layer)
+        stop = read_message_that_stopped_layer(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            remove_stopping_message(settings, layer)
+            forget_message_that_stopped_layer(settings, layer)
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

@@ -22,9 +22,9 @@ from sessionlake.silver.fold.schemas import PartitionCounts
 from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.manifest import remove_manifest
-from sessionlake.streaming.operation import Operation
+from sessionlake.streaming.journal import OperationJournal
+from sessionlake.streaming.manifest import remove_commit_manifest
+from sessionlake.streaming.operation import ReplacingOperation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +137,7 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def build_bronze_ledger_entry(
+def build_rebuild_ledger_entry(
     layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
 ) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
@@ -164,7 +164,11 @@ def build_bronze_ledger_entry(
 
 
 def finish_publishing(
-    spark: SparkSession, lake: Lake, layer: str, journal: Journal[PublishPlan], remove_staging: Callable[[], None]
+    spark: SparkSession,
+    lake: Lake,
+    layer: str,
+    journal: OperationJournal[PublishPlan],
+    remove_staging: Callable[[], None],
 ) -> None:
     """Replaces the layer's states by the rebuilt ones, from which its stream resumes, and ends the rebuild.
 
@@ -178,9 +182,9 @@ def finish_publishing(
     def replace_layer_states() -> None:
         lake.storage.require_claims_still_held()
         handover.activate_handover(spark, settings, plan.rebuild, layer)
-        remove_manifest(settings, layer)
+        remove_commit_manifest(settings, layer)
 
-    journal.run_step("swap", replace_layer_states)
+    journal.run_step_if_unfinished("swap", replace_layer_states)
     journal.remove_journal()
     remove_staging()
 
@@ -188,7 +192,7 @@ def finish_publishing(
 def cancel_publishing(
     spark: SparkSession,
     lake: Lake,
-    operation: Operation,
+    operation: ReplacingOperation,
     layer: str,
     tables: Iterable[str],
     remove_staging: Callable[[], None],
@@ -203,7 +207,7 @@ def cancel_publishing(
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or the layer's query was ended.
     """
-    journal, command = Journal.read_journal(lake.settings, operation, PublishPlan), operation.finish
+    journal, command = OperationJournal.read_journal(lake.settings, operation, PublishPlan), operation.finish
     if journal is None:
         raise UsageError(
             f"{command} --cancel: no such rebuild is unfinished, so there is nothing to cancel",

@@ -27,7 +27,7 @@ from sessionlake.operations.rebuild.preflight import choose_bronze_version, requ
 from sessionlake.operations.rebuild.publishing import (
     PublishPlan,
     add_batch_column,
-    build_bronze_ledger_entry,
+    build_rebuild_ledger_entry,
     finish_publishing,
     read_states_by_shard,
     replace_table,
@@ -46,9 +46,9 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import read_shard_states
-from sessionlake.spark.interpreted import without_code_generation
+from sessionlake.spark.interpreted import disable_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, record_tables_being_built, refuse_interrupted_operations
+from sessionlake.streaming.journal import OperationJournal, record_tables_being_built, refuse_interrupted_operations
 from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def rebuild_silver_tables(
     compares = compares and not start_over
     journal = None if start_over else find_interrupted_rebuild(settings)
     lake, columns = open_lake_to_replace(spark, settings)
-    with without_code_generation(spark, enabled=is_bronze_small(spark, lake)):
+    with disable_code_generation(spark, enabled=is_bronze_small(spark, lake)):
         if journal is not None:
             _publish_tables(spark, settings, lake, journal)
             return _build_result(journal.inputs, None, finished=True)
@@ -129,7 +129,7 @@ def rebuild_silver_tables(
             plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
             publishing.prepare_handover(settings, LAYER, plan, _read_new_states(spark, settings, replayed, selection))
             lake.storage.require_claims_still_held()  # another process may have changed silver meanwhile
-        _publish_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
+        _publish_tables(spark, settings, lake, OperationJournal.create_journal(settings, REBUILD_SILVER, plan))
         return _build_result(plan, comparison, columns)
 
 
@@ -148,13 +148,13 @@ def _build_result(
     return RebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.empties_gold)
 
 
-def find_interrupted_rebuild(settings: Settings) -> Journal[PublishPlan] | None:
+def find_interrupted_rebuild(settings: Settings) -> OperationJournal[PublishPlan] | None:
     """Returns the journal of a rebuild that was interrupted while it replaced silver's tables; None if there is none.
 
     Raises:
         DataLossError: The journal cannot be read.
     """
-    return Journal.read_journal(settings, REBUILD_SILVER, PublishPlan)
+    return OperationJournal.read_journal(settings, REBUILD_SILVER, PublishPlan)
 
 
 def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
@@ -233,16 +233,23 @@ def _find_last_batch_in_progress_table(spark: SparkSession, lake: Lake) -> int |
     return None if newest is None else newest[0]
 
 
-def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[PublishPlan]) -> None:
+def _publish_tables(
+    spark: SparkSession, settings: Settings, lake: Lake, journal: OperationJournal[PublishPlan]
+) -> None:
     """Replaces silver's tables and states by the rebuilt ones, in the journal's steps. Empties gold if necessary."""
     plan = journal.inputs
     handover.require_prepared_handover(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
-    reports = {table: journal.run_step(table, partial(_replace_table, spark, lake, plan, table)) for table in REPLAYED}
+    reports = {
+        table: journal.run_step_if_unfinished(table, partial(_replace_table, spark, lake, plan, table))
+        for table in REPLAYED
+    }
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
-        journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    entry = build_bronze_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
+        journal.run_step_if_unfinished(
+            GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
+        )
+    entry = build_rebuild_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
     Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
     delete_removal_records(spark, lake, REPLAYED)
