@@ -30,7 +30,12 @@ from sessionlake.integrity.outcome import IntegrityEventKind
 from sessionlake.ledger.books import LedgerReader, iterate_rows_as_dicts
 from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
+from sessionlake.operations.preflight import (
+    PreflightCheckSubject,
+    list_layers_and_processors,
+    refuse_restored_tables_of_layers,
+    require_preflight_checks_passed,
+)
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
@@ -179,14 +184,20 @@ def _check_broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_checks_of_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
+    require_preflight_checks_passed(
+        None, settings, PreflightCheckSubject.OPERATIONS, list_layers_and_processors(settings)
+    )
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
+    require_preflight_checks_passed(
+        None, settings, PreflightCheckSubject.CHECKPOINTS, list_layers_and_processors(settings)
+    )
     return (
-        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint_path(layer)).is_dir())
+        ", ".join(
+            layer for layer in list_layers_and_processors(settings) if Path(settings.checkpoint_path(layer)).is_dir()
+        )
         or "none yet"
     )
 
@@ -196,7 +207,7 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in list_layers(settings) if has_committed_batch(settings, layer)]
+    ran = [layer for layer in list_layers_and_processors(settings) if has_committed_batch(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
@@ -230,7 +241,7 @@ def _check_member_messages(settings: Settings) -> str:
 
 
 def _check_states(settings: Settings) -> str:
-    require_checks_of_subject(None, settings, CheckSubject.STATES, list_layers(settings))
+    require_preflight_checks_passed(None, settings, PreflightCheckSubject.STATES, list_layers_and_processors(settings))
     return "every layer has the states of its last batch"
 
 
@@ -242,7 +253,7 @@ def _check_files(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
-    require_checks_of_subject(spark, settings, CheckSubject.LEDGER, ran)
+    require_preflight_checks_passed(spark, settings, PreflightCheckSubject.LEDGER, ran)
     return "exists"
 
 
@@ -286,7 +297,7 @@ def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
-    require_newest_tables(spark, lake.settings, list_layers(lake.settings))
+    refuse_restored_tables_of_layers(spark, lake.settings, list_layers_and_processors(lake.settings))
     return "are the newest: no table was restored to an older version"
 
 
@@ -310,7 +321,11 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
         for row in iterate_rows_as_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
-    lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
+    lost = [
+        layer
+        for layer in list_layers_and_processors(settings)
+        if layer in ran and _read_query_id(settings, layer) is None
+    ]
     if lost:
         places = ", ".join(map(settings.checkpoint_path, lost))
         raise LakeError(
