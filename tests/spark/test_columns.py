@@ -68,7 +68,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 def finished(pipeline: Pipeline) -> SilverRebuildResult:
-    """SilverRebuildResult, however often that dies."""
+    """Rebuilds silver, however often that dies."""
     while True:
         try:
             return rebuild_silver_tables(pipeline.spark, pipeline.settings)

@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "archive": (lambda spark, own: list(iterate_bronze_messages(spark, own)), True, True),
     "run silver": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.SILVER, _stop()), False, True),
     "run gold": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.GOLD, _stop()), False, True),
-    "maintain": (lambda spark, own: maintain.maintain_tables_once(spark, own, None, FORM), False, True),
+    "maintain": (lambda spark, own: maintain.maintain_once(spark, own, None, FORM), False, True),
     "rebuild silver": (lambda spark, own: rebuild.rebuild_silver(spark, own, None, WHOLE, _say), True, True),
     "rebuild gold": (lambda spark, own: gold.rebuild_gold_tables(spark, own, None, _say), True, True),
     "verify silver": (lambda spark, own: rebuild.verify_silver(spark, own, _say), True, True),

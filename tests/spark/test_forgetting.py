@@ -216,7 +216,7 @@ def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: A
     if lake.storage.needs_spark:
         lake.set_property(spark, MESSAGES, DELETION_VECTORS, "true")  # as workspaces can have it for all new tables
     write_bronze(spark, lake, messages)
-    rows.erase_messages(spark, lake, (TOPIC, GONE))
+    rows.erase_session_messages_in_bronze(spark, lake, (TOPIC, GONE))
     lake.storage.purge_history(spark, MESSAGES, "test")
     assert files_with(spark, lake, MESSAGES, GONE) == []
     assert files_with(spark, lake, MESSAGES, OTHERS[0])

@@ -294,7 +294,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
     processor_rebuild.rebuild_processor(spark, settings, "top", start_over=True)
     commands(spark, settings)["run processor"]()
     assert contents(spark, settings) == before
-    assert not processor_rebuild.preview_rebuild(spark, settings, "top")
+    assert not processor_rebuild.preview_processor_rebuild(spark, settings, "top")
 
 
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(

@@ -18,7 +18,7 @@ from sessionlake.errors import ConfigError, DataLossError, IntegrityViolationErr
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import OperatorDecision
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.processors import preview_rebuild, rebuild_processor
+from sessionlake.operations.rebuild.processors import preview_processor_rebuild, rebuild_processor
 from sessionlake.processors import keyed
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
@@ -213,7 +213,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     counted.arrive(("t", said("update", 1), 1300))
 
     counted.use("counted_v4", version=2, migrate=OTHERWISE, column="more")
-    shown = preview_rebuild(counted.spark, counted.settings, "counted")
+    shown = preview_processor_rebuild(counted.spark, counted.settings, "counted")
     assert shown.counts == {"removed": 1, "changed": 1}
     assert shown.columns == ("more",)
     one = {"topic": "capture.a", "partition": 0, "_position": 1, "ordinal": 0, "session_id": "t"}
@@ -228,7 +228,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     with pytest.raises(LakeError, match=refused):
         counted.run()
     with pytest.raises(LakeError, match=refused):
-        preview_rebuild(counted.spark, counted.settings, "counted")
+        preview_processor_rebuild(counted.spark, counted.settings, "counted")
     monkeypatch.undo()
     monkeypatch.chdir(counted.folder)
     set_clock_back(monkeypatch, hours=1)
@@ -244,7 +244,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     later = [("t", number, 0, 9 + number, "update") for number in (3, 4, 5)]
     assert counted.rows() == anew + later
     assert sorted(row["batch_id"] for row in counted.ledger()) == [0, 1, 2, 3, 4]
-    assert not preview_rebuild(counted.spark, counted.settings, "counted")
+    assert not preview_processor_rebuild(counted.spark, counted.settings, "counted")
 
 
 class _DeathError(BaseException):
@@ -277,7 +277,7 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
         patch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
         with pytest.raises(_DeathError):
             rebuild_processor(counted.spark, counted.settings, "counted")
-    preview_rebuild(counted.spark, counted.settings, "other")
+    preview_processor_rebuild(counted.spark, counted.settings, "other")
     assert rebuild_processor(counted.spark, counted.settings, "counted").different is None
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
@@ -317,7 +317,9 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
     counted.settings = counted.settings.model_copy(update={"processors": (typed,)})
     with pytest.raises(LakeError, match=r"in the output of processor counted.*`sessionlake rebuild processor:counted`"):
         counted.run()
-    assert str(preview_rebuild(counted.spark, counted.settings, "counted")).startswith("column seen in only one table")
+    assert str(preview_processor_rebuild(counted.spark, counted.settings, "counted")).startswith(
+        "column seen in only one table"
+    )
 
     renamed = own.model_copy(update={"name": "renamed"})
     counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
@@ -381,12 +383,12 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     whole = [("a", 0, 0, 1, None), ("a", 1, 10, 3, None), ("a", 2, 20, 2, None), ("a", 3, 30, None, None)]
     whole += [("a", 4, None, None, 3), ("b", 0, 5, 4, None), ("b", 1, None, None, 1)]
     assert table() == whole
-    assert not keyed.preview_rebuild(counted.spark, counted.settings, own)
+    assert not keyed.preview_processor_rebuild(counted.spark, counted.settings, own)
 
     (counted.folder / "keyed_v2.py").write_text(KEYED.format(wanted="row['_ts'] > 5"))
     own = own.model_copy(update={"target": "keyed_v2:Changes"})
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
-    shown = keyed.preview_rebuild(counted.spark, counted.settings, own)
+    shown = keyed.preview_processor_rebuild(counted.spark, counted.settings, own)
     assert shown.counts == {"changed": 5, "removed": 2}
     assert table() == whole
     keyed.rebuild_table(counted.spark, counted.settings, own)
@@ -431,7 +433,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     shutil.rmtree(checkpoint)
     counted.run()
     assert sorted({row["row_id"] for row in rows_of(counted.spark, counted.lake, "silver.changes")}) == ["a", "b", "c"]
-    assert not keyed.preview_rebuild(counted.spark, counted.settings, own)
+    assert not keyed.preview_processor_rebuild(counted.spark, counted.settings, own)
 
 
 @pytest.mark.soak
@@ -473,4 +475,4 @@ def test_one_with_a_key_that_begins_again_or_whose_source_was_put_back_has_the_r
     arrive("e")
     counted.run()
     assert held() == ["a", "c", "e"]
-    assert not keyed.preview_rebuild(spark, counted.settings, own)
+    assert not keyed.preview_processor_rebuild(spark, counted.settings, own)

@@ -21,7 +21,7 @@ from sessionlake.gold.declared.tables import list_declared_averages, list_declar
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
-from sessionlake.operations.rebuild.processors import preview_rebuild
+from sessionlake.operations.rebuild.processors import preview_processor_rebuild
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.recover import gold as recover
 from sessionlake.operations.resharding.layers import count_shards_of_states, list_sharded_layers
@@ -296,7 +296,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
         arrive(spark, other, second, batch)
         run(spark, other)
     assert_as_if_nothing_had_been(spark, former, parts)
-    assert not preview_rebuild(spark, former, "top")
+    assert not preview_processor_rebuild(spark, former, "top")
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.history.report import contents as contents_module
 from sessionlake.history.report import words
 from sessionlake.history.report.alerts import read_latest_alerts
-from sessionlake.history.report.answers import Verdict, answer_report_questions
+from sessionlake.history.report.answers import AnswerVerdict, answer_report_questions
 from sessionlake.history.report.contents import read_report_contents
 from sessionlake.history.report.crosstab import arrange_counts_by_topic_and_category
 from sessionlake.history.report.page import render_page, write_report
@@ -76,7 +76,7 @@ def test_a_lake_without_tables_has_a_page_that_says_so(lake):
     assert found.charts == []
     assert {
         answer.verdict for answer in answer_report_questions(read_report_contents(lake.reader(), lake.settings))
-    } == {Verdict.UNKNOWN}
+    } == {AnswerVerdict.UNKNOWN}
 
 
 def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
@@ -89,7 +89,7 @@ def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
     verdicts = [
         answer.verdict for answer in answer_report_questions(read_report_contents(lake.reader(), lake.settings))
     ]
-    assert verdicts == [Verdict.YES, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.YES]
+    assert verdicts == [AnswerVerdict.YES, AnswerVerdict.UNKNOWN, AnswerVerdict.UNKNOWN, AnswerVerdict.YES]
 
 
 def test_every_chart_and_table_of_a_lake_is_on_its_page(lake):
@@ -171,7 +171,7 @@ def test_messages_that_became_nothing_and_offsets_that_are_missing_are_reported_
     ledger[21] |= change  # silver's batch 5
     write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
     complete = answer_report_questions(read_report_contents(lake.reader(), lake.settings))[0]
-    assert (complete.verdict, complete.figure.endswith(" missing")) == (Verdict.NO, True)
+    assert (complete.verdict, complete.figure.endswith(" missing")) == (AnswerVerdict.NO, True)
 
 
 def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_have_holes_by_right(lake):
@@ -179,14 +179,14 @@ def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_ha
     write_deltalake(find_table_folder(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
     complete = answer_report_questions(read_report_contents(lake.reader(), lake.settings))[0]
     hole = sum(part["messages"] for part in entries(20, 24).to_pylist()[0]["offsets"])
-    assert (complete.verdict, complete.figure) == (Verdict.NO, f"{hole} missing")
+    assert (complete.verdict, complete.figure) == (AnswerVerdict.NO, f"{hole} missing")
     compacted = lake.settings.kafka.model_copy(update={"allow_offset_gaps": True})
     settings = lake.settings.model_copy(update={"kafka": compacted})
     complete = answer_report_questions(read_report_contents(lake.reader(), settings))[0]
-    assert complete.verdict == Verdict.YES
+    assert complete.verdict == AnswerVerdict.YES
     assert complete.detail.startswith("no message occurs twice in ")
     write_deltalake(find_table_folder(lake, LEDGER), entries(4, 12), mode="append")
-    assert answer_report_questions(read_report_contents(lake.reader(), settings))[0].verdict == Verdict.NO
+    assert answer_report_questions(read_report_contents(lake.reader(), settings))[0].verdict == AnswerVerdict.NO
 
 
 def test_the_page_replaces_the_one_before_and_leaves_nothing_beside_it(lake):
