@@ -188,10 +188,10 @@ class _DemoRun:
             self._progress.phase = "live"
             self._wait_for_thread(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
-            self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
+            self._wait_for_thread(_BackgroundThread(pipeline.wait_until_all_available_processed), pipeline)
             self._progress.phase = "two late points arrive"
             self._late = send_late_points(spark, self._sensors)
-            self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
+            self._wait_for_thread(_BackgroundThread(pipeline.wait_until_all_available_processed), pipeline)
         report: SimulationReport = sensors.value
         return report
 
@@ -200,7 +200,7 @@ class _DemoRun:
         while work.is_alive():
             self._check_stop()
             if pipeline is not None:
-                pipeline.check_layers()
+                pipeline.raise_error_of_failed_layer()
                 latest = pipeline.queries[Layer.GOLD].query.lastProgress
                 if latest is not None:
                     self._progress.record_gold_batch(latest["batchId"], latest["numInputRows"])
