@@ -218,7 +218,7 @@ def test_the_topics_with_most_come_first_and_the_others_are_added_up():
     found = arrange_counts_by_topic_and_category(
         {(f"t{n:02}", kind): n for n in range(1, 31) for kind in ("gap", "late")}, ("late", "orphan")
     )
-    assert found.kinds == ("late", "orphan", "gap")
+    assert found.categories == ("late", "orphan", "gap")
     assert [topic for topic, _ in found.topics] == [f"t{n:02}" for n in range(30, 10, -1)]
     assert found.others == (10, (55, 0, 55))
     assert (found.sums, found.total) == ((465, 0, 465), 930)
